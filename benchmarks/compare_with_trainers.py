@@ -91,9 +91,9 @@ def compare(system: System, checkout: Path, python: str) -> dict[str, Any]:
             if name in sample
         ]
         saved = [
-            (sample.get(name), one, name)
+            (sample.get(name), their, name)
             for file, dump in read.items()
-            for sample, one in zip(dump.samples, theirs["saved"][file], strict=True)
+            for sample, their in zip(dump.samples, theirs["saved"][file], strict=True)
         ]
         rows[name]["our dump, its loader"] = verdict(loaded)
         rows[name]["its dump, our reader"] = verdict(saved)

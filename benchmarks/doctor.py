@@ -99,8 +99,8 @@ def in_turn(ways: dict[str, Callable[[], object]]) -> dict[str, tuple[float, flo
             way()
             seconds[name].append((time.perf_counter() - began, used() - computed))
     return {
-        name: (statistics.median(clock for clock, _ in own), statistics.median(own_used for _, own_used in own))
-        for name, own in seconds.items()
+        name: (statistics.median(clock for clock, _ in second), statistics.median(own_used for _, own_used in second))
+        for name, second in seconds.items()
     }
 
 

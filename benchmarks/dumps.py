@@ -59,7 +59,9 @@ def in_turn(ways: dict[str, Callable[[], object]]) -> dict[str, tuple[float, flo
             way()
             seconds[name].append(time.perf_counter() - began)
     first = next(iter(seconds.values()))
-    ratio = {name: statistics.median(a / b for a, b in zip(own, first, strict=True)) for name, own in seconds.items()}
+    ratio = {
+        name: statistics.median(a / b for a, b in zip(second, first, strict=True)) for name, second in seconds.items()
+    }
     return {name: (statistics.median(own), ratio[name]) for name, own in seconds.items()}
 
 

@@ -192,8 +192,8 @@ def page(every: list[dict[str, Any]]) -> str:
             f"{k} {environment[k]}" for k in ("python", "torch", "triton", "numpy") if k in environment
         )
         lines.append(f"- {device}; {versions}; {samples['date']}, commit {samples['commit']}")
-        for name, found in samples["found"].items():
-            rows.append(_row(WHAT[name, samples["gpu"]], found))
+        for name, sample in samples["found"].items():
+            rows.append(_row(WHAT[name, samples["gpu"]], sample))
     return "\n".join([*lines, "", *rows, ""])
 
 

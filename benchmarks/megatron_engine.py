@@ -261,7 +261,7 @@ def timed(one: Asked) -> dict[str, list[float]]:
     engine = trainer.engines.policy
     tensors = {name: tensor.cuda() for name, tensor in rollout(0)[0].items()}
     (update,) = plan_updates(tensors, SAMPLES, one.config["max_tokens_per_micro_batch"])
-    found: dict[str, list[float]] = {}
+    value: dict[str, list[float]] = {}
     for number in range(2 * (WARM + ROUNDS)):
         fill = not one.free and number % 2 == 0
         torch.utils.deterministic.fill_uninitialized_memory = fill
@@ -272,18 +272,18 @@ def timed(one: Asked) -> dict[str, list[float]]:
         engine.backward(gradients)
         torch.cuda.synchronize()
         if number >= 2 * WARM:
-            found.setdefault("filled" if fill else "plain", []).append((time.perf_counter() - began) * 1e3)
-    return found
+            value.setdefault("filled" if fill else "plain", []).append((time.perf_counter() - began) * 1e3)
+    return value
 
 
 def times(kinds: Mapping[str, Asked], rounds: int) -> dict[str, float]:
     """Medians over processes that take turns."""
-    found: dict[str, list[float]] = {}
+    value: dict[str, list[float]] = {}
     for _ in range(rounds):
-        for name, one in kinds.items():
-            for how, values in json.loads(own_process(["--time", one.name], one)).items():
-                found.setdefault(f"{name} {how}", []).extend(values)
-    return {name: statistics.median(values) for name, values in found.items()}
+        for name, kind in kinds.items():
+            for how, values in json.loads(own_process(["--time", kind.name], kind)).items():
+                value.setdefault(f"{name} {how}", []).extend(values)
+    return {name: statistics.median(values) for name, values in value.items()}
 
 
 # -- the page
@@ -292,7 +292,8 @@ def times(kinds: Mapping[str, Asked], rounds: int) -> dict[str, float]:
 def page(seen: Mapping[str, Any]) -> str:
     """docs/benchmarks/megatron.md."""
     rows = [
-        [f"`{one['name']}`", "kept" if one["exit"] == 0 else "refused", short(one["said"])] for one in seen["records"]
+        [f"`{record['name']}`", "kept" if record["exit"] == 0 else "refused", short(record["said"])]
+        for record in seen["records"]
     ]
     lines = [
         "# Megatron-core on GPUs",
@@ -404,7 +405,7 @@ def main() -> None:
         seen: dict[str, Any] = {"machine": [], "records": [], "times": {}}
         for part in (json.loads(path.read_text()) for path in options.source):
             if len(options.source) > 1:
-                part["machine"][2] += ": " + ", ".join(f"`{one['name']}`" for one in part["records"])
+                part["machine"][2] += ": " + ", ".join(f"`{record['name']}`" for record in part["records"])
             seen["machine"] += [line for line in part["machine"] if line not in seen["machine"]]
             seen["records"] += part["records"]
             seen["times"] |= part["times"]

@@ -82,7 +82,7 @@ def opened(site: Path) -> dict[str, list[dict[str, float]]]:
     chrome = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chrome is None:
         sys.exit("pages: install Chromium or Chrome")
-    found: dict[str, list[dict[str, float]]] = {}
+    value: dict[str, list[dict[str, float]]] = {}
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=chrome, args=["--no-sandbox"])
         name = f"Chromium {browser.version}"
@@ -99,10 +99,10 @@ def opened(site: Path) -> dict[str, list[dict[str, float]]]:
                     for url in asked
                     if url.startswith("file:")
                 )
-                found.setdefault(what, []).append(sample)
+                value.setdefault(what, []).append(sample)
                 context.close()
         browser.close()
-    return {"browser": name, **{what: samples[1:] for what, samples in found.items()}}  # type: ignore[dict-item]
+    return {"browser": name, **{what: samples[1:] for what, samples in value.items()}}  # type: ignore[dict-item]
 
 
 def page_of(samples: dict[str, Any]) -> str:

@@ -70,9 +70,9 @@ def main() -> None:
             work = list(changes(Path(folder), options))
             import_peers()
             with ThreadPoolExecutor(options.jobs) as pool:
-                for one, said in zip(work, pool.map(judged, work), strict=True):
-                    kept["changes"][one.name] = said
-                    print(f"{one.name}: {said}", flush=True)
+                for task, said in zip(work, pool.map(judged, work), strict=True):
+                    kept["changes"][task.name] = said
+                    print(f"{task.name}: {said}", flush=True)
         DATA.write_text(json.dumps(kept, indent=1) + "\n")
     PAGE.write_text(page(kept))
 
@@ -260,8 +260,8 @@ def _not_close(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _sglang(a: torch.Tensor, b: torch.Tensor) -> bool:
     from sglang.srt.debug_utils.comparator.tensor_comparator.comparator import compare_tensor_pair
 
-    found = compare_tensor_pair(a, b)
-    return found.shape_mismatch or (found.diff is not None and not found.diff.passed)
+    comparison = compare_tensor_pair(a, b)
+    return comparison.shape_mismatch or (comparison.diff is not None and not comparison.diff.passed)
 
 
 def _traincheck(a: torch.Tensor, b: torch.Tensor) -> bool:

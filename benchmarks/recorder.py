@@ -103,8 +103,8 @@ def check(steps: Sequence[Sequence[Row]], samples: Samples, signals: str = ALL_S
     always = {name: value for name, value in whole.items() if "/" not in name}
     for number, rows in enumerate(steps):
         want = whole if state_after(signals, number) else always
-        own = (r for r in rows if r.phase in READ and r.dtype != "metric" and family(r.phase, r.name) is None)
-        found = {f"{r.phase} {r.name}": r.fingerprint for r in own}
+        own_rows = (r for r in rows if r.phase in READ and r.dtype != "metric" and family(r.phase, r.name) is None)
+        found = {f"{r.phase} {r.name}": r.fingerprint for r in own_rows}
         if found.keys() != want.keys():
             missing, more = sorted(want.keys() - found.keys()), sorted(found.keys() - want.keys())
             sys.exit(f"recorder: step {number} lacks {missing[:3]} and has {more[:3]} too much")

@@ -103,7 +103,7 @@ def leg(device: str, backend: str, mode: str, rounds: int, write: Callable[[Mapp
         }  # fmt: skip
         write(found)
         try:
-            found["findings"] = [one.to_mapping() for one in check(engine, Plan(**PLANS[device]), say=_said)]
+            found["findings"] = [finding.to_mapping() for finding in check(engine, Plan(**PLANS[device]), say=_said)]
             write(found)
             found["tokens_per_s"] = speed(engine, device, rounds)
             write(found)
@@ -128,7 +128,7 @@ def speed(engine: Any, device: str, rounds: int) -> list[float]:
         engine.flush_cache()
         began = time.perf_counter()
         answers = engine.generate(prompts, sampling, None)
-        found.append(sum(len(one.tokens) for one in answers) / (time.perf_counter() - began))
+        found.append(sum(len(answer.tokens) for answer in answers) / (time.perf_counter() - began))
     return found[1:]
 
 
@@ -139,13 +139,13 @@ def syncs(engine: Any, policy: Any, folder: Path, rounds: int) -> dict[str, list
 
     weights = dict(policy.named_parameters())
     judge = SyncJudge(None, print)
-    found: dict[str, list[float]] = {}
+    value: dict[str, list[float]] = {}
     for number in range(2 * (rounds + 1)):
         for how in ("tensor", "disk"):
             checked = number % 2 == 1
             began = time.perf_counter()
             if how == "tensor":
-                engine.update(((name, one.detach().contiguous()) for name, one in weights.items()), f"{number}")
+                engine.update(((name, weight.detach().contiguous()) for name, weight in weights.items()), f"{number}")
             else:
                 save_hf(policy, folder / "sync")
                 engine.update_from_disk(str(folder / "sync"), f"{number}-disk")
@@ -157,8 +157,8 @@ def syncs(engine: Any, policy: Any, folder: Path, rounds: int) -> dict[str, list
                 judge.end(time.perf_counter() - began)
             if number >= 2:
                 name = f"{how}, checked" if checked else how
-                found.setdefault(name, []).append(time.perf_counter() - began)
-    return found
+                value.setdefault(name, []).append(time.perf_counter() - began)
+    return value
 
 
 # -- all legs
@@ -274,7 +274,7 @@ def results(seen: Mapping[str, Any]) -> list[str]:
     lines += [""] if lines else []
     head = ["check", *(f"`{name}`: known / found" for name in legs)]
     lines += ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    found = {name: {one["name"]: one for one in leg["findings"]} for name, leg in legs.items()}
+    found = {name: {finding["name"]: finding for finding in leg["findings"]} for name, leg in legs.items()}
     for check in dict.fromkeys(check for one in found.values() for check in one):
         cells = [
             f"{known(seen['device'], name, check)} / {cell(one.get(check), legs[name])}" for name, one in found.items()

@@ -145,20 +145,20 @@ def section(page: str, mark: str, rows: list[str]) -> str:
 def totals(runs: list[dict[str, Any]]) -> list[str]:
     """Each run in a line."""
     rows = ["| | command | tests | by the clock | of CPU | commit, date, machine |", "|---|---|---|---|---|---|"]
-    for one in runs:
-        where = f"{one['commit']}, {one['date']}, {one['machine']}"
-        tests = ", ".join(f"{number:,} {word}" for word, number in one["counts"].items())
-        clock, cpu = (f"{seconds / 60:.1f} min" if seconds else "not measured" for seconds in (one["wall"], one["cpu"]))
-        rows.append(f"| {one['label']} | `make {one['tier']}` | {tests} | {clock} | {cpu} | {where} |")
+    for run in runs:
+        where = f"{run['commit']}, {run['date']}, {run['machine']}"
+        tests = ", ".join(f"{number:,} {word}" for word, number in run["counts"].items())
+        clock, cpu = (f"{seconds / 60:.1f} min" if seconds else "not measured" for seconds in (run["wall"], run["cpu"]))
+        rows.append(f"| {run['label']} | `make {run['tier']}` | {tests} | {clock} | {cpu} | {where} |")
     return rows
 
 
 def kinds(runs: list[dict[str, Any]]) -> list[str]:
     """Minutes of workers by kind of file."""
     sums = []
-    for one in runs:
+    for run in runs:
         sums.append(Counter[str]())
-        for name, seconds in one["files"].items():
+        for name, seconds in run["files"].items():
             sums[-1][kind_of(name)] += seconds
     names = sorted({kind for each in sums for kind in each}, key=lambda kind: -max(each[kind] for each in sums))
     rows = [f"| | {' | '.join(heading(one) for one in runs)} |", f"|---|{'---|' * len(runs)}"]
@@ -172,7 +172,7 @@ def files(runs: list[dict[str, Any]]) -> list[str]:
     rows += [f"| `{name}` | {' | '.join(cell(one, name) for one in runs)} |" for name in names[:SHOWN]]
     if len(names) <= SHOWN:
         return rows
-    return [*rows, f"| {len(names) - SHOWN} others | {' | '.join(cell(one, *names[SHOWN:]) for one in runs)} |"]
+    return [*rows, f"| {len(names) - SHOWN} others | {' | '.join(cell(run, *names[SHOWN:]) for run in runs)} |"]
 
 
 def cell(one: dict[str, Any], *names: str) -> str:

@@ -140,9 +140,9 @@ def cause(
 ) -> Cause:
     """What is found when a change touched these lines."""
     streams = a.stream(), b.stream()
-    found = find_cause(*streams, signal, (touching(streams[0], *before), touching(streams[1], *after)))
-    assert found is not None
-    return found
+    named = find_cause(*streams, signal, (touching(streams[0], *before), touching(streams[1], *after)))
+    assert named is not None
+    return named
 
 
 def line(operation: Operation | None) -> int | None:

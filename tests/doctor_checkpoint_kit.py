@@ -39,9 +39,9 @@ Tensors = dict[str, torch.Tensor]
 
 def rule(name: str) -> Rule:
     """A rule of checkpoints by its id."""
-    found = catalogue()[name]
-    assert subject_of(found) == "checkpoints"
-    return found
+    entry = catalogue()[name]
+    assert subject_of(entry) == "checkpoints"
+    return entry
 
 
 def read(path: Path) -> list[object]:
@@ -58,7 +58,7 @@ def findings(name: str, *artefacts: Path) -> list[Finding]:
     for kind in one.inputs:
         given.append(next(a for a in read_ if isinstance(a, kind) and not any(a is g for g in given)))
     given += [next((a for a in read_ if isinstance(a, kind)), None) for kind in one.uses]
-    return [Finding.of(one, found) for found in one.check(*given)]
+    return [Finding.of(one, finding) for finding in one.check(*given)]
 
 
 def finding(name: str, *artefacts: Path) -> Finding:
@@ -95,26 +95,26 @@ def dense(layers: int = 4, *, seed: int = 0, tied: bool = False) -> Tensors:
 
 def experts(layers: int = 4, count: int = 4, *, first_dense: int = 1, packed: bool = False) -> Tensors:
     """A model with the names of GLM's MoE: dense layers first, then routed and shared experts."""
-    found = dense(layers)
+    tensors = dense(layers)
     draw = torch.Generator().manual_seed(1)
     for layer in range(first_dense, layers):
         at = f"model.layers.{layer}.mlp"
-        shapes = {part: found.pop(f"{at}.{part}_proj.weight").shape for part in ("gate", "up", "down")}
-        found[f"{at}.gate.weight"] = torch.randn(count, HIDDEN, generator=draw).bfloat16()
-        found[f"{at}.gate.e_score_correction_bias"] = torch.zeros(count)
+        shapes = {part: tensors.pop(f"{at}.{part}_proj.weight").shape for part in ("gate", "up", "down")}
+        tensors[f"{at}.gate.weight"] = torch.randn(count, HIDDEN, generator=draw).bfloat16()
+        tensors[f"{at}.gate.e_score_correction_bias"] = torch.zeros(count)
         for part, shape in shapes.items():
-            found[f"{at}.shared_experts.{part}_proj.weight"] = torch.randn(shape, generator=draw).bfloat16()
+            tensors[f"{at}.shared_experts.{part}_proj.weight"] = torch.randn(shape, generator=draw).bfloat16()
             for expert in range(count):
                 name = f"{at}.experts.{expert}.{part}_proj.weight"
                 if packed:
-                    found[f"{name}_packed"] = torch.randint(
+                    tensors[f"{name}_packed"] = torch.randint(
                         -(2**31), 2**31 - 1, (shape[0], shape[1] // 8), generator=draw, dtype=torch.int32
                     )
-                    found[f"{name}_scale"] = torch.rand(shape[0], 1, generator=draw).bfloat16()
-                    found[f"{name}_shape"] = torch.tensor(shape, dtype=torch.int32)
+                    tensors[f"{name}_scale"] = torch.rand(shape[0], 1, generator=draw).bfloat16()
+                    tensors[f"{name}_shape"] = torch.tensor(shape, dtype=torch.int32)
                 else:
-                    found[name] = torch.randn(shape, generator=draw).bfloat16()
-    return found
+                    tensors[name] = torch.randn(shape, generator=draw).bfloat16()
+    return tensors
 
 
 def _config(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -270,9 +270,9 @@ def paths(**flags: Path | str) -> str:
 
 def made(path: Path) -> HfCheckpoint | HfConfig | Launch | MegatronCheckpoint | Tokenizer:
     """The first artefact of a path."""
-    found = read(path)[0]
-    assert isinstance(found, HfCheckpoint | HfConfig | Launch | MegatronCheckpoint | Tokenizer)
-    return found
+    content = read(path)[0]
+    assert isinstance(content, HfCheckpoint | HfConfig | Launch | MegatronCheckpoint | Tokenizer)
+    return content
 
 
 _SAVER = """

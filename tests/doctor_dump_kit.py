@@ -159,7 +159,7 @@ class _Sound(Run):
         log_probs = [-np.abs(rng.normal(size=n)) - 0.01 for n in sizes]
         found["rollout_log_probs"] = [f32(one) for one in log_probs]
         for name in ("log_probs", "ref_log_probs"):
-            found[name] = [f32(one + 1e-4 * rng.normal(size=len(one))) for one in log_probs]
+            found[name] = [f32(log_prob + 1e-4 * rng.normal(size=len(log_prob))) for log_prob in log_probs]
         found["advantages"] = [f32(np.full(n, r)) for n, r in zip(sizes, found["rewards"], strict=True)]
         found["returns"] = list(found["advantages"])
         found["kl"] = [f32(np.zeros(n)) for n in sizes]

@@ -39,20 +39,20 @@ def script(
 def launch(path: Path) -> Launch:
     """The script as the doctor's reader reads it."""
     assert LAUNCH.fits(path)
-    (found,) = LAUNCH.read(path)
-    assert isinstance(found, Launch)
-    return found
+    (content,) = LAUNCH.read(path)
+    assert isinstance(content, Launch)
+    return content
 
 
 def rule(name: str) -> Rule:
     """A rule of the flags, by its id."""
-    found = catalogue()[name]
-    assert subject_of(found) == "flags"
-    return found
+    entry = catalogue()[name]
+    assert subject_of(entry) == "flags"
+    return entry
 
 
 def findings(name: str, *artefacts: object) -> Sequence[Finding]:
     """What a rule finds; what it could use beside and was not given is None."""
     one = rule(name)
     given = [*artefacts, *[None] * (len(one.inputs) + len(one.uses) - len(artefacts))]
-    return [Finding.of(one, found) for found in one.check(*given)]
+    return [Finding.of(one, finding) for finding in one.check(*given)]

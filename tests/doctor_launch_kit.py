@@ -157,9 +157,9 @@ def rule(subject: str) -> Callable[[str], Rule]:
     """Rules of a folder, by id."""
 
     def load(name: str) -> Rule:
-        found = catalogue()[name]
-        assert subject_of(found) == subject
-        return found
+        entry = catalogue()[name]
+        assert subject_of(entry) == subject
+        return entry
 
     return load
 
@@ -168,8 +168,8 @@ def tried(one: Rule, launch: Launch, *uses: object) -> list[Found]:
     """What a rule finds in a launch, with its severities filled in."""
     more = (*uses, *[None] * (len(one.uses) - len(uses)))
     return [
-        found._replace(severity=found.severity or one.severity, certainty=found.certainty or one.certainty)
-        for found in one.check(launch, *more)
+        finding._replace(severity=finding.severity or one.severity, certainty=finding.certainty or one.certainty)
+        for finding in one.check(launch, *more)
     ]
 
 

@@ -110,4 +110,4 @@ def golden(folder: Path, threads: int) -> Golden:
 
 def found(rule: Rule, *artefacts: object) -> list[Finding]:
     """What a rule says."""
-    return [Finding.of(rule, one) for one in rule.check(*artefacts)]
+    return [Finding.of(rule, finding) for finding in rule.check(*artefacts)]

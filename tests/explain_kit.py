@@ -201,12 +201,12 @@ def operation_names(change: Mutation) -> set[str]:
 
     Empty where it changes none by name: what a function of the trainer's own is given, or an order of calls.
     """
-    found = {name for piece in _apart(ast.parse(change.before), ast.parse(change.after)) for name in _said(piece)}
-    torchs = {name for name in found if any(hasattr(torch.ops.aten, n) for n in (name, f"_{name}", f"{name}_"))}
+    names = {name for piece in _apart(ast.parse(change.before), ast.parse(change.after)) for name in _said(piece)}
+    of_torch = {name for name in names if any(hasattr(torch.ops.aten, n) for n in (name, f"_{name}", f"{name}_"))}
     own = {node.name for s in mutations_kit.sources().values() for node in ast.walk(s.tree) if hasattr(node, "name")}
-    if change.kind == "loop" or (found - torchs - _PYTHON) or (found & own):
+    if change.kind == "loop" or (names - of_torch - _PYTHON) or (names & own):
         return set()
-    return found
+    return names
 
 
 def wrong(found: Sequence[tuple[Mutation, Explanation]]) -> list[str]:

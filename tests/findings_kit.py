@@ -22,7 +22,9 @@ def as_read(rule: str, found: Iterable[Finding | Found], folder: Path) -> str:
     findings = [one if isinstance(one, Finding) else Finding.of(catalogue()[rule], one) for one in found]
     assert findings, f"{rule} finds nothing"
     assert {one.rule for one in findings} == {rule}
-    assert all("\n" not in one.message and one.cure and one.why and str(one.where) for one in findings)
+    assert all(
+        "\n" not in finding.message and finding.cure and finding.why and str(finding.where) for finding in findings
+    )
     return "\n\n".join(map(_text, findings)).replace(str(folder), "<here>")
 
 

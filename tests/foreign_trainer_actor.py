@@ -125,11 +125,11 @@ class TrainGroup:
         for (dp, cp), columns in ranks.items():
             batch = get_batch(self.args, model, columns, cp)
             if role == "actor":
-                found, shown = policy_loss(self.args, model, columns, batch, cp, scale)
+                loss, shown = policy_loss(self.args, model, columns, batch, cp, scale)
                 save_policy_loss(self.args, dp, cp, self.calls, columns, shown)
             else:
-                found = value_loss(self.args, model, columns, batch, cp, scale)
-            sums = {name: sums.get(name, np.float32(0)) + value for name, value in found.items()}
+                loss = value_loss(self.args, model, columns, batch, cp, scale)
+            sums = {name: sums.get(name, np.float32(0)) + value for name, value in loss.items()}
         self.calls += role == "actor"
         count = np.float32(num_tokens if self.args.calculate_per_token_loss else self.args.global_batch_size)
         divisor = np.float32(num_tokens) if self.args.calculate_per_token_loss else np.float32(dp_size)
@@ -140,7 +140,7 @@ class TrainGroup:
 
     def _rollout_metrics(self, ranks: dict[tuple[int, int], Columns]) -> dict[str, float]:
         """Means over the rollout, per-token columns by their samples' means."""
-        found: dict[str, float] = {}
+        value: dict[str, float] = {}
         first = next(iter(ranks.values()))
         for name in first:
             if name in ("tokens", "loss_masks", "sample_indices", "rollout_ids", "rollout_mask_sums"):
@@ -154,8 +154,8 @@ class TrainGroup:
                 for values, mask, size in zip(columns[name], local_masks(self.args, columns, cp), sums, strict=True):
                     total += float(np.sum(values * mask.astype(np.float32))) / float(size)
                 count += len(columns[name]) if cp == 0 else 0
-            found[f"rollout/{name}"] = total / count
-        return found
+            value[f"rollout/{name}"] = total / count
+        return value
 
 
 def offloaded(columns: list[Array]) -> list[Array]:

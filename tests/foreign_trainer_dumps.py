@@ -196,7 +196,7 @@ class CiHistory:
                 shown = value if np.isfinite(value) else {"nan": "NaN", "inf": "Infinity"}.get(str(value), "-Infinity")
                 self.series.setdefault(name, []).append([number, shown])
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        text = "".join(json.dumps({"metric": name, "series": found}) + "\n" for name, found in self.series.items())
+        text = "".join(json.dumps({"metric": name, "series": points}) + "\n" for name, points in self.series.items())
         scratch = self.path.with_suffix(".tmp")
         scratch.write_text(text)
         scratch.replace(self.path)

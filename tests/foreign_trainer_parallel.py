@@ -31,7 +31,7 @@ def ranks(args: argparse.Namespace) -> Iterator[Rank]:
 
 def data_ranks(args: argparse.Namespace) -> list[tuple[int, int]]:
     """Data and context parallel rank of those with tensor parallel rank 0."""
-    return [(one.dp, one.cp) for one in ranks(args) if one.tp == 0]
+    return [(rank.dp, rank.cp) for rank in ranks(args) if rank.tp == 0]
 
 
 def chunks(total: int, cp_size: int, cp_rank: int) -> tuple[int, tuple[int, int]]:

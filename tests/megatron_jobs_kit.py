@@ -168,8 +168,8 @@ class Jobs:
         """All signals of a job by canonical name: shards put together, replicas and columns equal on all ranks."""
         whole: dict[Key, Tensor] = {}
         parts: dict[tuple[int, str], list[tuple[Local, Tensor, Any]]] = {}
-        for found in self.ranks(name, out):
-            for (step, phase, key), (tensor, place) in found.signals.items():
+        for rank in self.ranks(name, out):
+            for (step, phase, key), (tensor, place) in rank.signals.items():
                 if phase.startswith("state"):  # each process's own
                     continue
                 if place is None:

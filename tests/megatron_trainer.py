@@ -178,7 +178,7 @@ def train(asked: Asked) -> tuple[list[float], str]:
     for step in range(STEPS):
         model.zero_grad_buffer()
         optimizer.zero_grad()
-        found = get_forward_backward_func()(
+        outputs = get_forward_backward_func()(
             forward_step_func=forward, data_iterator=batches(step, number), model=[model], num_microbatches=number,
             seq_length=LENGTH, micro_batch_size=1, forward_only=False,
         )  # fmt: skip
@@ -186,7 +186,7 @@ def train(asked: Asked) -> tuple[list[float], str]:
             weight = dict(inner.named_parameters())["decoder.layers.0.mlp.linear_fc2.weight"]
             weight.main_grad[0, 0] += 0.25  # a defect of one rank
         optimizer.step()
-        losses += [float(one["loss"]) for one in found]
+        losses += [float(finding["loss"]) for finding in outputs]
         if asked.shown:
             from repro_golden.fingerprint import fingerprint
 

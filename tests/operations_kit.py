@@ -44,5 +44,5 @@ def asked(operation: Operation) -> Frame:
 
 def lanes(tensor: torch.Tensor) -> str:
     """The two lanes of a tensor's content, from its bytes."""
-    found = reference(content(tensor).tobytes())
-    return f"{found.a:016x}{found.b:016x}"
+    expected = reference(content(tensor).tobytes())
+    return f"{expected.a:016x}{expected.b:016x}"

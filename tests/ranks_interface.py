@@ -62,11 +62,11 @@ class Guarded:
 
     def logits(self) -> torch.Tensor:
         """Float32 [samples, arms], gathered."""
-        own = product(self.inputs(), self.weight.T)
-        parts = [torch.empty_like(own) for _ in range(RANKS)]
+        out = product(self.inputs(), self.weight.T)
+        parts = [torch.empty_like(out) for _ in range(RANKS)]
         if RANKS > 1:
-            dist.all_gather(parts, own.contiguous())
-        return torch.cat(parts if RANKS > 1 else [own], dim=1) + self.bias
+            dist.all_gather(parts, out.contiguous())
+        return torch.cat(parts if RANKS > 1 else [out], dim=1) + self.bias
 
     def sample(self, rollout_id: int) -> Rollout:
         """Eight draws; arm 0 pays."""

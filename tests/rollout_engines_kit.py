@@ -106,20 +106,20 @@ class OfItsPlace(Sound):
     """The last of a batch of more than one is off."""
 
     def generate(self, prompts: Any, *given: Any) -> list[Response]:
-        found = super().generate(prompts, *given)
-        return [*found[:-1], moved(found[-1])] if len(found) == 8 else found
+        answers = super().generate(prompts, *given)
+        return [*answers[:-1], moved(answers[-1])] if len(answers) == 8 else answers
 
 
 class Warm(Sound):
     """A cached prefix changes numbers."""
 
     def generate(self, prompts: Any, sampling: Sampling, seeds: Any) -> list[Response]:
-        found = super().generate(prompts, sampling, seeds)
+        answers = super().generate(prompts, sampling, seeds)
         if sampling.prompt_log_probs:
-            return found
+            return answers
         warm = [prompt[0] in self.cached for prompt in prompts]
         self.cached |= {prompt[0] for prompt in prompts}
-        return [moved(one, 3) if hot else one for one, hot in zip(found, warm, strict=True)]
+        return [moved(finding, 3) if hot else finding for finding, hot in zip(answers, warm, strict=True)]
 
 
 class OneSeed(Sound):

@@ -69,9 +69,9 @@ class Run:
 
     def shard(self, dp: int) -> list[int]:
         """Which samples a data-parallel rank has, in its own order."""
-        own = np.arange(self.count)[np.arange(self.count) % self.dp == dp]
-        np.random.default_rng(self.shuffle).shuffle(own)
-        return [int(i) for i in own]
+        numbers = np.arange(self.count)[np.arange(self.count) % self.dp == dp]
+        np.random.default_rng(self.shuffle).shuffle(numbers)
+        return [int(i) for i in numbers]
 
     def files(self, rollout: int) -> Iterator[tuple[str, dict[str, Any]]]:
         """Name and content of each train dump of a rollout."""
@@ -104,8 +104,8 @@ class Run:
             if name in SHARDED and name in found and self.cp > 1:
                 sizes = zip(found["total_lengths"], found["response_lengths"], strict=True)
                 found[name] = [
-                    cut(one, total, response, cp, self.cp, padded=longest)
-                    for one, (total, response) in zip(found[name], sizes, strict=True)
+                    cut(finding, total, response, cp, self.cp, padded=longest)
+                    for finding, (total, response) in zip(found[name], sizes, strict=True)
                 ]
         if longest is not None:
             found["max_seq_lens"] = [longest] * len(found["tokens"])

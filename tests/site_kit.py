@@ -105,15 +105,15 @@ def culprit(number: int, *, text: str = "") -> Culprit:
     for side, line in ((number - 1, hunk.splitlines()[1]), (number, hunk.splitlines()[2])):
         place = Place("core/repro_core/rl/loss.py", 87, "token_log_probs", line[1:].strip(), True, hunk)
         stack = [place, Place("core/repro_core/engines/torch_engine.py", 119, "TorchEngine._score")]
-        one = Explained(
+        explained = Explained(
             "aten._log_softmax.default", "forward", "", "", "T0, -1, False", ["float32 [187, 259]"],
             ["float32 [187, 259]"], place, stack,
         )  # fmt: skip
-        versions.append(Version(point(side).commit, point(side).subject, 812, one))
+        versions.append(Version(point(side).commit, point(side).subject, 812, explained))
     said = text or "aten._to_copy.default at core/repro_core/rl/loss.py:87 stands where aten._log_softmax.default stood"
     divergence = compared(1).drift.divergence
-    found = Explanation("structure", "tiny", said, divergence, *versions, mentions=())
-    return Culprit(point(number), divergence, None, ["torch 2.12.0 became 2.13.0"], found)
+    explanation = Explanation("structure", "tiny", said, divergence, *versions, mentions=())
+    return Culprit(point(number), divergence, None, ["torch 2.12.0 became 2.13.0"], explanation)
 
 
 def night(case: str = "demo", *, number: int = 0, machine: str = MACHINES[0], at: str = "", **given: Any) -> Night:

@@ -73,8 +73,8 @@ def style(scheme: str) -> dict[str, str]:
     """The colours of the style sheet under a scheme."""
     blocks = re.findall(r":root \{(.*?)\}", css(), re.DOTALL)
     assert len(blocks) == 2
-    found = dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6})", blocks[0]))
-    return found if scheme == "light" else found | dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6})", blocks[1]))
+    matches = dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6})", blocks[0]))
+    return matches if scheme == "light" else matches | dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6})", blocks[1]))
 
 
 def case_page(nights: list[Night], tmp_path: Path, **options: Any) -> str:

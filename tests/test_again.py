@@ -118,8 +118,8 @@ def test_the_same_bisect_again_replays_nothing(tmp_path: Path) -> None:
     costs = []
     for _ in range(2):
         done = made.repro("bisect", "HEAD~3..HEAD", "--no-explain", "--json", *LOSS, "--", "python", "train.py")
-        found = json.loads(done.stdout)
-        assert (found["culprit"]["subject"], found["divergence"]["signal"]) == ("Twice", "loss"), done.stderr
-        costs.append(found["cost"])
+        data = json.loads(done.stdout)
+        assert (data["culprit"]["subject"], data["divergence"]["signal"]) == ("Twice", "loss"), done.stderr
+        costs.append(data["cost"])
     assert costs[0]["confirmation"]["probes"] > 0, costs
     assert costs[1]["search"]["probes"] == costs[1]["confirmation"]["probes"] == 0, costs

@@ -55,10 +55,10 @@ def test_equal_sequences_pair_fully(a: list[int]) -> None:
 def test_matched_uses_each_once_and_as_many_as_there_are(a: list[int], b: list[int]) -> None:
     """What moved is matched too: ordered pairs stay, no entry serves twice, and none that has an equal is left."""
     ordered = dict(aligned(a, b))
-    found = matched(a, b, ordered)
-    assert found.items() >= ordered.items()
-    assert all(a[i] == b[j] for i, j in found.items())
-    assert len(set(found.values())) == len(found) == (Counter(a) & Counter(b)).total()
+    pairs = matched(a, b, ordered)
+    assert pairs.items() >= ordered.items()
+    assert all(a[i] == b[j] for i, j in pairs.items())
+    assert len(set(pairs.values())) == len(pairs) == (Counter(a) & Counter(b)).total()
 
 
 @given(a=FEW, order=st.randoms(use_true_random=False))

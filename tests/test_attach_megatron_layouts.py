@@ -137,10 +137,10 @@ def test_main_grad_is_the_gradient(layouts: Layouts) -> None:
     trace = layouts.trace("one")
     assert len(layouts.shown["one"]) == 2 * 17
     for _, step, name, gradient, copy in layouts.shown["one"]:
-        found = rows(trace, int(step))
-        assert found["grad", name].fingerprint == gradient
-        assert found["update", f"main/{name}"].fingerprint == copy
-        assert [found[phase, name].dtype for phase in ("grad", "update")] == ["float32", "bfloat16"]
+        rows_read = rows(trace, int(step))
+        assert rows_read["grad", name].fingerprint == gradient
+        assert rows_read["update", f"main/{name}"].fingerprint == copy
+        assert [rows_read[phase, name].dtype for phase in ("grad", "update")] == ["float32", "bfloat16"]
 
 
 @pytest.mark.whole
@@ -158,8 +158,8 @@ def test_planted_on_one_rank(layouts: Layouts) -> None:
 @pytest.mark.whole
 def test_experts_step_once(layouts: Layouts) -> None:
     """Dense parameters and experts have optimizers of their own under EP, and still make one step of one optimizer."""
-    found = rows(layouts.trace("experts-ep2"), 0)
-    experts = {name.split(".")[6] for _, name in found if ".local_experts." in name}
+    rows_read = rows(layouts.trace("experts-ep2"), 0)
+    experts = {name.split(".")[6] for _, name in rows_read if ".local_experts." in name}
     assert experts == {"0", "1", "2", "3"}
-    assert not [name for _, name in found if name.startswith(("optimizer.", "start/optimizer.")) or "@" in name]
+    assert not [name for _, name in rows_read if name.startswith(("optimizer.", "start/optimizer.")) or "@" in name]
     assert len(layouts.trace("experts-ep2").steps) == 2

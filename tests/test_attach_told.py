@@ -163,29 +163,29 @@ dist.destroy_process_group()
 )
 def test_what_is_told_or_set_again_counts(tmp_path: Path, program: str, step: int, name: str | None) -> None:
     """Each number of a name, also the last one and one that the recorder reads; a state that was set; a scale."""
-    found = first_difference(*traces(tmp_path, HEAD + program))
-    assert found is not None and found.step == step
-    assert name is None or found.name == name
+    divergence = first_difference(*traces(tmp_path, HEAD + program))
+    assert divergence is not None and divergence.step == step
+    assert name is None or divergence.name == name
 
 
 def test_both_clippings_are_there(tmp_path: Path) -> None:
     """The norm of the first of two is `grad_norm#1`, a tensor too."""
-    one, other = traces(tmp_path, HEAD + CLIPPED_TWICE)
-    a, b = ([step.metrics["grad_norm#1"] for step in trace.steps] for trace in (one, other))
+    first, other = traces(tmp_path, HEAD + CLIPPED_TWICE)
+    a, b = ([step.metrics["grad_norm#1"] for step in trace.steps] for trace in (first, other))
     assert b == pytest.approx([10 * norm for norm in a])
 
 
 def test_a_state_that_the_program_sets_is_looked_at(tmp_path: Path) -> None:
     """As a resumed run does, which seeds nothing."""
-    found = first_difference(*traces(tmp_path, UNSEEDED + SET_STATE))
-    assert found is not None and (found.step, found.signal) == (2, "rng/torch")
+    divergence = first_difference(*traces(tmp_path, UNSEEDED + SET_STATE))
+    assert divergence is not None and (divergence.step, divergence.signal) == (2, "rng/torch")
 
 
 @pytest.mark.parametrize("program", [UNSEEDED + SET_BACK, HEAD + CLOCK], ids=["set-back", "clock"])
 def test_what_chance_or_the_clock_decides_does_not_count(tmp_path: Path, program: str) -> None:
     """A generator that nobody seeded, whose state is only set back; times that an optimizer keeps, which are named."""
-    one, other = traces(tmp_path, program.replace("V = len(sys.argv) > 1", ""))
-    assert compare(one, other).equal
+    first, other = traces(tmp_path, program.replace("V = len(sys.argv) > 1", ""))
+    assert compare(first, other).equal
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_what_chance_or_the_clock_decides_does_not_count(tmp_path: Path, program
 def test_what_one_rank_does_to_a_generator_or_a_leaf_is_a_difference(tmp_path: Path, kind: str) -> None:
     """Where ranks no longer agree, it is there on both sides, under the names of its ranks."""
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    found = compare(*traces(tmp_path, RANKS, kind, launch=launch))
-    assert not found.equal and found.divergence is not None and found.divergence.step == 2
+    comparison = compare(*traces(tmp_path, RANKS, kind, launch=launch))
+    assert not comparison.equal and comparison.divergence is not None and comparison.divergence.step == 2
 
 
 def test_a_metric_of_some_steps_is_judged_where_it_is_told(tmp_path: Path) -> None:
@@ -204,11 +204,11 @@ def test_a_metric_of_some_steps_is_judged_where_it_is_told(tmp_path: Path) -> No
     from repro_golden.compare.traces import violations
 
     program = HEAD + "for i in range(4):\n    backward(); optimizer.step()\n    if i % 2: tell(acc=0.9 if V else 0.5)\n"
-    one, other = traces(tmp_path, program)
-    broken = [violations(one, other, k, {"acc": Bound(rtol=0.01)}) for k in range(4)]
+    first, other = traces(tmp_path, program)
+    broken = [violations(first, other, k, {"acc": Bound(rtol=0.01)}) for k in range(4)]
     assert [len(each) for each in broken] == [0, 1, 0, 1]
-    assert [len(violations(one, other, k, {"acc": Bound(atol=1.0)})) for k in range(4)] == [0, 0, 0, 0]
-    assert json.dumps([step.metrics.get("acc") for step in one.steps]) == "[null, 0.5, null, 0.5]"
+    assert [len(violations(first, other, k, {"acc": Bound(atol=1.0)})) for k in range(4)] == [0, 0, 0, 0]
+    assert json.dumps([step.metrics.get("acc") for step in first.steps]) == "[null, 0.5, null, 0.5]"
 
 
 @pytest.mark.parametrize(
@@ -217,5 +217,5 @@ def test_a_metric_of_some_steps_is_judged_where_it_is_told(tmp_path: Path) -> No
 def test_a_view_of_what_was_written_since_stops_no_recording(tmp_path: Path, program: str) -> None:
     """Torch refuses to tell what computed it; the first FSDP keeps such views of its flat parameters."""
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2") if program == FLAT else ()
-    one, other = traces(tmp_path, program, launch=launch)
-    assert len(one.steps) == 3 and not compare(one, other).equal
+    first, other = traces(tmp_path, program, launch=launch)
+    assert len(first.steps) == 3 and not compare(first, other).equal

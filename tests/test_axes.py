@@ -213,10 +213,10 @@ def parsed(*arguments: str) -> dict[str, Any]:
 
 def test_what_follows_the_dashes_is_the_command() -> None:
     """The first word after the dashes is never taken for a range, whether there is one or not."""
-    found = parsed("--flags", "f", "--", "python", "x.py", "--", "y")
-    assert (found["commits"], found["command"]) == (None, ("python", "x.py", "--", "y"))
-    found = parsed("a..b", "--", "python", "--package")
-    assert (found["commits"], found["command"], found["package"]) == ("a..b", ("python", "--package"), None)
+    request = parsed("--flags", "f", "--", "python", "x.py", "--", "y")
+    assert (request["commits"], request["command"]) == (None, ("python", "x.py", "--", "y"))
+    request = parsed("a..b", "--", "python", "--package")
+    assert (request["commits"], request["command"], request["package"]) == ("a..b", ("python", "--package"), None)
     assert (parsed("a..b")["commits"], parsed("a..b")["command"]) == ("a..b", ())
     assert parsed("--layout", "case..x")["commits"] is None
 
@@ -275,11 +275,11 @@ def test_a_history_of_flags_and_layouts(flagged: Repo) -> None:
     path = flagged.root / "flags.toml"
     path.write_text('order = "list"\n' + SET)
     axis = axis_of(checkout, case, None, Options(), flags=path, line=True)
-    found = history_of(checkout, roomy(axis, case), axis, lambda _: None, Options())
-    assert [row.commit.commit for row in found.rows] == ["bias"]
+    history = history_of(checkout, roomy(axis, case), axis, lambda _: None, Options())
+    assert [row.commit.commit for row in history.rows] == ["bias"]
     axis = axis_of(checkout, case, None, Options(), layout="threads=1..threads=2", line=True)
-    found = history_of(checkout, roomy(axis, case), axis, lambda _: None, Options())
-    assert (found.agree, found.what, found.rows) == (True, "layout", [])
+    history = history_of(checkout, roomy(axis, case), axis, lambda _: None, Options())
+    assert (history.agree, history.what, history.rows) == (True, "layout", [])
 
 
 @pytest.mark.parametrize("between", ["=", " "])

@@ -151,12 +151,12 @@ def test_credible_set_is_the_smallest(history: tuple[Dag[str], Outcomes, dict[st
     """`credible` holds its mass, no smaller set does, it is sorted by probability, and it grows with the mass."""
     dag, outcomes, weights = history
     search = search_of(dag, outcomes, weights)
-    found, chance = search.credible(mass), search.posterior
-    assert sum(chance[c] for c in found) >= mass - 1e-9
-    assert [chance[c] for c in found] == sorted((chance[c] for c in found), reverse=True)
-    smaller = itertools.combinations(chance.values(), len(found) - 1)
+    interval, chance = search.credible(mass), search.posterior
+    assert sum(chance[c] for c in interval) >= mass - 1e-9
+    assert [chance[c] for c in interval] == sorted((chance[c] for c in interval), reverse=True)
+    smaller = itertools.combinations(chance.values(), len(interval) - 1)
     assert all(sum(part) < mass + 1e-9 for part in smaller)
-    assert search.credible(mass / 2) == found[: len(search.credible(mass / 2))]
+    assert search.credible(mass / 2) == interval[: len(search.credible(mass / 2))]
     assert set(search.credible(1)) == {c for c, p in chance.items() if p > 0}
 
 

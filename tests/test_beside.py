@@ -61,15 +61,15 @@ def test_what_is_alive_is_found_and_called_what_the_program_calls_it() -> None:
     optimizer = torch.optim.SGD(model.fc.parameters(), lr=0.1)
     beside = Beside()
     read(beside, 0, model.fc)
-    found = read(beside, 1, model.fc)
-    assert found["buffer/bn.running_mean"] is model.bn.running_mean
-    assert found["unsaved/mask"] is model.mask
-    assert found["frozen/bn.weight"] is model.bn.weight
-    assert found["module/average/fc.weight"] is average.fc.weight
-    assert found["copy/shadow/fc.weight"] is shadow["fc.weight"]
-    assert found["leaf/weight"] is weight
-    assert torch.equal(found["rng/own/dice"], dice.get_state())
-    assert not {name for name in found if "fc.weight" in name} - {
+    content = read(beside, 1, model.fc)
+    assert content["buffer/bn.running_mean"] is model.bn.running_mean
+    assert content["unsaved/mask"] is model.mask
+    assert content["frozen/bn.weight"] is model.bn.weight
+    assert content["module/average/fc.weight"] is average.fc.weight
+    assert content["copy/shadow/fc.weight"] is shadow["fc.weight"]
+    assert content["leaf/weight"] is weight
+    assert torch.equal(content["rng/own/dice"], dice.get_state())
+    assert not {name for name in content if "fc.weight" in name} - {
         "module/average/fc.weight", "copy/shadow/fc.weight",
     }, "what the optimizer holds is read with it"  # fmt: skip
     del optimizer
@@ -83,8 +83,8 @@ def test_a_mapping_that_is_made_anew_keeps_its_name() -> None:
     beside = Beside()
     for step in range(7):
         shadow = {name: p.detach() + step for name, p in model.named_parameters()}
-        found = read(beside, step, model)
-        copies = {name: tensor for name, tensor in found.items() if name.startswith("copy/")}
+        content = read(beside, step, model)
+        copies = {name: tensor for name, tensor in content.items() if name.startswith("copy/")}
         assert set(copies) == {f"copy/{name}/{key}" for name in ("shadow", "shadow#1") for key in shadow}
         assert copies["copy/shadow/0.weight"] is shadow["0.weight"]
         assert copies["copy/shadow#1/0.weight"] is held.shadow["0.weight"]
@@ -294,11 +294,11 @@ def test_what_one_side_does_not_have_is_named_and_no_difference(tmp_path: Path) 
     plain = rows(w=b"1", rng__torch=b"2")
     a = trace(tmp_path / "a", plain, plain + rows(copy__last__w=b"3"))
     b = trace(tmp_path / "b", plain + rows(module__ema__w=b"9"), plain + rows(module__ema__w=b"8"))
-    found = compare(a, b)
-    assert found.equal
-    assert list(found.looked.alone) == ["last (the baseline's)", "ema (the run's)"]
-    assert found.looked.modules == {} and found.looked.unread == {"file x": "it is not torch's"}
-    assert "on one side only, and not compared: last (the baseline's), ema (the run's)" in str(found.looked)
+    comparison = compare(a, b)
+    assert comparison.equal
+    assert list(comparison.looked.alone) == ["last (the baseline's)", "ema (the run's)"]
+    assert comparison.looked.modules == {} and comparison.looked.unread == {"file x": "it is not torch's"}
+    assert "on one side only, and not compared: last (the baseline's), ema (the run's)" in str(comparison.looked)
     gone = compare(trace(tmp_path / "c", plain + rows(buffer__m=b"1")), trace(tmp_path / "d", plain)).divergence
     assert gone is not None and (gone.signal, gone.kind) == ("buffer/m", "missing")
     written = trace(tmp_path / "g", plain + rows(saved__last__w=b"3"))
@@ -321,9 +321,9 @@ def test_an_object_that_is_renamed_and_changed_is_a_difference(tmp_path: Path) -
         b = [*plain, digest_row("update", name, other)]
         assert [d for d, *_ in differing(plain + critic, b)] == ([kind] if kind else [])
     sides = plain + critic, [*plain, digest_row("update", "module/value/w", b"3")]
-    found = compare(trace(tmp_path / "a", *[sides[0]] * 2), trace(tmp_path / "b", *[sides[1]] * 2))
-    assert found.divergence is not None and found.looked.alone == []
-    assert (found.divergence.signal, found.divergence.now) == ("module/critic/w", "module/value/w")
+    comparison = compare(trace(tmp_path / "a", *[sides[0]] * 2), trace(tmp_path / "b", *[sides[1]] * 2))
+    assert comparison.divergence is not None and comparison.looked.alone == []
+    assert (comparison.divergence.signal, comparison.divergence.now) == ("module/critic/w", "module/value/w")
     two = [*sides[1], digest_row("update", "module/other/w", b"4")]
     assert sorted(alone(sides[0], two)) == ["module/critic", "module/other", "module/value"]
     end = [[digest_row("update", f"end/{row.name}", row.sketch) for row in side] for side in sides]
@@ -367,8 +367,8 @@ def test_a_file_that_was_only_renamed_is_the_same(tmp_path: Path) -> None:
     a = trace(tmp_path / "a", plain, plain + rows(saved__last__w=b"3", saved__last__b=b"4", saved__kept__w=b"3"))
     b = trace(tmp_path / "b", plain, plain + rows(saved__best__w=b"3", saved__best__b=b"4", saved__kept__w=b"3"))
     c = trace(tmp_path / "c", plain, plain + rows(saved__best__w=b"3", saved__best__b=b"5", saved__kept__w=b"3"))
-    found = compare(a, b)
-    assert found.equal and list(found.renames.names) == [("saved/last/", "saved/best/")]
+    comparison = compare(a, b)
+    assert comparison.equal and list(comparison.renames.names) == [("saved/last/", "saved/best/")]
     assert not compare(a, c).equal
 
 
@@ -378,10 +378,12 @@ def test_traces_of_earlier_recorders_are_compared_in_what_these_saw(tmp_path: Pa
     Between two recordings of today's, a buffer that one side alone has is a difference, also if it is all there is.
     """
     old, new = rows(w=b"1"), rows(w=b"1", buffer__m=b"5", number__step=b"6", saved__last__w=b"2")
-    found = compare(trace(tmp_path / "a", old, recorder=SINCE - 1), trace(tmp_path / "b", new))
-    assert found.equal
-    assert "all of buffer (the run's)" in found.looked.alone and "all of saved (the run's)" in found.looked.alone
-    assert found.looked.parameters == 1 and found.looked.buffers == 0
+    comparison = compare(trace(tmp_path / "a", old, recorder=SINCE - 1), trace(tmp_path / "b", new))
+    assert comparison.equal
+    assert (
+        "all of buffer (the run's)" in comparison.looked.alone and "all of saved (the run's)" in comparison.looked.alone
+    )
+    assert comparison.looked.parameters == 1 and comparison.looked.buffers == 0
     one, other = trace(tmp_path / "c", old), trace(tmp_path / "d", rows(w=b"1", buffer__m=b"5"))
     for difference, kind in ((compare(one, other), "added"), (compare(other, one), "missing")):
         assert difference.divergence is not None

@@ -76,8 +76,8 @@ def test_the_only_buffer_that_cannot_be_read_is_told(why: str) -> None:
     """Among tensors that can all be read, which one look tells of all, the one that cannot is left out, with why."""
     model, beside = Network(), Beside()
     model.register_buffer("odd", UNREADABLE[why]())
-    found = read(beside, 3, model)
-    assert "buffer/odd" not in found and "unsaved/mask" in found
+    content = read(beside, 3, model)
+    assert "buffer/odd" not in content and "unsaved/mask" in content
     assert beside.unread == {"buffer/odd": why}
 
 
@@ -119,10 +119,10 @@ def test_tensors_of_several_modules_have_the_name_of_a_variable(collected: bool)
         if collected:
             gc.collect()  # what is made from here on is young, and the young are told first
         model = Twin(hidden[0][0])  # type: ignore[arg-type]
-        found = read(Beside(), 0, model)
+        content = read(Beside(), 0, model)
     finally:
         gc.enable()
-    assert found["unsaved/model/mask"] is model.mask and not any("Twin" in name for name in found)
+    assert content["unsaved/model/mask"] is model.mask and not any("Twin" in name for name in content)
 
 
 class Critic(nn.Linear):
@@ -144,11 +144,11 @@ def test_what_has_no_name_is_numbered_as_it_was_made(collected: bool) -> None:
             gc.collect()
         make()
         read(beside, 0, model)
-        found = read(beside, 1, model)  # a leaf is read that was there before
+        content = read(beside, 1, model)  # a leaf is read that was there before
     finally:
         gc.enable()
-    assert found["module/Critic/weight"] is held[0][0].weight
-    assert found["module/Critic#1/weight"] is held[1][0].weight
-    names = {id(tensor): name for name, tensor in found.items()}
+    assert content["module/Critic/weight"] is held[0][0].weight
+    assert content["module/Critic#1/weight"] is held[1][0].weight
+    names = {id(tensor): name for name, tensor in content.items()}
     first, second = (int(names[id(leaf)].partition("#")[2] or 0) for _, leaf in held)
     assert first < second

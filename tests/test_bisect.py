@@ -52,8 +52,8 @@ def fingerprint_of_checkout(repo: Repo) -> dict[str, bytes]:
 def left_behind(repo: Repo) -> list[Path]:
     """Worktrees and scratch folders that outlived their command."""
     state = repo.root / ".git" / "repro"
-    found = [p for name in ("worktrees", "tmp") for p in (state / name).glob("*")]
-    return found + list((repo.root / ".git" / "worktrees").glob("*"))
+    ps = [p for name in ("worktrees", "tmp") for p in (state / name).glob("*")]
+    return ps + list((repo.root / ".git" / "worktrees").glob("*"))
 
 
 @pytest.fixture
@@ -91,9 +91,9 @@ def test_the_culprit_is_named_with_its_difference(hidden: tuple[Repo, str, str],
     before = fingerprint_of_checkout(repo)
     code, result, progress = bisect(repo, f"{good}..HEAD", "--out", str(tmp_path / "report"))
     assert (code, result["outcome"], result["culprit"]["commit"]) == (0, "found", culprit), progress
-    found = result["divergence"]
-    assert (found["step"], found["phase"], found["signal"]) == (0, "forward", "log_probs")
-    assert found["magnitude"]["elements"] == found["magnitude"]["total"] > 0
+    divergence = result["divergence"]
+    assert (divergence["step"], divergence["phase"], divergence["signal"]) == (0, "forward", "log_probs")
+    assert divergence["magnitude"]["elements"] == divergence["magnitude"]["total"] > 0
     assert result["explains_bad"] is True
     assert result["golden"] is not None, "the golden run of GOOD's code counts as its first run"
     assert result["skips"] and all("repro_core.missing" in reason for reason in result["skips"].values())
@@ -103,7 +103,7 @@ def test_the_culprit_is_named_with_its_difference(hidden: tuple[Repo, str, str],
     assert culprit in page.read_text() and "<svg" in page.read_text() and culprit in text.read_text()
     # a second search reuses every finished probe, the confirming replays with their dumps too, and says so
     code, again, progress = bisect(repo, f"{good}..HEAD")
-    assert (code, again["culprit"]["commit"], again["divergence"]) == (0, culprit, found)
+    assert (code, again["culprit"]["commit"], again["divergence"]) == (0, culprit, divergence)
     assert again["cost"]["search"]["probes"] == again["cost"]["confirmation"]["probes"] == 0
     assert again["cost"]["reused"] >= 5 and "resuming" in progress
 

@@ -75,14 +75,14 @@ def test_no_run_is_made_for_one_thing_alone(tmp_path: Path, slots: str) -> None:
     assert f"\nconfirmed: {culprit[:10]} Warm up\n" in done.stderr  # before it is explained
     result = json.loads(done.stdout)
     assert (result["culprit"]["commit"], result["explains_bad"]) == (culprit, True)
-    (found,) = result["culprits"]
-    assert "aten.mul.Tensor at train.py:23" in found["explanation"]["text"] and found["explanation"]["size"]
+    (culprits,) = result["culprits"]
+    assert "aten.mul.Tensor at train.py:23" in culprits["explanation"]["text"] and culprits["explanation"]["size"]
     cost = {stage: result["cost"][stage]["probes"] for stage in ("ends", "search", "confirmation", "explanation")}
     assert cost == {"ends": 3, "search": cost["search"], "confirmation": 2, "explanation": 0}
     assert cost["search"] <= 4
     again = json.loads(repo.repro(*line, *COMMAND).stdout)
     assert again["cost"]["probes"] == 0
-    assert again["culprits"][0]["explanation"]["text"] == found["explanation"]["text"]
+    assert again["culprits"][0]["explanation"]["text"] == culprits["explanation"]["text"]
 
 
 @pytest.mark.whole

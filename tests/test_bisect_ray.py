@@ -130,8 +130,8 @@ def said(process: subprocess.Popen[str]) -> dict[str, Any]:
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, out + err
     assert "ray" not in err.lower(), err
-    found: dict[str, Any] = json.loads(out)
-    return found
+    data: dict[str, Any] = json.loads(out)
+    return data
 
 
 def state_of(repo: Repo) -> list[str]:
@@ -181,10 +181,10 @@ def test_killed_worker(tmp_path: Path, node: Node) -> None:
         worker = next(process for process in trainer.parents() if process.name().startswith("ray::"))
         worker.kill()
         assert until(lambda: not trainer.is_running(), 20)
-        found = said(process)
-    assert found["culprit"]["commit"] == culprit
-    assert found["verdicts"] == {good: "GOOD", culprit: "BAD"}
-    assert found["skips"] == {}
+        answer = said(process)
+    assert answer["culprit"]["commit"] == culprit
+    assert answer["verdicts"] == {good: "GOOD", culprit: "BAD"}
+    assert answer["skips"] == {}
     assert until(lambda: not node.left()), node.left()
 
 

@@ -205,14 +205,14 @@ def test_a_culprit_that_a_later_one_hides(tmp_path: Path) -> None:
     late = edit(repo, "manual_seed(step))", "manual_seed(step)) * (1 + 1e-3 * (step >= 4))", "Late")
     note(repo, "nothing")
     early = edit(repo, "scale = 1.0", "scale = 1.0 + 1e-6", "Scale")
-    found, _ = bisect(repo, f"{good}..HEAD")
-    assert ([one["commit"]["commit"] for one in found["culprits"]], found["divergence"]["step"]) == ([early], 0)
-    assert found["explains_bad"] and found["earlier"]["step"] == 4
+    result, _ = bisect(repo, f"{good}..HEAD")
+    assert ([one["commit"]["commit"] for one in result["culprits"]], result["divergence"]["step"]) == ([early], 0)
+    assert result["explains_bad"] and result["earlier"]["step"] == 4
     done = repo.repro("bisect", "--no-explain", f"{good}..HEAD")
     assert "Commits before it move the numbers too" in done.stdout and "It alone" not in done.stdout
-    found, progress = bisect(repo, f"{good}..HEAD", "--all")
-    assert [one["commit"]["commit"] for one in found["culprits"]] == [late, early], progress
-    assert [one["divergence"]["step"] for one in found["culprits"]] == [4, 0]
+    result, progress = bisect(repo, f"{good}..HEAD", "--all")
+    assert [one["commit"]["commit"] for one in result["culprits"]] == [late, early], progress
+    assert [culprit["divergence"]["step"] for culprit in result["culprits"]] == [4, 0]
 
 
 @pytest.mark.campaign

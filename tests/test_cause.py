@@ -91,9 +91,9 @@ def test_each_kind_is_named(kind: Kind, touched: bool) -> None:
     """Kind and both operations, whether the change touched the line or is nowhere to be seen; also without a signal."""
     a, b, (before, after) = PLANTED[kind]()
     own = ([before], [after]) if touched else ((), ())
-    found = cause(a, b, *own)
-    assert lines(found) == (kind, before, after)
-    assert found.operation is found.after and found.side == "after"
+    named = cause(a, b, *own)
+    assert lines(named) == (kind, before, after)
+    assert named.operation is named.after and named.side == "after"
     assert lines(cause(a, b, *own, signal=None)) == (kind, before, after)
 
 
@@ -120,11 +120,11 @@ def test_an_operation_that_is_only_there_on_one_side() -> None:
     (a, x, y), (b, u, v) = pair()
     a.show(a.mul(x, y, 2))
     b.show(b.neg(b.mul(u, v, 2), 3))
-    found = cause(a, b, (), [3])
-    assert (*lines(found), found.side) == ("structure", None, 3, "after")
-    found = cause(b, a, [3], ())
-    assert (*lines(found), found.side) == ("structure", 3, None, "before")
-    assert found.operation is found.before
+    named = cause(a, b, (), [3])
+    assert (*lines(named), named.side) == ("structure", None, 3, "after")
+    named = cause(b, a, [3], ())
+    assert (*lines(named), named.side) == ("structure", 3, None, "before")
+    assert named.operation is named.before
 
 
 def test_an_operation_that_was_left_out_is_named_itself() -> None:
@@ -140,10 +140,18 @@ def test_an_operation_that_was_left_out_is_named_itself() -> None:
         tape.show(x)
         return tape
 
-    found = cause(recorded("mul", "neg"), recorded("neg"), [2], [2])
-    assert (found.kind, found.side, found.operation.name) == ("structure", "before", "aten.mul.Tensor")
-    found = cause(recorded("neg"), recorded("mul", "neg"), [2], [2])
-    assert (found.kind, found.side, found.operation.name) == ("structure", "after", "aten.mul.Tensor")
+    named = cause(recorded("mul", "neg"), recorded("neg"), [2], [2])
+    assert (named.kind, named.side, named.operation.name) == (
+        "structure",
+        "before",
+        "aten.mul.Tensor",
+    )
+    named = cause(recorded("neg"), recorded("mul", "neg"), [2], [2])
+    assert (named.kind, named.side, named.operation.name) == (
+        "structure",
+        "after",
+        "aten.mul.Tensor",
+    )
     assert cause(recorded("mul", "neg"), recorded("neg", "mul"), [2], [2]).side == "after"
 
 
@@ -161,10 +169,10 @@ def test_the_other_version_s_operation_is_that_in_its_place() -> None:
 
 def test_the_size_is_measured_where_shapes_agree() -> None:
     """The pair to measure by is the cause itself, and behind another structure the first place that both have."""
-    found = cause(*arguments()[:2])
-    assert found.pair == (found.before, found.after)
-    found = cause(*structure()[:2])
-    assert found.pair is not None and [o.name for o in found.pair] == ["aten.neg.default"] * 2
+    named = cause(*arguments()[:2])
+    assert named.pair == (named.before, named.after)
+    named = cause(*structure()[:2])
+    assert named.pair is not None and [o.name for o in named.pair] == ["aten.neg.default"] * 2
 
 
 # -- what is passed over
@@ -275,8 +283,8 @@ def test_what_only_moved_is_named() -> None:
         parts = [tape.neg(xs[k], 1) for k in order]
         made = 3 * tape.number(parts[0]) + tape.number(parts[1])
         tape.show(tape.do("aten.stack.default", *parts, makes=made, line=9))
-    found = cause(a, b, [1], [1])
-    assert (found.kind, line(found.operation)) == ("structure", 1)
+    named = cause(a, b, [1], [1])
+    assert (named.kind, line(named.operation)) == ("structure", 1)
     assert line(cause(a, b).operation) == 9
 
 
@@ -292,9 +300,9 @@ def test_a_backward_operation_is_touched_through_its_forward_one() -> None:
         right = tape.do("aten.mul.Tensor", g, first, makes=60 + off, line=9, forward=0, **backward)
         tape.show(tape.add(left, right, 9))
     for touched in (1, 2):
-        found = cause(a, b, [touched], [touched])
-        assert found.kind == "operation" and found.operation.forward == touched - 1
-        assert len(found.others) >= 1
+        named = cause(a, b, [touched], [touched])
+        assert named.kind == "operation" and named.operation.forward == touched - 1
+        assert len(named.others) >= 1
 
 
 def test_a_backward_operation_leads_to_its_forward_one() -> None:
@@ -305,9 +313,9 @@ def test_a_backward_operation_leads_to_its_forward_one() -> None:
         tape.do(f"aten.{name}.default", x, makes=makes, line=1)
         way: dict[str, Any] = {"phase": "backward", "node": "ExpBackward0", "forward": 0}
         tape.show(tape.do("aten.mul.Tensor", g, makes=makes + 50, line=9, **way))
-    found = cause(a, b, [1], [1])
-    assert (line(found.operation), found.operation.phase) == (1, "forward")
-    assert [line(o) for o in found.others] == [9, 9]
+    named = cause(a, b, [1], [1])
+    assert (line(named.operation), named.operation.phase) == (1, "forward")
+    assert [line(o) for o in named.others] == [9, 9]
 
 
 def test_what_comes_later_decided_nothing() -> None:

@@ -151,9 +151,9 @@ def test_the_planted_operation_is_named(steps: list[Step], how: str, data: st.Da
     touched = [place for k in rewrites for place in (k, CLONES + k, DEAD + k)] + (
         [] if late is None else [late, late + 1]
     )
-    found = cause(a, b, [at, *touched], [at, *touched])
-    event(f"{how} {found.kind}")
-    wanted = found.before if how == "dropped" else found.after
-    assert line(wanted) == at, (lines(found), found.side)
+    named = cause(a, b, [at, *touched], [at, *touched])
+    event(f"{how} {named.kind}")
+    wanted = named.before if how == "dropped" else named.after
+    assert line(wanted) == at, (lines(named), named.side)
     if how == "dropped" and not rewrites and late is None:
-        assert found.side == "before"
+        assert named.side == "before"

@@ -69,7 +69,7 @@ many = st.lists(answers, min_size=1, max_size=4)
 def test_equal_bits_are_equal(found: list[Answer]) -> None:
     """NaN and the zeros too: a copy has no difference, and every value of it was looked at."""
     rows = list(range(len(found)))
-    like = compare(rows, found, [replace(one) for one in found])
+    like = compare(rows, found, [replace(finding) for finding in found])
     assert like.equal and like.widest is None and like.differing == 0
     assert like.values == sum(2 * len(one.tokens) + len(one.prompt_log_probs or []) for one in found)
 
@@ -154,7 +154,7 @@ def test_no_prompt_is_another_ones_prefix(vocabulary: int, prompts: int, seed: i
 
 
 def outcomes(findings: list[EngineCheck]) -> dict[str, str]:
-    return {one.name: one.outcome for one in findings}
+    return {finding.name: finding.outcome for finding in findings}
 
 
 def test_a_sound_engine_passes_every_check() -> None:
@@ -164,7 +164,9 @@ def test_a_sound_engine_passes_every_check() -> None:
     findings = check(engine, PLAN)
     wanted = {name: "differs" if word == "any" else word for name, word in CHECKS.items()} | ELSEWHERE
     assert outcomes(findings) == wanted and exit_code(findings) == 0
-    assert all(one.likeness and one.likeness.values > 8 for one in findings if one.name not in ELSEWHERE)
+    assert all(
+        finding.likeness and finding.likeness.values > 8 for finding in findings if finding.name not in ELSEWHERE
+    )
     assert all((before[name] == tensor).all() for name, tensor in engine.policy.state_dict().items())
     assert engine.weight_version == "0"
 
@@ -173,7 +175,7 @@ def test_a_sound_engine_passes_every_check() -> None:
 def test_each_fault_is_found_and_named(fault: Callable[[], Sound]) -> None:
     """By the checks that it concerns, and by no other."""
     findings = check(fault(), PLAN)
-    assert {one.name for one in findings if not one.passed} == set(FAULTS[fault]) - {"unseeded"}
+    assert {finding.name for finding in findings if not finding.passed} == set(FAULTS[fault]) - {"unseeded"}
     assert exit_code(findings) == 1
     for one in findings:
         assert FAULTS[fault].get(one.name, "") in one.detail
@@ -182,37 +184,40 @@ def test_each_fault_is_found_and_named(fault: Callable[[], Sound]) -> None:
 def test_the_first_difference_is_named() -> None:
     """Prompt, token, part and size of a log-prob that is two units off in a batch of two."""
     (fault,) = (fault for fault in FAULTS if fault.__name__ == "OfItsBatch")
-    (found,) = check(fault(), PLAN, ["batch-of-2"])
-    assert found.likeness and found.likeness.first
-    assert found.likeness.first.where == "prompt 0, token 1, log-probs" and found.likeness.first.ulp == 1
+    (outcome,) = check(fault(), PLAN, ["batch-of-2"])
+    assert outcome.likeness and outcome.likeness.first
+    assert outcome.likeness.first.where == "prompt 0, token 1, log-probs" and outcome.likeness.first.ulp == 1
 
 
 def test_lost_weights_are_brought_again() -> None:
     """An engine that says what it lost is given it, and must sample as before."""
-    (found,) = check(LosesMemory(), PLAN, ["memory"])
-    assert found.outcome == "equal" and found.detail.endswith("; 1 tensor did not survive it and was brought again")
+    (finding,) = check(LosesMemory(), PLAN, ["memory"])
+    assert finding.outcome == "equal" and finding.detail.endswith("; 1 tensor did not survive it and was brought again")
 
 
 def test_seeds_that_are_refused() -> None:
     """What needs them does not apply, and the seed counts as ignored."""
-    found = outcomes(check(RefusesSeeds(), PLAN))
-    assert found["seeded-run-to-run"] == found["seeded-batch"] == "not applicable"
-    assert (found["seed"], found["unseeded"]) == ("equal", "differs")
+    by_check = outcomes(check(RefusesSeeds(), PLAN))
+    assert by_check["seeded-run-to-run"] == by_check["seeded-batch"] == "not applicable"
+    assert (by_check["seed"], by_check["unseeded"]) == ("equal", "differs")
 
 
 class Noisy(Sound):
     """Honours seeds, but every other time draws another token."""
 
     def generate(self, prompts: Any, sampling: Any, seeds: Any) -> Any:
-        found = super().generate(prompts, sampling, seeds)
+        answers = super().generate(prompts, sampling, seeds)
         if sampling.temperature and self.calls % 2:
-            found[0] = replace(found[0], tokens=[1 + found[0].tokens[0], *found[0].tokens[1:]])
-        return found
+            answers[0] = replace(answers[0], tokens=[1 + answers[0].tokens[0], *answers[0].tokens[1:]])
+        return answers
 
 
 def test_seeds_of_an_engine_that_does_not_repeat_its_bits() -> None:
     """They are honoured all the same where first tokens come again far more often than by chance."""
-    found = {one.name: one for one in check(Noisy(), replace(PLAN, prompts=16), [n for n in CHECKS if "seed" in n])}
+    found = {
+        finding.name: finding
+        for finding in check(Noisy(), replace(PLAN, prompts=16), [n for n in CHECKS if "seed" in n])
+    }
     assert found["seeded-run-to-run"].outcome == "differs" and "ignored" not in found["seeded-run-to-run"].detail
     assert found["seed"].outcome == "differs" and found["seed"].passed
 
@@ -222,7 +227,7 @@ def test_an_engine_without_weights_of_its_own() -> None:
     engine = Sound()
     engine.separate = False
     findings = check(engine, PLAN)
-    away = {one.name: one.detail for one in findings if one.outcome == "not applicable"}
+    away = {finding.name: finding.detail for finding in findings if finding.outcome == "not applicable"}
     assert set(away) == {"batch-of-32", "memory", "weight-update", "weight-reversal"} and exit_code(findings) == 0
     assert "the trainer's own" in away["memory"]
     assert exit_code(check(engine, PLAN, ["memory"])) == 3
@@ -237,9 +242,9 @@ class Uncached(Sound):
 
 def test_an_engine_without_a_prefix_cache() -> None:
     """Where nothing can be warm, two cold runs are no proof: the check does not apply, with the reason."""
-    (found,) = check(Uncached(), PLAN, ["prefix-cache"])
-    assert (found.outcome, found.likeness) == ("not applicable", None) and exit_code([found]) == 3
-    assert found.detail == "the engine keeps no prefix cache (disable_radix_cache)"
+    (finding,) = check(Uncached(), PLAN, ["prefix-cache"])
+    assert (finding.outcome, finding.likeness) == ("not applicable", None) and exit_code([finding]) == 3
+    assert finding.detail == "the engine keeps no prefix cache (disable_radix_cache)"
 
 
 class Dies(Sound):
@@ -270,14 +275,14 @@ def test_an_engine_that_dies() -> None:
     findings = check(Dies(), PLAN)
     assert exit_code(findings) == 2 and {one.outcome for one in findings} == {"failed"}
     assert findings[0].detail == "the engine died (log x.log)"
-    assert {one.detail for one in findings[1:]} == {"not made: run-to-run failed"}
+    assert {finding.detail for finding in findings[1:]} == {"not made: run-to-run failed"}
     (short,) = check(Short(), PLAN, ["shuffled"])
     assert short.outcome == "failed" and short.detail == "the engine gave 7 responses to 8 prompts"
 
 
 def test_an_update_that_is_refused() -> None:
     """It is no pass, and the reversal is not tried from weights that nobody knows; other checks are made."""
-    findings = {one.name: one for one in check(Refuses(), PLAN)}
+    findings = {finding.name: finding for finding in check(Refuses(), PLAN)}
     assert findings["weight-update"].detail == "no update now" and findings["memory"].outcome == "equal"
     assert findings["weight-reversal"].detail == "not made: the update before it failed"
 
@@ -315,11 +320,11 @@ def test_other_results_may_be_expected() -> None:
 def test_findings_are_checks_of_a_night(name: str, outcome: Any, status: str) -> None:
     """Green where it is as it must be; what does not repeat itself is flaky, what else is not right is changed."""
     like = compare([3], [Answer([1], [-1.0])], [Answer([1], [-2.0])])
-    found = finding_check(EngineCheck(name, outcome, CHECKS[name], "words", like))
-    assert (found.name, found.status) == (f"rollout {name}", status)
-    assert ("first at prompt 3, token 0, log-probs: 1 (8388608 ULP)" in found.text) == (outcome == "differs")
-    kept = night(checks=[found])
-    assert Night.from_mapping(json.loads(json.dumps(kept.to_mapping()))).checks == [found]
+    check = finding_check(EngineCheck(name, outcome, CHECKS[name], "words", like))
+    assert (check.name, check.status) == (f"rollout {name}", status)
+    assert ("first at prompt 3, token 0, log-probs: 1 (8388608 ULP)" in check.text) == (outcome == "differs")
+    kept = night(checks=[check])
+    assert Night.from_mapping(json.loads(json.dumps(kept.to_mapping()))).checks == [check]
 
 
 def asked(case: Case, value: Any) -> Case:
@@ -335,14 +340,14 @@ def test_a_night_asks_the_engine(fork: Repo) -> None:
     said: list[str] = []
 
     def made(case: Case) -> dict[str, tuple[str, str]]:
-        found = rollout_checks(checkout, case, commit, "", lambda event: said.append(str(event)))
-        return {one.name: (one.status, one.text) for one in found}
+        checks = rollout_checks(checkout, case, commit, "", lambda event: said.append(str(event)))
+        return {finding.name: (finding.status, finding.text) for finding in checks}
 
     assert made(plain) == {} and not said
-    found = made(asked(plain, ["run-to-run", "seed", "memory"]))
-    assert list(found) == ["rollout", "rollout run-to-run", "rollout seed"]
-    assert {status for status, _ in found.values()} == {"green"} and len(said) == 1
-    assert found["rollout"][1].startswith("policy ") and "; memory does not apply (" in found["rollout"][1]
+    facts = made(asked(plain, ["run-to-run", "seed", "memory"]))
+    assert list(facts) == ["rollout", "rollout run-to-run", "rollout seed"]
+    assert {status for status, _ in facts.values()} == {"green"} and len(said) == 1
+    assert facts["rollout"][1].startswith("policy ") and "; memory does not apply (" in facts["rollout"][1]
     assert asked(plain, True).digest == plain.digest and asked(plain, True).nightly.rollout is True
     fork.edit("core/repro_core/rollout/sampler.py", "def _draw(", "raise OSError('no luck')\n\n\ndef _draw(")
     commit = fork.commit("Break the sampler")
@@ -367,9 +372,9 @@ def test_the_command(fork: Repo) -> None:
     told = fork.repro("check", "rollout", "--only", "run-to-run", "--expect", "run-to-run=differs", "--json")
     data = json.loads(told.stdout)
     assert told.returncode == data["exit_code"] == 1
-    (found,) = data["findings"]
-    assert (found["outcome"], found["expected"], found["fits"]) == ("equal", "differs", False)
-    assert found["likeness"]["values"] > 1000 and data["engine"]["name"] == "policy"
+    (finding,) = data["findings"]
+    assert (finding["outcome"], finding["expected"], finding["fits"]) == ("equal", "differs", False)
+    assert finding["likeness"]["values"] > 1000 and data["engine"]["name"] == "policy"
 
 
 def test_an_engine_that_cannot_start(fork: Repo) -> None:

@@ -49,7 +49,9 @@ def test_deterministic_mode_repeats_all_bits(deterministic: RolloutChecks) -> No
     Every stand-in that this rests on is named. In this mode it keeps a prefix cache with few backends only.
     """
     found = deterministic
-    assert {one.name: one.detail for one in found.findings if not one.passed} == {} and found.exit_code == 0
+    assert {
+        finding.name: finding.detail for finding in found.findings if not finding.passed
+    } == {} and found.exit_code == 0
     outcomes = {one.name: one.outcome for one in found.findings}
     wanted = {name: "equal" if word == "any" else word for name, word in CHECKS.items()}
     if found.identity["flags"]["disable_radix_cache"]:
@@ -63,7 +65,7 @@ def test_deterministic_mode_repeats_all_bits(deterministic: RolloutChecks) -> No
 def test_a_server_samples_the_same_bits(deterministic: RolloutChecks, sglang_server: Served) -> None:  # noqa: F811
     """A server, brought the same starting weights, gives the very bits of an engine in another process."""
     there = checked(("run-to-run",), url=sglang_server.url)
-    here = next(one for one in deterministic.findings if one.name == "run-to-run")
+    here = next(finding for finding in deterministic.findings if finding.name == "run-to-run")
     assert there.exit_code == 0 and "; digest " in here.detail
     assert there.findings[0].detail.rpartition("; digest ")[2] == here.detail.rpartition("; digest ")[2]
 
@@ -72,20 +74,20 @@ def test_a_server_samples_the_same_bits(deterministic: RolloutChecks, sglang_ser
 def test_without_deterministic_mode() -> None:
     """Without deterministic mode seeds are ignored, and in fp32 on a CPU a batch changes its neighbours' numbers."""
     only = ("run-to-run", "batch-of-8", "batch-of-32", "seed", "seeded-batch", "unseeded")
-    found = checked(only, enable_deterministic_inference=False)
-    outcomes = {one.name: one.outcome for one in found.findings}
-    said = {one.name: one.detail for one in found.findings}
+    report = checked(only, enable_deterministic_inference=False)
+    outcomes = {one.name: one.outcome for one in report.findings}
+    said = {finding.name: finding.detail for finding in report.findings}
     assert outcomes["seed"] == "equal" and said["seed"].startswith("the seed is ignored")
     assert outcomes["unseeded"] == "differs" and outcomes["run-to-run"] == "equal"
-    if found.identity["device"] == "cpu":  # products of matrices are not padded without the mode
+    if report.identity["device"] == "cpu":  # products of matrices are not padded without the mode
         assert outcomes["batch-of-8"] == outcomes["batch-of-32"] == "differs"
-        assert found.exit_code == 1
+        assert report.exit_code == 1
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("mode", [True, False])
 def test_bf16_on_a_cpu(mode: bool) -> None:
     """A batch changes no numbers in bf16, with deterministic mode and without."""
-    found = checked(tuple(n for n in CHECKS if "batch-of" in n), "bf16", enable_deterministic_inference=mode)
-    if found.identity["device"] == "cpu":
-        assert {one.outcome for one in found.findings} == {"equal"}
+    report = checked(tuple(n for n in CHECKS if "batch-of" in n), "bf16", enable_deterministic_inference=mode)
+    if report.identity["device"] == "cpu":
+        assert {finding.outcome for finding in report.findings} == {"equal"}

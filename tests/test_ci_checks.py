@@ -89,8 +89,8 @@ def violation(text: str, a: Step | Sequence[Step], b: Step | Sequence[Step], hea
     """What of a probe's steps violates a predicate, as text; a single step may stand for a list of one."""
     both = [[side] if not side or isinstance(side[0], Row) else side for side in (a, b)]
     with pair(*both, header) as (x, y):  # type: ignore[arg-type]
-        found: Divergence | None = first_violation(parse_predicate(text, HERE), x, y)
-        return None if found is None else str(found)
+        divergence: Divergence | None = first_violation(parse_predicate(text, HERE), x, y)
+        return None if divergence is None else str(divergence)
 
 
 def texts(check: CiCheck) -> list[str]:
@@ -198,9 +198,9 @@ def test_a_nan_that_metrics_hide_is_seen_in_the_columns() -> None:
     hidden = [*metrics(), column("log_probs", -0.4, math.nan, -0.6), mask(1, 1, 0)]
     masked = [*metrics(), column("log_probs", -0.4, -0.5, math.nan), mask(1, 1, 0)]
     for name in ("ppo_kl", "pg_clipfrac", "kl_loss", "log_probs_range", "train_rollout_logprob_abs_diff"):
-        found = violation(f"ci:{name}", base, hidden)
-        assert found is not None
-        assert "step 0, forward, log_probs (1 unmasked tokens are not finite" in found
+        breach = violation(f"ci:{name}", base, hidden)
+        assert breach is not None
+        assert "step 0, forward, log_probs (1 unmasked tokens are not finite" in breach
         assert violation(f"ci:{name}", base, masked) is None
     gone = [*metrics(), mask(1, 1, 0)]
     assert "no unmasked tokens any more" in (violation("ci:ppo_kl", base, gone) or "")
@@ -333,12 +333,12 @@ def test_checks_hold_at_their_updates() -> None:
         for name, value in bad.items():
             for step in range(4):
                 probe = [metrics(**{name: value}) if k == step else metrics() for k in range(4)]
-                found = violation(f"ci:{name}{more}", [metrics()] * 4, probe, header)
+                breach = violation(f"ci:{name}{more}", [metrics()] * 4, probe, header)
                 check = check_called(name)
                 assert check is not None
                 holds = {"first": step == 0, "rollout": step % 2 == 0, "every": True}[check.when]
-                assert (found is not None) is holds, (name, step)
-                assert found is None or found.startswith(f"step {step},")
+                assert (breach is not None) is holds, (name, step)
+                assert breach is None or breach.startswith(f"step {step},")
     probe = [metrics(), metrics(ppo_kl=1.0)]
     assert violation("ci:ppo_kl", [metrics()] * 2, probe) is not None, "one update makes a rollout unless it is said"
     # a case that says it is not asked again where the predicate says it

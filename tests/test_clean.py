@@ -124,10 +124,10 @@ def guarded() -> Iterator[tuple[io.BytesIO, io.BytesIO]]:
 
 def taken(raw: io.BytesIO) -> bytes:
     """What came out since the last call."""
-    found = raw.getvalue()
+    printed = raw.getvalue()
     raw.seek(0)
     raw.truncate()
-    return found
+    return printed
 
 
 def test_nothing_printed_goes_around_the_cleaner() -> None:
@@ -294,15 +294,15 @@ def test_reports_on_a_pull_request(tmp_path: Path, name: str) -> None:
     divergence = replace(result.compared.drift.divergence, signal=text, detail=text)
     drift = replace(result.compared.drift, divergence=divergence)
     culprit = Culprit(replace(point("c", text), author=text), divergence, None, (text,), None, text)
-    found = report(
+    summary = report(
         replace(result, case=text, compared=replace(result.compared, drift=drift), culprits=[culprit], notes=[text],
                 head=point("b", text), machine=text, unnamed=""), Failed(text, text),
     )  # fmt: skip
-    for made in (comment(found), page(found), junit(found)):
+    for made in (comment(summary), page(summary), junit(summary)):
         check_bytes(made.encode(), log=False)
-    ElementTree.fromstring(junit(found))  # noqa: S314
-    assert set(rendered(comment(found)).tags) <= OURS
-    check_bytes(no_command(pull_text(found)).encode())
+    ElementTree.fromstring(junit(summary))  # noqa: S314
+    assert set(rendered(comment(summary)).tags) <= OURS
+    check_bytes(no_command(pull_text(summary)).encode())
 
 
 def test_markdown_templates_escape_by_default() -> None:
@@ -331,9 +331,9 @@ def test_other_reports(name: str) -> None:
                                 place=place, stack=[place])  # fmt: skip
     side = SimpleNamespace(point=ALL, subject=ALL, explained=operation)
     first = SimpleNamespace(step=1, phase=ALL, name=ALL, detail=ALL)
-    found = SimpleNamespace(case=ALL, before=side, after=side, text=ALL, divergence=first, hunks=[(ALL, ALL)],
+    result = SimpleNamespace(case=ALL, before=side, after=side, text=ALL, divergence=first, hunks=[(ALL, ALL)],
                             environment=[ALL], looked=ALL)  # fmt: skip
-    context = {"found": found, "sides": [side], "size": ALL, "headline": ALL, "lines": [ALL], "cost": ALL,
+    context = {"found": result, "sides": [side], "size": ALL, "headline": ALL, "lines": [ALL], "cost": ALL,
                "change": Change(ALL, [ChangedFile(ALL, [("add", ALL)])], 1), "plot": ""}  # fmt: skip
     for ending in ("md", "html"):
         text = templates().get_template(f"{name}.{ending}.jinja").render(context, command=ALL, version="1")

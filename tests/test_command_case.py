@@ -112,13 +112,13 @@ def test_golden_run_verify_and_bisect(guarded: Repo) -> None:
     guarded.edit("src/model.py", "def broken(:\n\n", "")
     guarded.commit("Mend")
     done = guarded.repro("bisect", "--no-explain", f"{good}..HEAD", "--json", "-j", "1")
-    found = json.loads(done.stdout)
-    assert found["outcome"] == "found", done.stderr
-    assert (found["culprit"]["commit"], found["divergence"]["phase"], found["divergence"]["step"]) == (
+    data = json.loads(done.stdout)
+    assert data["outcome"] == "found", done.stderr
+    assert (data["culprit"]["commit"], data["divergence"]["phase"], data["divergence"]["step"]) == (
         culprit, "loss", 0
     )  # fmt: skip
-    assert found["golden"] is not None
-    skip = found["skips"].get(broken)
+    assert data["golden"] is not None
+    skip = data["skips"].get(broken)
     assert skip is None or (skip.startswith("does not import") and "py_compile" in skip)
     verified = guarded.repro("golden", "verify")
     assert verified.returncode == 1
@@ -221,9 +221,9 @@ def test_code_from_elsewhere_is_refused(program: Repo, tmp_path: Path) -> None:
 
 def test_who_a_program_is(program: Repo) -> None:
     """The identity is known before a run and is that of the subject's own Python."""
-    found = identity_of(case(command=COMMAND, env={"OMP_NUM_THREADS": "2"}), program.root)
-    assert found.environment["OMP_NUM_THREADS"] == "2"
-    assert found.environment["torch"].startswith("2.")
+    identity = identity_of(case(command=COMMAND, env={"OMP_NUM_THREADS": "2"}), program.root)
+    assert identity.environment["OMP_NUM_THREADS"] == "2"
+    assert identity.environment["torch"].startswith("2.")
     assert any(p.startswith("torch==") for p in packages_of(case(command=COMMAND), program.root))
     assert identity_of(case(command=COMMAND, python=sys.executable), program.root) == identity_of(
         case(command=COMMAND), program.root

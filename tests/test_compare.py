@@ -79,11 +79,11 @@ def test_the_first_divergent_step_is_the_first_unequal_one(a: list[int], b: list
         x, y = pair(Path(folder), *([metrics(m=float(v)) for v in side] for side in (a, b)))
         expected = next((i for i, (p, q) in enumerate(zip(a, b, strict=False)) if p != q), None)
         assert first_divergent_index(x, y) == first_divergent_index(y, x) == expected
-        found = compare(x, y)
-        assert found.steps == min(len(a), len(b))
-        assert found.equal == (expected is None and len(a) == len(b))
-        assert found.divergence is None or found.divergence.step == expected
-        assert [m.same for m in found.metrics] == [p == q for p, q in zip(a, b, strict=False)]
+        comparison = compare(x, y)
+        assert comparison.steps == min(len(a), len(b))
+        assert comparison.equal == (expected is None and len(a) == len(b))
+        assert comparison.divergence is None or comparison.divergence.step == expected
+        assert [m.same for m in comparison.metrics] == [p == q for p, q in zip(a, b, strict=False)]
 
 
 CHANGES = {
@@ -252,9 +252,9 @@ def test_a_bound_is_atol_plus_rtol_times_the_baseline(x: float, y: float, rtol: 
     """|b - a| <= atol + rtol * |a|, the border included; the step before a violation is no part of it."""
     with tempfile.TemporaryDirectory(dir=RAM) as folder:
         a, b = pair(Path(folder), [metrics(m=1.0), metrics(m=x)], [metrics(m=1.0), metrics(m=y)])
-        found = compare(a, b, Compare(mode="bounds", bounds={"m": Bound(rtol=rtol, atol=atol)}))
-    assert found.equal == (abs(y - x) <= atol + rtol * abs(x))
-    assert found.divergence is None or (found.divergence.step, found.divergence.phase) == (1, "loss")
+        comparison = compare(a, b, Compare(mode="bounds", bounds={"m": Bound(rtol=rtol, atol=atol)}))
+    assert comparison.equal == (abs(y - x) <= atol + rtol * abs(x))
+    assert comparison.divergence is None or (comparison.divergence.step, comparison.divergence.phase) == (1, "loss")
 
 
 def test_bounds_judge_metrics_only_and_every_step(tmp_path: Path) -> None:
@@ -337,9 +337,9 @@ def test_kl_is_given_from_the_first_divergent_step_on(tmp_path: Path) -> None:
     """KL over unmasked tokens for the divergent step and those after it; none where all steps agree."""
     x = [tokens(-1.0, -2.0, -3.0)] * 3
     y = [x[0], tokens(-1.5, -2.0, -9.0), x[0]]
-    found = compare(*pair(tmp_path, x, y))
+    comparison = compare(*pair(tmp_path, x, y))
     r = -0.5
-    assert found.kl == {1: (-r / 2, (math.expm1(r) - r) / 2), 2: (0.0, 0.0)}
+    assert comparison.kl == {1: (-r / 2, (math.expm1(r) - r) / 2), 2: (0.0, 0.0)}
     assert compare(*pair(tmp_path / "same", x, x)).kl == {}
 
 
@@ -358,8 +358,8 @@ def test_log_probs_of_another_form_give_no_kl(tmp_path: Path, other: list[Row], 
     """Log-probs of another dtype or shape, or none, are a divergence without a KL, on either side."""
     sides = [tokens(-1.0, -2.0, -3.0), other]
     a, b = pair(tmp_path, *([s] for s in (reversed(sides) if swap else sides)))
-    found = compare(a, b)
-    assert found.divergence is not None and found.divergence.signal == "log_probs" and found.kl == {}
+    comparison = compare(a, b)
+    assert comparison.divergence is not None and comparison.divergence.signal == "log_probs" and comparison.kl == {}
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.uint8, torch.float32, torch.int64])

@@ -22,8 +22,8 @@ def lengths(draw: st.DrawFn) -> tuple[int, int, int, int | None]:
 def slices_of_the_trainers(total: int, response: int, rank: int, size: int, padded: int | None) -> list[int]:
     """By the trainers' definition: the tokens that a rank's two chunks of logits predict, one at a time."""
     chunk = -(-(total if padded is None else padded) // (2 * size))
-    own = [p for k in (rank, 2 * size - 1 - rank) for p in range(k * chunk, (k + 1) * chunk)]
-    return [p + 1 - (total - response) for p in own if total - response - 1 <= p < total - 1]
+    ps = [p for k in (rank, 2 * size - 1 - rank) for p in range(k * chunk, (k + 1) * chunk)]
+    return [p + 1 - (total - response) for p in ps if total - response - 1 <= p < total - 1]
 
 
 @given(lengths())

@@ -40,11 +40,13 @@ def test_a_critic_is_the_policys_decoder(model: ModelConfig, dtype: torch.dtype)
     """Its names are the policy's but for the head, its weights equal copies; the head stays fp32, and starts at 0."""
     policy = made(model, dtype)
     critic = Critic(policy)
-    own, theirs = dict(critic.named_parameters()), dict(policy.named_parameters())
-    assert own.keys() - theirs.keys() == {"score.weight"} and theirs.keys() - own.keys() <= {"lm_head.weight"}
-    shared = own.keys() & theirs.keys()
-    assert all(bits(own[name]) == bits(theirs[name]) for name in shared)
-    assert not {own[name].data_ptr() for name in shared} & {theirs[name].data_ptr() for name in shared}
+    parameters, theirs = dict(critic.named_parameters()), dict(policy.named_parameters())
+    assert parameters.keys() - theirs.keys() == {"score.weight"} and theirs.keys() - parameters.keys() <= {
+        "lm_head.weight"
+    }
+    shared = parameters.keys() & theirs.keys()
+    assert all(bits(parameters[name]) == bits(theirs[name]) for name in shared)
+    assert not {parameters[name].data_ptr() for name in shared} & {theirs[name].data_ptr() for name in shared}
     assert critic.score.weight.dtype == torch.float32 and not critic.score.weight.any()
     tokens = torch.arange(12).view(2, 6)
     values = critic(tokens)

@@ -145,7 +145,7 @@ def test_grpo_is_the_composition_of_its_parts(case: Case, name: Any, std: bool, 
     config = TrainConfig(
         advantage_estimator=name, grpo_std_normalization=std, whiten_advantages=whitened, kl_coef=kl_coef
     )
-    found = case.estimate(config)
+    estimated = case.estimate(config)
     base = baseline(
         column(case.rewards),
         torch.tensor(case.groups, dtype=torch.int64),
@@ -157,32 +157,32 @@ def test_grpo_is_the_composition_of_its_parts(case: Case, name: Any, std: bool, 
     )
     wanted = advantages(base, case.mask)
     wanted = whiten(wanted, case.mask) if whitened else wanted
-    assert [bits(c) for c in found] == [bits(c) for c in (base.returns, base.values, wanted)]
+    assert [bits(c) for c in estimated] == [bits(c) for c in (base.returns, base.values, wanted)]
 
 
 @given(cases(), halves, st.sampled_from([0.0, 0.25]))
 def test_reinforce_plus_plus_sums_what_follows(case: Case, gamma: float, kl_coef: float) -> None:
     """Exactly: returns are the discounted sums of token rewards, values 0, advantages the whitened returns."""
     config = TrainConfig(advantage_estimator="reinforce_plus_plus", gamma=gamma, kl_coef=kl_coef)
-    found = case.estimate(config)
+    estimated = case.estimate(config)
     wanted = [exact_sums(rewards, Fraction(gamma)) for rewards in exact_rewards(case, kl_coef)]
-    assert unmasked(case, found.returns) == wanted
-    assert not found.values.any()
-    assert bits(found.advantages) == bits(whiten(found.returns, case.mask))
+    assert unmasked(case, estimated.returns) == wanted
+    assert not estimated.values.any()
+    assert bits(estimated.advantages) == bits(whiten(estimated.returns, case.mask))
 
 
 @given(cases(floats))
 def test_without_kl_or_discount_each_token_earns_the_reward(case: Case) -> None:
     """Whatever the reward, reinforce_plus_plus with gamma 1 puts it on every unmasked token unrounded."""
-    found = case.estimate(TrainConfig(advantage_estimator="reinforce_plus_plus"))
+    estimated = case.estimate(TrainConfig(advantage_estimator="reinforce_plus_plus"))
     wanted = [[Fraction(reward)] * sum(mask) for reward, mask in zip(case.rewards, case.masks, strict=True)]
-    assert unmasked(case, found.returns) == wanted
+    assert unmasked(case, estimated.returns) == wanted
 
 
 @given(cases(), st.sampled_from([0.0, 0.25]))
 def test_reinforce_plus_plus_baseline_takes_the_groups_mean_off(case: Case, kl_coef: float) -> None:
     """The mean is over counted samples and has no KL in it; every token pays its own KL; the result is whitened."""
-    found = case.estimate(TrainConfig(advantage_estimator="reinforce_plus_plus_baseline", kl_coef=kl_coef))
+    estimated = case.estimate(TrainConfig(advantage_estimator="reinforce_plus_plus_baseline", kl_coef=kl_coef))
     counted = [any(mask) for mask in case.masks]
     raw = []
     for sample, mask in enumerate(case.masks):
@@ -193,10 +193,10 @@ def test_reinforce_plus_plus_baseline_takes_the_groups_mean_off(case: Case, kl_c
         mean = float(torch.tensor(sum(group) / len(group))) if group else 0.0
         for kl, keep in zip(case.kls[sample], mask, strict=True):
             raw.append(float(column([case.rewards[sample] - mean]) - kl_coef * kl) if keep else 0.0)
-    assert bits(found.advantages) == bits(whiten(column(raw), case.mask))
+    assert bits(estimated.advantages) == bits(whiten(column(raw), case.mask))
     kls = fractions(case.kept(case.kls))
     earned = [[Fraction(r) - Fraction(kl_coef) * kl for kl in k] for r, k in zip(case.rewards, kls, strict=True)]
-    assert unmasked(case, found.returns) == earned
+    assert unmasked(case, estimated.returns) == earned
 
 
 @given(cases(), halves, halves, st.sampled_from([0.0, 0.25]), st.booleans())
@@ -205,16 +205,16 @@ def test_gae_is_its_definition(case: Case, gamma: float, lambd: float, kl_coef: 
     config = TrainConfig(
         advantage_estimator="ppo", gamma=gamma, lambd=lambd, kl_coef=kl_coef, whiten_advantages=whitened
     )
-    found = case.estimate(config)
+    estimated = case.estimate(config)
     values = fractions(case.kept(case.values))
     wanted = [exact_gae(r, v, gamma, lambd) for r, v in zip(exact_rewards(case, kl_coef), values, strict=True)]
-    assert unmasked(case, found.values) == values
-    assert unmasked(case, found.returns) == [
+    assert unmasked(case, estimated.values) == values
+    assert unmasked(case, estimated.returns) == [
         [a + v for a, v in zip(advantage, value, strict=True)] for advantage, value in zip(wanted, values, strict=True)
     ]
     plain = case.estimate(replace(config, whiten_advantages=False)).advantages
     assert unmasked(case, plain) == wanted
-    assert bits(found.advantages) == bits(whiten(plain, case.mask) if whitened else plain)
+    assert bits(estimated.advantages) == bits(whiten(plain, case.mask) if whitened else plain)
 
 
 @given(cases(floats, most=6), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
@@ -226,10 +226,10 @@ def test_gae_of_any_numbers_is_right_up_to_its_roundings(case: Case, gamma: floa
     What underflows is off by less than TINY once per operation. A return adds one sum to its advantage.
     """
     for g, lam in ((gamma, lambd), (1.0, 1.0)):
-        found = case.estimate(TrainConfig(advantage_estimator="ppo", gamma=g, lambd=lam))
+        estimated = case.estimate(TrainConfig(advantage_estimator="ppo", gamma=g, lambd=lam))
         columns = (exact_rewards(case, 0.0), fractions(case.kept(case.values)))
         for rewards, values, got, returns in zip(
-            *columns, unmasked(case, found.advantages), unmasked(case, found.returns), strict=True
+            *columns, unmasked(case, estimated.advantages), unmasked(case, estimated.returns), strict=True
         ):
             wanted = exact_gae(rewards, values, g, lam)
             if g == lam == 1.0:
@@ -261,8 +261,8 @@ def test_samples_do_not_read_one_another(case: Case, sample: int) -> None:
     assume(sample < len(case.masks))
     packed = column(case.flat(case.kls))
     together = gae(packed, column(case.flat(case.values)), case.mask, case.lengths, gamma=0.9, lambd=0.7)
-    mask, own = torch.tensor(case.masks[sample], dtype=torch.int64), torch.tensor([len(case.masks[sample])])
-    alone = gae(column(case.kls[sample]), column(case.values[sample]), mask, own, gamma=0.9, lambd=0.7)
+    mask, value = torch.tensor(case.masks[sample], dtype=torch.int64), torch.tensor([len(case.masks[sample])])
+    alone = gae(column(case.kls[sample]), column(case.values[sample]), mask, value, gamma=0.9, lambd=0.7)
     start = sum(len(m) for m in case.masks[:sample])
     for a, b in zip(together, alone, strict=True):
         assert bits(a[start : start + len(mask)]) == bits(b)
@@ -324,9 +324,9 @@ def test_whitened_returns_of_known_numbers() -> None:
     """Two samples that earn 1 and 3 lie half a root of two to either side, masked ones elsewhere."""
     case = Case([1.0, 3.0, 9.0], [0, 1, 1], [[1], [1], [0]], [[0.0]] * 3, [[0.0]] * 3)
     for name in ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"):
-        own = case._replace(groups=[0, 0, 1])
-        found = own.estimate(TrainConfig(advantage_estimator=name, whiten_advantages=True))  # type: ignore[arg-type]
-        assert found.advantages.tolist() == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5), 0.0], rel=4 * U + 5e-9)
+        changed = case._replace(groups=[0, 0, 1])
+        estimated = changed.estimate(TrainConfig(advantage_estimator=name, whiten_advantages=True))  # type: ignore[arg-type]
+        assert estimated.advantages.tolist() == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5), 0.0], rel=4 * U + 5e-9)
 
 
 def test_ppo_needs_values() -> None:
@@ -354,8 +354,8 @@ def test_a_broken_number_is_passed_on() -> None:
     ):
         names = ["ppo"] if broken.values != good.values else ["ppo", "reinforce_plus_plus"]
         for name in names:
-            found = broken.estimate(TrainConfig(advantage_estimator=name, kl_coef=0.5))  # type: ignore[arg-type]
-            assert found.returns.isnan().tolist() == [True, True, False, False]
+            estimated = broken.estimate(TrainConfig(advantage_estimator=name, kl_coef=0.5))  # type: ignore[arg-type]
+            assert estimated.returns.isnan().tolist() == [True, True, False, False]
 
 
 def test_token_rewards_and_sums_by_hand() -> None:

@@ -127,7 +127,7 @@ def loss_quantity(aggregation: Any, **settings: Any) -> Quantity:
 
 def estimator_quantity(**settings: Any) -> Quantity:
     def quantity(x: Inputs) -> dict[str, Tensor]:
-        found = estimate(
+        estimated = estimate(
             TrainConfig(gamma=0.9, lambd=0.8, **settings),
             rewards=REWARDS,
             group_index=GROUPS,
@@ -136,15 +136,15 @@ def estimator_quantity(**settings: Any) -> Quantity:
             kl=x["kl"],
             values=x["values"],
         )
-        return found._asdict()
+        return estimated._asdict()
 
     return quantity
 
 
 def token_sums(x: Inputs) -> dict[str, Tensor]:
     rewards = token_rewards(REWARDS, MASK, LENGTHS, kl=x["kl"], kl_coef=0.1)
-    found = gae(x["returns"], x["values"], MASK, LENGTHS, gamma=0.9, lambd=0.8)
-    return {"rewards": rewards, "sums": discounted_sums(x["advantages"], MASK, LENGTHS, 0.9), **found._asdict()}
+    advantages = gae(x["returns"], x["values"], MASK, LENGTHS, gamma=0.9, lambd=0.8)
+    return {"rewards": rewards, "sums": discounted_sums(x["advantages"], MASK, LENGTHS, 0.9), **advantages._asdict()}
 
 
 def value_loss_quantity(aggregation: Any) -> Quantity:
@@ -280,7 +280,7 @@ def test_a_wholly_masked_sample_is_in_no_estimate(settings: dict[str, Any]) -> N
     def columns(sample: int, reward: float) -> list[Any]:
         rewards = REWARDS.clone()
         rewards[sample] = reward
-        found = estimate(
+        estimated = estimate(
             TrainConfig(**settings),
             rewards=rewards,
             group_index=GROUPS,
@@ -289,7 +289,7 @@ def test_a_wholly_masked_sample_is_in_no_estimate(settings: dict[str, Any]) -> N
             kl=x["kl"],
             values=x["values"],
         )
-        return [bits(column) for column in found]
+        return [bits(column) for column in estimated]
 
     assert columns(4, 7.0) == columns(4, -3.0) == columns(4, math.nan) == columns(4, math.inf)
     for sample in range(4):

@@ -41,17 +41,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 @pytest.mark.whole
 def test_one_name_and_one_fingerprint_for_a_tensor_on_any_number_of_ranks(place: Place) -> None:
     """Weights at load, columns and metrics of two ranks are one row each, with the fingerprint of one process."""
-    one, two = Trace(place.root / "one"), Trace(place.root / "two")
-    assert two.complete and [len(t.steps) for t in (one, two)] == [3, 3]
-    alone, together = ({r.key: r.fingerprint for r in t.rows(0)} for t in (one, two))
+    trace, two = Trace(place.root / "one"), Trace(place.root / "two")
+    assert two.complete and [len(t.steps) for t in (trace, two)] == [3, 3]
+    alone, together = ({r.key: r.fingerprint for r in t.rows(0)} for t in (trace, two))
     assert set(alone) == set(together), "no signal is kept by rank"
     differing = {name for key, name in alone if alone[key, name] != together[key, name]}
     assert differing <= {"bias"}, "the ranks add up its gradient in another order"
-    assert (one.header.identity["layout"], two.header.identity["layout"]) == (
+    assert (trace.header.identity["layout"], two.header.identity["layout"]) == (
         {"ranks": "1", "threads": "1"},
         {"ranks": "2", "threads": "1"},
     )
-    assert one.header.subject == two.header.subject and one.header.rollouts == two.header.rollouts
+    assert trace.header.subject == two.header.subject and trace.header.rollouts == two.header.rollouts
 
 
 def test_the_end_of_a_run_is_told_by_rank(place: Place) -> None:
@@ -93,8 +93,8 @@ def test_a_change_is_planted_and_written_out_under_the_canonical_name(place: Pla
     assert [result.diverged for result in run(case_of(2), place, *runs)] == [True, True]
     for folder, at in zip(folders, wanted, strict=True):
         trace = Trace(folder)
-        found = first_difference(two, trace)
-        assert found and (found.step, found.phase, found.signal) == at
+        divergence = first_difference(two, trace)
+        assert divergence and (divergence.step, divergence.phase, divergence.signal) == at
         assert not any("@" in row.name for row in trace.rows(0)), "replicas do not part"
         assert (trace.end or {})["reason"] == "diverged"
     for at, size in zip(wanted, (4 * 3 * 4, 4 * 4), strict=True):
@@ -107,8 +107,8 @@ def test_a_change_is_planted_and_written_out_under_the_canonical_name(place: Pla
 def test_a_replica_that_differs_is_kept_by_rank(place: Place) -> None:
     """A rank whose bias drifts from step 1 on is told from the other; step 0 agrees with the healthy run."""
     case = case_of(2, fault={"rank": 1, "step": 1, "how": "differ"})
-    found = first_difference(Trace(place.root / "two"), traced(case, place, "differs"))
-    assert found and (found.step, found.phase) == (1, "forward")
+    divergence = first_difference(Trace(place.root / "two"), traced(case, place, "differs"))
+    assert divergence and (divergence.step, divergence.phase) == (1, "forward")
     names = {row.name for row in Trace(place.root / "differs").rows(1) if row.phase == "update"}
     assert names == {"bias@0", "bias@1", "weight"}
 
@@ -255,15 +255,15 @@ def test_a_change_on_the_second_rank_is_bisected_and_explained(guarded: Repo) ->
     old = "        d_weight = product(d_logits[:, RANK * self.rows : (RANK + 1) * self.rows].T, self.inputs())\n"
     guarded.edit("training/interface.py", old, old + "        d_weight[-1] *= 1 + 1e-6 * RANK\n")
     culprit = guarded.commit("Scale the last row, on the second rank")
-    found = answer(guarded, "bisect", "recorded..HEAD")
-    assert found["culprit"]["commit"] == culprit
-    assert (found["divergence"]["phase"], found["divergence"]["signal"]) == ("grad", "weight")
-    assert "d_weight[-1] *= 1 + 1e-6 * RANK" in json.dumps(found["culprits"][0]["explanation"])
+    answered = answer(guarded, "bisect", "recorded..HEAD")
+    assert answered["culprit"]["commit"] == culprit
+    assert (answered["divergence"]["phase"], answered["divergence"]["signal"]) == ("grad", "weight")
+    assert "d_weight[-1] *= 1 + 1e-6 * RANK" in json.dumps(answered["culprits"][0]["explanation"])
 
 
 @pytest.mark.campaign
 def test_one_rank_and_two_are_compared_as_layouts(guarded: Repo) -> None:
     """The ranks add the bias's gradient up in another order: the layouts agree within a few units of epsilon."""
-    found = answer(guarded, "bisect", "--layout", "case..one", "--at", "recorded")
-    assert found["outcome"] == "agree" and found["comparison"]["worst"]["units"] < 64
-    assert found["comparison"]["first"]["signal"] == "bias"
+    answered = answer(guarded, "bisect", "--layout", "case..one", "--at", "recorded")
+    assert answered["outcome"] == "agree" and answered["comparison"]["worst"]["units"] < 64
+    assert answered["comparison"]["first"]["signal"] == "bias"

@@ -367,9 +367,9 @@ def test_a_rewrite_is_whole_and_the_header_is_one_key(tmp_path: Path) -> None:
 
 def test_temperature_zero_takes_the_most_probable_token() -> None:
     """At temperature 0 every token is the argmax of the logits, with its log-prob at temperature 1; seeds are idle."""
-    found = run(PROMPTS, [1, 2, 3, 4, 5], 0.0, 6)
-    assert found == run(PROMPTS, [6, 7, 8, 9, 10], 0.0, 6)
-    for prompt, response in zip(PROMPTS, found, strict=True):
+    done = run(PROMPTS, [1, 2, 3, 4, 5], 0.0, 6)
+    assert done == run(PROMPTS, [6, 7, 8, 9, 10], 0.0, 6)
+    for prompt, response in zip(PROMPTS, done, strict=True):
         with torch.no_grad():
             logits = POLICY(torch.tensor([prompt + response.tokens]))[0, len(prompt) - 1 : -1]
         assert response.tokens == logits.argmax(-1).tolist()

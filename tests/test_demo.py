@@ -401,7 +401,7 @@ def result(commit: str, step: int, phase: str = "forward") -> DemoResult:
     divergence = Divergence(step, phase, "log_probs", "value", "float32 [3]")
     comparison = Comparison(STEPS, divergence, [], {})
     info = PointInfo(commit, "A <a@example.org>", "2025-01-06", "Tidy", (), "")
-    found = BisectResult(
+    result = BisectResult(
         outcome="found", good="c" * 40, bad="d" * 40, case="demo", predicate="bitwise",
         culprits=[BisectCulprit(info, divergence, comparison)], suspects=[], untried=[], end=divergence,
         explains_bad=True, verdicts={}, skips={}, parents={}, subjects={}, cost=Cost(), git_probes=None,
@@ -411,7 +411,7 @@ def result(commit: str, step: int, phase: str = "forward") -> DemoResult:
     answer = {"commit": "a" * 40, "first_step": 7, "phase": "forward", "kind": "k", "place": "p", "subject": "s"}
     verification = Verification(GoldenRun(Path("g"), {}), comparison, STEPS)
     reports = Path("out/report.md"), Path("out/report.html")
-    return DemoResult(7, 66, 14, verification, found, answer, "0" * 64, reports, "repro bisect", 1.0)
+    return DemoResult(7, 66, 14, verification, result, answer, "0" * 64, reports, "repro bisect", 1.0)
 
 
 def test_a_wrong_verdict_is_said() -> None:

@@ -49,9 +49,9 @@ def needed(names: Iterator[Requirement]) -> Iterator[importlib.metadata.Distribu
         key = canonicalize_name(need.name)
         if key not in seen and (need.marker is None or need.marker.evaluate({"extra": ""})):
             seen.add(key)
-            found = importlib.metadata.distribution(need.name)
-            yield found
-            waiting += map(Requirement, found.requires or [])
+            package = importlib.metadata.distribution(need.name)
+            yield package
+            waiting += map(Requirement, package.requires or [])
 
 
 @pytest.fixture(scope="module")
@@ -172,8 +172,8 @@ def test_a_light_installation_bisects_a_program_that_has_torch(light: Path, hist
     program, repro = [sys.executable, "train.py"], light / "repro"
     run(repro, "trace", "--out", "trace", "--", *program, cwd=history.root)
     assert "agrees" in run(repro, "diff", "trace", "trace", cwd=history.root).stdout
-    found = run(repro, "bisect", "HEAD~3..HEAD", "--", *program, cwd=history.root).stdout
-    assert "Scale" in found and "train.py:23" in found and "not written:" in found
+    printed = run(repro, "bisect", "HEAD~3..HEAD", "--", *program, cwd=history.root).stdout
+    assert "Scale" in printed and "train.py:23" in printed and "not written:" in printed
     assert "Scale" in run(repro, "history", "HEAD~3..HEAD", "--", *program, cwd=history.root).stdout
     assert "train.py:23" in run(repro, "explain", "HEAD~1", "--", *program, cwd=history.root).stdout
 

@@ -98,7 +98,7 @@ def test_help_lists_and_explanations_need_no_artefact(tmp_path: Path) -> None:
     assert listed.returncode == 0, listed.stderr
     assert all(f"  {rule} " in listed.stdout for rule in every_rule())
     told = json.loads(run("--explain", "batch-invariant", "--json", cwd=tmp_path).stdout)
-    assert [one["id"] for one in told] == ["batch-invariant"]
+    assert [finding["id"] for finding in told] == ["batch-invariant"]
     assert set(told[0]) >= {"title", "severity", "certainty", "why", "cure", "inputs", "sources", "subject"}
     wrong = run("--explain", "batch-invariance", cwd=tmp_path)
     assert wrong.returncode == 2
@@ -181,10 +181,10 @@ def test_a_command_line_behind_dashes_is_a_launch(tmp_path: Path) -> None:
     words += ("--num-steps-per-rollout", "2", "--global-batch-size", "8")
     done = run("--json", "--only", "batch-invariant", *words, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
-    found = json.loads(done.stdout)
-    assert found["tried"] == ["batch-invariant"]
-    (one,) = found["findings"]
-    assert set(one) == {"rule", "severity", "certainty", "message", "where", "why", "cure"}
+    data = json.loads(done.stdout)
+    assert data["tried"] == ["batch-invariant"]
+    (finding,) = data["findings"]
+    assert set(finding) == {"rule", "severity", "certainty", "message", "where", "why", "cure"}
 
 
 def test_a_reward_function_and_an_interpreter_are_asked_only_where_they_are_named(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_reward_function_and_an_interpreter_are_asked_only_where_they_are_name
     done = json.loads(run("--reward", "mine:score", *words, cwd=tmp_path).stdout)
     assert {"reward-function", "numpy-2"} <= set(done["tried"])
     assert (tmp_path / "called").exists()
-    told = [one["message"] for one in done["findings"] if one["rule"] == "reward-function"]
+    told = [finding["message"] for finding in done["findings"] if finding["rule"] == "reward-function"]
     assert any("10" in message for message in told), done["findings"]
 
 
@@ -220,9 +220,9 @@ def test_a_rule_that_fails_is_a_finding_and_silences_no_other(tmp_path: Path, mo
     launch.write_text(LAUNCH.format(batch=250))
     rules = {"of-a-test": _patient(breaks, (kinds.Launch,)), "batch-invariant": catalogue()["batch-invariant"]}
     monkeypatch.setattr("repro.doctor.examine.catalogue", lambda: rules)
-    found = examine(look([launch]))
-    assert [one.rule for one in found.findings] == ["batch-invariant", FAULT.id]
-    assert "KeyError" in found.findings[1].message
+    report = examine(look([launch]))
+    assert [finding.rule for finding in report.findings] == ["batch-invariant", FAULT.id]
+    assert "KeyError" in report.findings[1].message
 
 
 def test_what_is_corrupt_is_a_finding(tmp_path: Path) -> None:
@@ -231,8 +231,8 @@ def test_what_is_corrupt_is_a_finding(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "0.pt").write_bytes(b"PK\x03\x04 and then nothing of a dump")
     (tmp_path / "bad.sh").write_text(LAUNCH.format(batch=250))
-    found = examine(look([tmp_path]))
-    assert {one.rule for one in found.of("error")} == {UNREADABLE.id, "batch-invariant"}, found.findings
+    report = examine(look([tmp_path]))
+    assert {one.rule for one in report.of("error")} == {UNREADABLE.id, "batch-invariant"}, report.findings
 
 
 def test_links_are_followed_once_and_what_is_not_looked_at_is_said(tmp_path: Path) -> None:
@@ -250,7 +250,9 @@ def test_links_are_followed_once_and_what_is_not_looked_at_is_said(tmp_path: Pat
     deep.mkdir(parents=True)
     (deep / "bad.sh").write_text("python3 train.py --colocate\n")
     (left,) = [
-        one for one in examine(look([tmp_path / "links"])).findings if one.rule == "not-read" and "deep" in one.message
+        finding
+        for finding in examine(look([tmp_path / "links"])).findings
+        if finding.rule == "not-read" and "deep" in finding.message
     ]
     assert left.severity == "note" and left.where.path.endswith("a/b/c/d/e/f/g/h")
 
@@ -275,7 +277,7 @@ def test_no_link_out_of_a_folder_is_followed(tmp_path: Path, kind: str) -> None:
         (folder / "also").symlink_to(folder / "in")
     seen = look([folder])
     assert [one.kind for one in seen if "not searched" not in one.kind and one.artefacts] == []
-    (left,) = [one for one in examine(seen).findings if one.rule == "not-read"]
+    (left,) = [finding for finding in examine(seen).findings if finding.rule == "not-read"]
     assert left.message == f"a link leads out of {folder} and was not followed"
     assert examine(look([secret / "bad.sh"])).of("error")
     (tmp_path / "named").symlink_to(secret)
@@ -302,17 +304,17 @@ def test_a_file_that_is_not_what_its_name_says_is_corrupt(tmp_path: Path, name: 
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / name).write_bytes(content)
     (tmp_path / "odd.bin").write_bytes(bytes(range(256)))
-    found = examine(look([tmp_path / "bad.sh", tmp_path / "broken" / name, tmp_path / "odd.bin"])).of("error")
-    assert str(tmp_path / "odd.bin") in [one.where.path for one in found if one.rule == UNREADABLE.id]
-    assert str(tmp_path / "broken" / name) in [one.where.path for one in found], found
-    assert "batch-invariant" in {one.rule for one in found}
+    measured = examine(look([tmp_path / "bad.sh", tmp_path / "broken" / name, tmp_path / "odd.bin"])).of("error")
+    assert str(tmp_path / "odd.bin") in [one.where.path for one in measured if one.rule == UNREADABLE.id]
+    assert str(tmp_path / "broken" / name) in [finding.where.path for finding in measured], measured
+    assert "batch-invariant" in {one.rule for one in measured}
 
 
 def test_the_same_file_twice_is_one_artefact(tmp_path: Path) -> None:
     """A file that is named and lies below a folder that is named is examined once."""
     (tmp_path / "bad.sh").write_text(LAUNCH.format(batch=250))
-    found = examine(look([tmp_path, tmp_path / "bad.sh"]), only=["batch-invariant"])
-    assert len(found.findings) == 1
+    report = examine(look([tmp_path, tmp_path / "bad.sh"]), only=["batch-invariant"])
+    assert len(report.findings) == 1
 
 
 def test_terminal_controls_in_artefacts_stay_silent(tmp_path: Path) -> None:

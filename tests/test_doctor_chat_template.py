@@ -146,17 +146,17 @@ def _both(run: Path, folder: Path, *more: Path) -> tuple[list[str], list[str]]:
 def test_applied_once_is_silence(family: Family, tmp_path: Path) -> None:
     """Prompts that the template was applied to once, of one turn and of several, in any script, give no finding."""
     folder = make(tmp_path / "tokenizer", family)
-    run = _run(tmp_path / "run", folder, [render(family, one) for one in _conversations()])
+    run = _run(tmp_path / "run", folder, [render(family, conversation) for conversation in _conversations()])
     assert _both(run, folder) == ([], [])
 
 
 def test_applied_twice_is_an_error_with_the_sample(family: Family, tmp_path: Path) -> None:
     """Rendered prompts put into a user's message and rendered again: an error, with the sample and its text."""
     folder = make(tmp_path / "tokenizer", family)
-    texts = [render(family, _user(render(family, one))) for one in _conversations()]
+    texts = [render(family, _user(render(family, conversation))) for conversation in _conversations()]
     run = _run(tmp_path / "run", folder, texts)
     said = found("chat-template-twice", run, folder)
-    assert [one.severity for one in said] == ["error"]
+    assert [finding.severity for finding in said] == ["error"]
     assert "twice in 6 of 6 prompts" in said[0].message
     assert said[0].where.item == "sample 0 prompt"
     assert family.opening.split("<")[-1] in said[0].where.value
@@ -192,7 +192,7 @@ def test_a_system_prompt_of_the_data_changes_nothing(tmp_path: Path) -> None:
     for name in ("ChatML", "ChatML with a system prompt", "Llama 3"):
         folder = make(tmp_path / name / "tokenizer", FAMILIES[name])
         french = {"role": "system", "content": "Answer in French."}
-        texts = [render(FAMILIES[name], [french, *one]) for one in _conversations()]
+        texts = [render(FAMILIES[name], [french, *conversation]) for conversation in _conversations()]
         assert _both(_run(tmp_path / name / "own", folder, texts), folder) == ([], [])
         nested = [render(FAMILIES[name], [{"role": "system", "content": "Be brief."}, *_user(text)]) for text in texts]
         assert _both(_run(tmp_path / name / "twice", folder, nested), folder) == (["error"], [])
@@ -230,7 +230,7 @@ def test_the_template_of_another_model_is_named(tmp_path: Path) -> None:
     other = read_tokenizer(make(tmp_path / "other", FAMILIES["ChatML"])).render(_user("What is 2 + 3?"))
     folder = make(tmp_path / "tokenizer", FAMILIES["Llama 3"])
     said = found("chat-template-missing", _run(tmp_path / "run", folder, [other] * 4), folder)
-    assert [one.severity for one in said] == ["warning"]
+    assert [finding.severity for finding in said] == ["warning"]
     assert "another template (ChatML)" in said[0].message
 
 
@@ -323,11 +323,11 @@ def test_doubled_marks_show_without_a_tokenizer(name: str, tmp_path: Path) -> No
     rule = catalogue()["prompt-marks-doubled"]
     for text, wrong in ((once, False), (talk, False), (twice, True)):
         dump = plain_dump("slime")
-        for one in dump.samples:
-            one["prompt"] = text
+        for sample in dump.samples:
+            sample["prompt"] = text
         path = tmp_path / "0.pt"
         write_rollout_dump(path, dump)
         (read,) = ROLLOUT_DUMP.read(path)
         told = list(rule.check(read, None))
         assert bool(told) == wrong, text
-        assert all(one.severity is None and "4 of 4" in one.message for one in told)
+        assert all(finding.severity is None and "4 of 4" in finding.message for finding in told)

@@ -50,26 +50,26 @@ JSON = st.recursive(
 
 def test_a_distributed_checkpoint_says_all_of_itself(tmp_path: Path) -> None:
     """Tracker, iterations, files with sizes, the extents of .metadata and the arguments of the save."""
-    found = made(torch_dist(tmp_path / "ckpt", 3, 20, num_layers=7))
-    assert isinstance(found, MegatronCheckpoint)
-    assert (found.tracker, found.iterations, found.release, dict(found.damage)) == ("20", (3, 20), False, {})
-    assert found.args is not None and found.args["num_layers"] == 7
+    facts = made(torch_dist(tmp_path / "ckpt", 3, 20, num_layers=7))
+    assert isinstance(facts, MegatronCheckpoint)
+    assert (facts.tracker, facts.iterations, facts.release, dict(facts.damage)) == ("20", (3, 20), False, {})
+    assert facts.args is not None and facts.args["num_layers"] == 7
     folder = tmp_path / "ckpt" / "iter_0000020"
-    assert found.files[20] == {file.name: file.stat().st_size for file in folder.iterdir()}
-    shards = {name: size for name, size in found.files[20].items() if name.endswith(".distcp")}
-    assert set(found.extents) == {20} and set(found.extents[20]) == set(shards)
-    assert all(0 < found.extents[20][name] <= size for name, size in shards.items())
+    assert facts.files[20] == {file.name: file.stat().st_size for file in folder.iterdir()}
+    shards = {name: size for name, size in facts.files[20].items() if name.endswith(".distcp")}
+    assert set(facts.extents) == {20} and set(facts.extents[20]) == set(shards)
+    assert all(0 < facts.extents[20][name] <= size for name, size in shards.items())
 
 
 @pytest.mark.whole
 def test_what_megatron_core_saves_is_read_and_clean(tmp_path: Path) -> None:
     """A checkpoint of dist_checkpointing itself: its arguments, its extents, and no finding."""
-    found = made(megatron_core(tmp_path / "ckpt"))
-    assert isinstance(found, MegatronCheckpoint) and found.args is not None
-    assert (found.args["num_layers"], found.iterations, dict(found.damage)) == (4, (11,), {})
-    assert sum(found.extents[11].values()) >= 4 * 512
+    facts = made(megatron_core(tmp_path / "ckpt"))
+    assert isinstance(facts, MegatronCheckpoint) and facts.args is not None
+    assert (facts.args["num_layers"], facts.iterations, dict(facts.damage)) == (4, (11,), {})
+    assert sum(facts.extents[11].values()) >= 4 * 512
     for name in ("checkpoint-tracker", "checkpoint-iteration", "checkpoint-truncated"):
-        assert list(rule(name).check(found)) == []
+        assert list(rule(name).check(facts)) == []
 
 
 def test_extents_end_where_the_library_says(tmp_path: Path) -> None:
@@ -85,10 +85,10 @@ def test_extents_end_where_the_library_says(tmp_path: Path) -> None:
 
 def test_arguments_of_a_rank(tmp_path: Path) -> None:
     """Without common.pt the first rank's own file has the arguments; odd values in them are kept as plain fields."""
-    found = made(legacy(tmp_path / "ckpt", 5, num_layers=9))
-    assert isinstance(found, MegatronCheckpoint) and found.args is not None
-    assert found.args["num_layers"] == 9 and found.args["device"] is None
-    assert "mp_rank_01_001/model_optim_rng.pt" in found.files[5]
+    facts = made(legacy(tmp_path / "ckpt", 5, num_layers=9))
+    assert isinstance(facts, MegatronCheckpoint) and facts.args is not None
+    assert facts.args["num_layers"] == 9 and facts.args["device"] is None
+    assert "mp_rank_01_001/model_optim_rng.pt" in facts.files[5]
 
 
 def test_no_class_of_a_checkpoint_is_built(tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_no_class_of_a_checkpoint_is_built(tmp_path: Path) -> None:
 
     folder = torch_dist(tmp_path / "ckpt", 5)
     torch.save({"args": Evil(), "iteration": 5}, folder / "iter_0000005" / "common.pt")
-    found = made(folder)
-    assert isinstance(found, MegatronCheckpoint) and not (tmp_path / "ran").exists()
+    facts = made(folder)
+    assert isinstance(facts, MegatronCheckpoint) and not (tmp_path / "ran").exists()
 
 
 def test_a_folder_gives_weights_config_and_tokenizer(tmp_path: Path) -> None:
@@ -142,13 +142,13 @@ def test_elements_are_those_that_torch_reads(dtype: torch.dtype, tmp_path: Path)
     draw = torch.Generator().manual_seed(3)
     tensor = (torch.randn(5, 7, generator=draw) * 9).to(dtype)
     save_file({"x": tensor, "nothing": torch.zeros(0, 4, dtype=dtype)}, tmp_path / "model.safetensors")
-    found = read_checkpoint(tmp_path)
+    checkpoint = read_checkpoint(tmp_path)
     expected = tensor.float() if dtype.is_floating_point else tensor
-    assert np.array_equal(found.read("x").reshape(5, 7), expected.numpy())
-    assert found.read("nothing").shape == (0,)
-    assert found.scan("nothing").constant is None
+    assert np.array_equal(checkpoint.read("x").reshape(5, 7), expected.numpy())
+    assert checkpoint.read("nothing").shape == (0,)
+    assert checkpoint.scan("nothing").constant is None
     with pytest.raises(ReproError, match="no tensor"):
-        found.read("y")
+        checkpoint.read("y")
 
 
 @ANY
@@ -178,8 +178,8 @@ def test_equal_tensors_have_one_digest(tmp_path: Path) -> None:
     """Digests tell dtype, shape and bytes, and not names or files."""
     x = torch.arange(12.0)
     save_file({"a": x, "b": x.clone(), "c": x.reshape(3, 4).clone(), "d": x.half()}, tmp_path / "model.safetensors")
-    found = read_checkpoint(tmp_path)
-    digests = {name: found.scan(name).digest for name in "abcd"}
+    checkpoint = read_checkpoint(tmp_path)
+    digests = {name: checkpoint.scan(name).digest for name in "abcd"}
     assert digests["a"] == digests["b"] and len(set(digests.values())) == 3
 
 
@@ -342,8 +342,8 @@ def test_headers_that_do_not_fit_are_refused(header: Any, words: str, tmp_path: 
     """Overlapping tensors, bytes beyond the file, sizes that do not fit: each refused with its reason."""
     raw = json.dumps(header).encode()
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(16))
-    found = read_checkpoint(tmp_path)
-    assert words in found.unreadable["model.safetensors"] and not found.tensors
+    checkpoint = read_checkpoint(tmp_path)
+    assert words in checkpoint.unreadable["model.safetensors"] and not checkpoint.tensors
 
 
 @ANY

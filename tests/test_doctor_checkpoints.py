@@ -133,8 +133,8 @@ def test_whole_checkpoints_of_both_kinds_are_clean(name: str, kind: Callable[...
 )
 def test_trackers_that_name_nothing(text: str, words: str, tmp_path: Path) -> None:
     """An empty tracker, and one that holds neither digits nor ``release``, are errors; digits are ASCII."""
-    (found,) = findings("checkpoint-tracker", torch_dist(tmp_path / "ckpt", 3, tracker=text))
-    assert words in found.message
+    (finding,) = findings("checkpoint-tracker", torch_dist(tmp_path / "ckpt", 3, tracker=text))
+    assert words in finding.message
     assert findings("checkpoint-iteration", tmp_path / "ckpt") == []
 
 
@@ -144,14 +144,14 @@ def test_release_is_an_iteration(tmp_path: Path) -> None:
     for name in ("checkpoint-tracker", "checkpoint-iteration", "checkpoint-truncated"):
         assert findings(name, folder) == []
     shutil.rmtree(folder / "release")
-    (found,) = findings("checkpoint-iteration", folder)
-    assert "no folder release" in found.message
+    (finding,) = findings("checkpoint-iteration", folder)
+    assert "no folder release" in finding.message
 
 
 def test_an_empty_iteration_and_an_older_one(tmp_path: Path) -> None:
     """A folder without data is an error that names the newest with some; a tracker behind the newest is a note."""
-    (found,) = findings("checkpoint-iteration", *_unfilled(tmp_path))
-    assert "holds no data" in found.message and "20" in found.cure
+    (finding,) = findings("checkpoint-iteration", *_unfilled(tmp_path))
+    assert "holds no data" in finding.message and "20" in finding.cure
     (older,) = findings("checkpoint-iteration", torch_dist(tmp_path / "two", 20, 40, tracker="20"))
     assert older.severity == "note"
 
@@ -159,8 +159,8 @@ def test_an_empty_iteration_and_an_older_one(tmp_path: Path) -> None:
 def test_one_iteration_alone_is_no_error(tmp_path: Path) -> None:
     """A folder iter_NNNNNNN given itself is read as one iteration, with a note to give the folder above."""
     folder = torch_dist(tmp_path / "ckpt", 5) / "iter_0000005"
-    (found,) = findings("checkpoint-tracker", folder)
-    assert found.severity == "note"
+    (finding,) = findings("checkpoint-tracker", folder)
+    assert finding.severity == "note"
     assert findings("checkpoint-truncated", folder) == []
 
 
@@ -169,8 +169,8 @@ def test_files_of_no_bytes(file: str, tmp_path: Path) -> None:
     """Each file that loading needs is an error when it is empty, said once."""
     folder = torch_dist(tmp_path / "ckpt", 5)
     (folder / "iter_0000005" / file).write_bytes(b"")
-    (found,) = findings("checkpoint-truncated", folder)
-    assert found.severity == "error" and file in found.where.path
+    (finding,) = findings("checkpoint-truncated", folder)
+    assert finding.severity == "error" and file in finding.where.path
 
 
 @pytest.mark.parametrize("file", ["common.pt", ".metadata"])
@@ -178,8 +178,8 @@ def test_files_cut_short(file: str, tmp_path: Path) -> None:
     """A pickle that breaks off is an error with the file's name."""
     folder = torch_dist(tmp_path / "ckpt", 5)
     cut(folder / "iter_0000005" / file, 40)
-    (found,) = findings("checkpoint-truncated", folder)
-    assert found.severity == "error" and file in found.where.path
+    (finding,) = findings("checkpoint-truncated", folder)
+    assert finding.severity == "error" and file in finding.where.path
 
 
 def test_missing_shards_and_ranks(tmp_path: Path) -> None:
@@ -187,8 +187,8 @@ def test_missing_shards_and_ranks(tmp_path: Path) -> None:
     folder = torch_dist(tmp_path / "ckpt", 5)
     shard = next((folder / "iter_0000005").glob("*.distcp"))
     shard.unlink()
-    (found,) = findings("checkpoint-truncated", folder)
-    assert shard.name in found.message and "is missing" in found.message
+    (finding,) = findings("checkpoint-truncated", folder)
+    assert shard.name in finding.message and "is missing" in finding.message
     (torch_dist(tmp_path / "other", 5) / "iter_0000005" / ".metadata").unlink()
     assert "interrupted" in findings("checkpoint-truncated", tmp_path / "other")[0].message
     shutil.rmtree(legacy(tmp_path / "ranks", 5) / "iter_0000005" / "mp_rank_01_000")
@@ -199,8 +199,8 @@ def test_missing_shards_and_ranks(tmp_path: Path) -> None:
 def test_a_distributed_checkpoint_may_be_cut_anew(tmp_path: Path) -> None:
     """Another TP than saved is a note for .distcp, and so is another CP for files of ranks."""
     launch = script(tmp_path, f"--tensor-model-parallel-size 4 {paths(load=torch_dist(tmp_path / 'ckpt', 5))}")
-    (found,) = findings("checkpoint-parallelism", launch, tmp_path / "ckpt")
-    assert found.severity == "note" and "TP 2" in found.message
+    (finding,) = findings("checkpoint-parallelism", launch, tmp_path / "ckpt")
+    assert finding.severity == "note" and "TP 2" in finding.message
     flags = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --context-parallel-size 2 "
     other = script(tmp_path / "b", flags + paths(load=legacy(tmp_path / "ranks", 5)))
     (context,) = findings("checkpoint-parallelism", other, tmp_path / "ranks")
@@ -213,23 +213,23 @@ def test_layouts_without_arguments_come_from_the_ranks(tmp_path: Path) -> None:
     for file in folder.rglob("*.pt"):
         file.write_bytes(b"not a pickle")
     launch = script(tmp_path, f"--tensor-model-parallel-size 4 {paths(load=folder)}")
-    (found,) = findings("checkpoint-parallelism", launch, folder)
-    assert found.severity == "error" and "TP 2" in found.message
+    (finding,) = findings("checkpoint-parallelism", launch, folder)
+    assert finding.severity == "error" and "TP 2" in finding.message
 
 
 def test_another_checkpoint_than_the_launch_names_is_no_error(tmp_path: Path) -> None:
     """A mismatch with a folder that no flag names is a possibility, not an error."""
     launch = script(tmp_path, f"{model_args(**{'hidden-size': 128})} --load /elsewhere/else")
-    (found,) = findings("checkpoint-model-args", launch, torch_dist(tmp_path / "ckpt", 5))
-    assert (found.severity, found.certainty) == ("warning", "possible")
+    (finding,) = findings("checkpoint-model-args", launch, torch_dist(tmp_path / "ckpt", 5))
+    assert (finding.severity, finding.certainty) == ("warning", "possible")
 
 
 def test_switches_of_the_model_count(tmp_path: Path) -> None:
     """A switch that the launch lacks and the save had is another model."""
     flags = model_args().replace(" --swiglu", "")
     launch = script(tmp_path, f"{flags} {paths(load=torch_dist(tmp_path / 'ckpt', 5))}")
-    (found,) = findings("checkpoint-model-args", launch, tmp_path / "ckpt")
-    assert found.where.item == "--swiglu" and found.severity == "error"
+    (finding,) = findings("checkpoint-model-args", launch, tmp_path / "ckpt")
+    assert finding.where.item == "--swiglu" and finding.severity == "error"
 
 
 def test_a_first_run_is_only_a_note(tmp_path: Path) -> None:
@@ -237,15 +237,15 @@ def test_a_first_run_is_only_a_note(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     out = tmp_path / "data" / "out"
     launch = script(tmp_path, paths(load=out, save=out, ref_load=torch_dist(tmp_path / "ref", -1)))
-    (found,) = findings("silent-finetune", launch)
-    assert found.severity == "note" and "first run" in found.message
+    (finding,) = findings("silent-finetune", launch)
+    assert finding.severity == "note" and "first run" in finding.message
 
 
 def test_a_load_that_is_missing_names_where_it_may_be(tmp_path: Path) -> None:
     """--load of a folder inside a checkpoint is a warning that proposes the folder above."""
     folder = torch_dist(tmp_path / "ckpt", 5)
-    (found,) = findings("silent-finetune", script(tmp_path, paths(load=folder / "latest", save=tmp_path / "out")))
-    assert found.severity == "warning" and str(folder) in found.cure
+    (finding,) = findings("silent-finetune", script(tmp_path, paths(load=folder / "latest", save=tmp_path / "out")))
+    assert finding.severity == "warning" and str(folder) in finding.cure
 
 
 def test_paths_of_another_machine_say_nothing(tmp_path: Path) -> None:
@@ -261,8 +261,8 @@ def test_a_copy_of_the_checkpoint_stands_for_the_folder_that_the_launch_names(tm
     """The folder of the same name that is given beside the script is what --load means."""
     copy = torch_dist(tmp_path / "M_slime", 5, tracker=None)
     launch = script(tmp_path, "--load /cluster/M_slime/ --ref-load /cluster/ref --ckpt-step 6")
-    (found,) = findings("silent-finetune", launch, copy)
-    assert found.severity == "error" and "/cluster/ref" in found.message
+    (finding,) = findings("silent-finetune", launch, copy)
+    assert finding.severity == "error" and "/cluster/ref" in finding.message
     (step,) = findings("ckpt-step", launch, copy)
     assert "it has 5" in step.message
 
@@ -273,16 +273,16 @@ def test_a_copy_of_the_checkpoint_stands_for_the_folder_that_the_launch_names(tm
 def test_the_iterations_to_choose_from(there: tuple[int, ...], words: str, tmp_path: Path) -> None:
     """One iteration is given as such, several as a choice."""
     launch = script(tmp_path, f"{paths(load=torch_dist(tmp_path / 'ckpt', *there))} --ckpt-step 7")
-    (found,) = findings("ckpt-step", launch)
-    assert found.cure.startswith(words)
+    (finding,) = findings("ckpt-step", launch)
+    assert finding.cure.startswith(words)
 
 
 @pytest.mark.parametrize(("step", "words"), [("x", "no iteration"), ("-3", "no iteration"), ("0", "not given")])
 def test_steps_that_are_none(step: str, words: str, tmp_path: Path) -> None:
     """A step that is no number, and 0, which Megatron takes for not given."""
     launch = script(tmp_path, f"{paths(load=torch_dist(tmp_path / 'ckpt', 5))} --ckpt-step {step}")
-    (found,) = findings("ckpt-step", launch)
-    assert words in found.message
+    (finding,) = findings("ckpt-step", launch)
+    assert words in finding.message
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_steps_that_are_none(step: str, words: str, tmp_path: Path) -> None:
 )
 def test_base_models_by_name(model: str, count: int, tmp_path: Path) -> None:
     """A base model by its name with --apply-chat-template is a note; a name that only holds the letters is not."""
-    found = findings(
+    reported = findings(
         "template-without-instruct", script(tmp_path, f"--apply-chat-template --hf-checkpoint /m/{model}/")
     )
-    assert [one.severity for one in found] == ["note"] * count
+    assert [finding.severity for finding in reported] == ["note"] * count

@@ -268,7 +268,7 @@ class TestKeys:
         """Text or messages; messages need a template, unless a function of the user's takes them."""
         data = written(tmp_path / "train.jsonl", [{"prompt": prompt, "label": "b"}])
         findings = told("data-keys", data, reading(tmp_path, f"{FLAGS} {flags}"))
-        assert [said in one.message for one in findings] == ([True] if said else [])
+        assert [said in finding.message for finding in findings] == ([True] if said else [])
 
 
 class TestOthers:
@@ -310,13 +310,13 @@ class TestOthers:
         few = written(tmp_path / "few.jsonl", [*rows, rows[0]])
         most = written(tmp_path / "most.jsonl", [rows[0]] * 9 + rows[1:4])
         assert told("data-duplicate-prompts", few, None) == []
-        assert [one.severity for one in told("data-duplicate-prompts", most, None)] == ["warning"]
+        assert [finding.severity for finding in told("data-duplicate-prompts", most, None)] == ["warning"]
 
     def test_an_unread_label_may_be_empty(self, tmp_path: Path) -> None:
         """Without --label-key no label is read."""
         data = written(tmp_path / "train.jsonl", [*GOOD, {"prompt": "?", "label": ""}])
         assert told("data-empty-label", data, reading(tmp_path, "--input-key prompt")) == []
-        assert [one.severity for one in told("data-empty-label", data, None)] == ["note"]
+        assert [finding.severity for finding in told("data-empty-label", data, None)] == ["note"]
 
     def test_tokens_are_counted_by_the_tokenizer(self, tmp_path: Path) -> None:
         """With a tokenizer at hand "data-too-long" is exact, also where characters tell nothing."""

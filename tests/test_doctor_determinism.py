@@ -118,11 +118,11 @@ def test_each_part_of_the_set_that_is_missing_is_named_once(missing: set[str]) -
     env = [f"{name}={value}" for name, value in SET.items() if name not in missing]
     flags = [name for name in RECIPE if name not in missing]
     launch = launch_of_argv(["env", *env, "python", "train.py", "--lr", "1e-6", *flags])
-    found = tried(load("determinism-half"), launch)
+    reported = tried(load("determinism-half"), launch)
     asks = bool(flags) or "NVTE_ALLOW_NONDETERMINISTIC_ALGO" not in missing
-    named = [one.message.partition(", and ")[2].partition(" is missing")[0] for one in found]
+    named = [finding.message.partition(", and ")[2].partition(" is missing")[0] for finding in reported]
     assert sorted(named) == (sorted(missing) if asks else [])
-    assert {one.severity for one in found} <= ({"warning"} if flags else {"note"})
+    assert {one.severity for one in reported} <= ({"warning"} if flags else {"note"})
 
 
 def test_engines_count_only_where_they_sample_and_trainers_where_they_train(tmp_path: Path) -> None:
@@ -142,16 +142,16 @@ def test_engines_count_only_where_they_sample_and_trainers_where_they_train(tmp_
 )  # fmt: skip
 def test_values_of_nccl_algo_by_what_megatron_takes(value: str, severity: str | None, tmp_path: Path) -> None:
     """What all versions take is silent, what some refuse a warning, what all refuse an error."""
-    found = tried(load("determinism-nccl-algo"), _with(WHOLE, NCCL_ALGO=value).read(tmp_path))
-    assert [one.severity for one in found] == ([severity] if severity else [])
+    reported = tried(load("determinism-nccl-algo"), _with(WHOLE, NCCL_ALGO=value).read(tmp_path))
+    assert [finding.severity for finding in reported] == ([severity] if severity else [])
 
 
 def test_fsdp_and_engines_alone_may_use_sglangs_algorithm(tmp_path: Path) -> None:
     """allreduce:tree is refused by Megatron alone."""
-    one = load("determinism-nccl-algo")
+    rule = load("determinism-nccl-algo")
     tree = {**DETERMINISTIC_ENV, "NCCL_ALGO": "allreduce:tree"}
-    assert tried(one, Script({**DETERMINISTIC, **TOP}, env=tree, system="miles").read(tmp_path)) == []
-    assert tried(one, Script({"--sglang-enable-deterministic-inference": ""}, env=tree).read(tmp_path)) == []
+    assert tried(rule, Script({**DETERMINISTIC, **TOP}, env=tree, system="miles").read(tmp_path)) == []
+    assert tried(rule, Script({"--sglang-enable-deterministic-inference": ""}, env=tree).read(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -159,71 +159,71 @@ def test_fsdp_and_engines_alone_may_use_sglangs_algorithm(tmp_path: Path) -> Non
 )
 def test_hash_seeds(seed: str, severity: str, tmp_path: Path) -> None:
     """A random seed is a warning, and one that Python does not start with an error even without determinism."""
-    found = tried(load("determinism-hash-seed"), _with(WHOLE, PYTHONHASHSEED=seed).read(tmp_path))
-    assert [one.severity for one in found] == ([severity] if severity else [])
+    reported = tried(load("determinism-hash-seed"), _with(WHOLE, PYTHONHASHSEED=seed).read(tmp_path))
+    assert [finding.severity for finding in reported] == ([severity] if severity else [])
     plain = tried(load("determinism-hash-seed"), Script(env={"PYTHONHASHSEED": seed}).read(tmp_path))
     assert [one.severity for one in plain] == (["error"] if severity == "error" else [])
 
 
 def test_where_an_export_reaches_the_actors(tmp_path: Path) -> None:
     """Before `ray start` it reaches the actors of that node, and of no other; a cluster from elsewhere sees nothing."""
-    one, bare = load("determinism-late"), _without(WHOLE, "CUBLAS_WORKSPACE_CONFIG")
+    rule, bare = load("determinism-late"), _without(WHOLE, "CUBLAS_WORKSPACE_CONFIG")
     early = bare._replace(top="export CUBLAS_WORKSPACE_CONFIG=:4096:8")
-    assert tried(one, early.read(tmp_path)) == []
-    (other,) = tried(one, early._replace(flags={**early.flags, "--actor-num-nodes": "4"}).read(tmp_path))
+    assert tried(rule, early.read(tmp_path)) == []
+    (other,) = tried(rule, early._replace(flags={**early.flags, "--actor-num-nodes": "4"}).read(tmp_path))
     assert (other.severity, "other 3 of 4 nodes" in other.message) == ("warning", True)
     text = early.text().replace("ray start --head", "# ray start --head")
     (tmp_path / "run.sh").write_text(text)
-    (elsewhere,) = tried(one, read_launch(tmp_path / "run.sh"))
+    (elsewhere,) = tried(rule, read_launch(tmp_path / "run.sh"))
     assert (elsewhere.severity, "started elsewhere" in elsewhere.message) == ("warning", True)
     local = bare._replace(middle="export CUBLAS_WORKSPACE_CONFIG=:4096:8", submitted=False, env={})
-    assert tried(one, local.read(tmp_path)) == []
+    assert tried(rule, local.read(tmp_path)) == []
 
 
 def test_what_is_overridden(tmp_path: Path) -> None:
     """A flag given again with another value, its --no- twin, and a variable that is unset again."""
-    one = load("determinism-overridden")
-    (twice,) = tried(one, WHOLE._replace(tail="--attention-backend fused").read(tmp_path))
+    rule = load("determinism-overridden")
+    (twice,) = tried(rule, WHOLE._replace(tail="--attention-backend fused").read(tmp_path))
     assert "--attention-backend fused overrides --attention-backend flash" in twice.message
-    (off,) = tried(one, WHOLE._replace(tail="--no-deterministic-mode").read(tmp_path))
+    (off,) = tried(rule, WHOLE._replace(tail="--no-deterministic-mode").read(tmp_path))
     assert "--no-deterministic-mode overrides --deterministic-mode" in off.message
-    assert tried(one, WHOLE._replace(tail="--attention-backend flash").read(tmp_path)) == []
+    assert tried(rule, WHOLE._replace(tail="--attention-backend flash").read(tmp_path)) == []
     gone = WHOLE._replace(top="export PYTHONHASHSEED=0\nunset PYTHONHASHSEED", env={})
-    (unset,) = tried(one, gone.read(tmp_path))
+    (unset,) = tried(rule, gone.read(tmp_path))
     assert "is removed again" in unset.message
 
 
 def test_engines_by_model_and_backend(tmp_path: Path) -> None:
     """Flashinfer loses its cache, and latent attention; newer and patched backends are no error."""
-    one = load("engine-determinism")
-    (cache,) = tried(one, deterministic(sglang_attention_backend="flashinfer").read(tmp_path))
+    rule = load("engine-determinism")
+    (cache,) = tried(rule, deterministic(sglang_attention_backend="flashinfer").read(tmp_path))
     assert (cache.severity, "radix cache" in cache.message) == ("note", True)
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["DeepseekV3ForCausalLM"]}))
     flashinfer = deterministic(sglang_attention_backend="flashinfer").read(tmp_path)
-    (latent,) = tried(one, flashinfer, read_config(tmp_path / "config.json"))
+    (latent,) = tried(rule, flashinfer, read_config(tmp_path / "config.json"))
     assert (latent.severity, "latent attention" in latent.message) == ("warning", True)
     for backend, severity in (("fa4", "note"), ("nsa", "warning")):
-        (found,) = tried(one, deterministic(sglang_attention_backend=backend).read(tmp_path))
-        assert found.severity == severity
-    assert tried(one, Script({"--sglang-attention-backend": "trtllm_mha"}).read(tmp_path)) == []
+        (finding,) = tried(rule, deterministic(sglang_attention_backend=backend).read(tmp_path))
+        assert finding.severity == severity
+    assert tried(rule, Script({"--sglang-attention-backend": "trtllm_mha"}).read(tmp_path)) == []
 
 
 def test_networks_between_nodes(tmp_path: Path) -> None:
     """InfiniBand switched off and the loopback interface matter on several nodes only."""
     env = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
-    found = tried(load("nccl-interface"), Script({"--actor-num-nodes": "2"}, env=env).read(tmp_path))
-    assert [one.where.item for one in found] == ["NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE"]
-    assert {one.severity for one in found} == {"warning"}
+    reported = tried(load("nccl-interface"), Script({"--actor-num-nodes": "2"}, env=env).read(tmp_path))
+    assert [finding.where.item for finding in reported] == ["NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE"]
+    assert {one.severity for one in reported} == {"warning"}
     assert tried(load("nccl-interface"), Script(env=env).read(tmp_path)) == []
 
 
 def test_dropout_that_the_launch_decides(tmp_path: Path) -> None:
     """A value above 0 is found with its flag; a bridge's checkpoint decides what is not given."""
-    one = load("megatron-dropout")
-    (given_,) = tried(one, deterministic(attention_dropout="0.1").read(tmp_path))
+    rule = load("megatron-dropout")
+    (given_,) = tried(rule, deterministic(attention_dropout="0.1").read(tmp_path))
     assert "--attention-dropout 0.1, in a run that asks for determinism" in given_.message
     bridged = Script({"--megatron-to-hf-mode": "bridge"}, drop=["--attention-dropout"], system="miles")
-    assert tried(one, bridged.read(tmp_path)) == []
+    assert tried(rule, bridged.read(tmp_path)) == []
 
 
 _ODD = st.one_of(st.sampled_from(["", "nan", "$X", "`date`", "9" * 5000, "0", "00", ":", "²"]), st.text(max_size=6))
@@ -245,5 +245,5 @@ def test_no_value_makes_a_rule_raise(env: dict[str, str], flags: list[tuple[str,
         ["ray", "job", "submit", runtime, "--", "python", "train.py", "--deterministic-mode", *words]
     )
     for name in CASES:
-        for found in tried(load(name), launch):
-            assert found.message
+        for finding in tried(load(name), launch):
+            assert finding.message

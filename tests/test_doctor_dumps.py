@@ -174,8 +174,8 @@ def test_sizes_by_the_launch(tmp_path: Path, rule: str) -> None:
     assert finding.severity == {"dump-group-size": "error", "dump-sample-count": "warning"}[rule]
     assert ("not 2" if rule == "dump-group-size" else "3 samples") in finding.message
     assert not found(rule, short), "without a launch nothing is known"
-    own = launch(tmp_path / "own", "--custom-generate-function-path", "my.generate")
-    (softer,) = found(rule, short, own)
+    artefact = launch(tmp_path / "own", "--custom-generate-function-path", "my.generate")
+    (softer,) = found(rule, short, artefact)
     assert softer.severity == {"dump-group-size": "warning", "dump-sample-count": "note"}[rule]
     evaluation = rollout(tmp_path / "eval" / "eval_3.pt", lambda dump: dump.samples.pop())
     assert not found(rule, evaluation, launch(tmp_path / "a"))
@@ -482,11 +482,11 @@ def test_rules_take_any_values(tmp_path_factory: pytest.TempPathFactory, dump: R
     """No rule of dumps fails on what users' code may put into a dump."""
     path = tmp_path_factory.mktemp("drawn") / f"{'eval_' if dump.evaluation else ''}{dump.rollout_id}.pt"
     write_rollout_dump(path, dump)
-    assert not [one for one in examine(look([path])).findings if one.rule == FAULT.id]
+    assert not [finding for finding in examine(look([path])).findings if finding.rule == FAULT.id]
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_full_dumps_raise_no_error(tmp_path: Path, system: Any) -> None:
     """A dump with every field of its system set is no error."""
     write_rollout_dump(tmp_path / "3.pt", full_dump(system))
-    assert not [one for one in examine(look([tmp_path])).findings if one.severity == "error"]
+    assert not [finding for finding in examine(look([tmp_path])).findings if finding.severity == "error"]

@@ -123,7 +123,9 @@ class TestMachine:
         monkeypatch.setenv("PATH", "/usr/bin:/bin")
         bare = machine_of(python)
         assert bare.gpus is None and told("torch-cpu-only", bare, None) == []
-        assert [one.severity for one in told("torch-cpu-only", bare, launch(tmp_path, "--colocate"))] == ["note"]
+        assert [reported.severity for reported in told("torch-cpu-only", bare, launch(tmp_path, "--colocate"))] == [
+            "note"
+        ]
 
     def test_torch_with_cuda_is_let_pass(self, tmp_path: Path) -> None:
         """Its own build passes "torch-cpu-only"."""
@@ -141,7 +143,7 @@ class TestMachine:
         """Of the machine, "cuda-visible" tells GPUs that are hidden, not there, or named twice."""
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
         findings = told("cuda-visible", machine_of(python), None)
-        assert [one.message.count(said) for one in findings] == ([1] if said else [])
+        assert [finding.message.count(said) for finding in findings] == ([1] if said else [])
 
     def test_visible_gpus_of_the_launch_come_first(
         self, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -160,7 +162,7 @@ class TestMachine:
         """More threads than cores, and what is no number, are told by "thread-count"."""
         monkeypatch.setenv("OMP_NUM_THREADS", text)
         findings = told("thread-count", machine_of(python), None, None)
-        assert [one.message.count(said) for one in findings] == ([1] if said else [])
+        assert [finding.message.count(said) for finding in findings] == ([1] if said else [])
 
     def test_threads_of_a_launch_without_ray(self, python: str, tmp_path: Path) -> None:
         """A deterministic run of no known trainer is told to pin them; one that pins them, or Ray's, is not."""
@@ -169,7 +171,7 @@ class TestMachine:
 
         def said(before: str, root: str, folder: str) -> list[str]:
             read = launch(tmp_path / folder, "--deterministic-mode", before=before, root=root)
-            return [one.severity for one in told("thread-count", machine, read, None)]
+            return [finding.severity for finding in told("thread-count", machine, read, None)]
 
         assert said("", "mine", "a") == ["note"] and not mine.exists()
         assert said("export OMP_NUM_THREADS=1", "mine", "b") == [] and said("", "slime", "c") == []
@@ -185,8 +187,8 @@ class TestMachine:
         (finding,) = told("env-contradicts-launch", machine, launch(tmp_path, DETERMINISTIC))
         assert finding.where.item == "NVTE_ALLOW_NONDETERMINISTIC_ALGO" and finding.severity == "warning"
         assert told("env-contradicts-launch", machine, launch(tmp_path, "--colocate")) == []
-        own = launch(tmp_path, DETERMINISTIC, before="export NVTE_ALLOW_NONDETERMINISTIC_ALGO=0")
-        assert told("env-contradicts-launch", machine, own) == []
+        artefact = launch(tmp_path, DETERMINISTIC, before="export NVTE_ALLOW_NONDETERMINISTIC_ALGO=0")
+        assert told("env-contradicts-launch", machine, artefact) == []
 
     def test_what_a_submitted_job_does_not_see(
         self, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -213,9 +215,9 @@ class TestMachine:
         assert told("tf32-override-machine", machine_of(python), None) == []
         monkeypatch.setenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1")
         machine = machine_of(python)
-        assert [one.severity for one in told("tf32-override-machine", machine, None)] == ["note"]
+        assert [reported.severity for reported in told("tf32-override-machine", machine, None)] == ["note"]
         read = launch(tmp_path, DETERMINISTIC)
-        assert [one.severity for one in told("tf32-override-machine", machine, read)] == ["warning"]
+        assert [finding.severity for finding in told("tf32-override-machine", machine, read)] == ["warning"]
         assert told("tf32-override", read) == []
         assert catalogue()["tf32-override-machine"].any_program  # fp32 is rounded in whatever multiplies
 
@@ -242,7 +244,8 @@ class TestPackages:
     def test_numpy_2_beside_slime_without_a_launch(self, tmp_path: Path) -> None:
         """Where slime is installed it is likely to be run."""
         assert [
-            one.severity for one in told("numpy-2", freeze(tmp_path, {"numpy": "2.1.0", "slime": "0.3.0"}), None)
+            finding.severity
+            for finding in told("numpy-2", freeze(tmp_path, {"numpy": "2.1.0", "slime": "0.3.0"}), None)
         ] == ["warning"]
         assert told("numpy-2", freeze(tmp_path, {"numpy": "2.1.0"}), None) == []
 
@@ -268,12 +271,12 @@ class TestPackages:
     def test_what_is_needed_is_what_runs(self, flags: str, missing: str, tmp_path: Path) -> None:
         """A flag of the half that is not started needs nothing."""
         findings = told("package-missing", freeze(tmp_path, BASE), launch(tmp_path, flags))
-        assert [f"needs {missing}," in one.message for one in findings] == ([True] if missing else [])
+        assert [f"needs {missing}," in finding.message for finding in findings] == ([True] if missing else [])
 
     def test_an_interpreter_without_anything(self, tmp_path: Path) -> None:
         """What a trainer imports first is missed first; a replay needs no engine."""
         machine = machine_of(environment(tmp_path / "e", {}))
-        said = [one.message for one in told("package-missing", machine, launch(tmp_path, "--debug-train-only"))]
+        said = [finding.message for finding in told("package-missing", machine, launch(tmp_path, "--debug-train-only"))]
         assert len(said) == 2 and "torch" in said[0] and "ray" in said[1]
 
     @pytest.mark.parametrize(
@@ -293,7 +296,7 @@ class TestPackages:
     def test_packages_that_belong_together(self, packages: dict[str, str], said: str, tmp_path: Path) -> None:
         """Local builds are the same version; what coexists by design is let pass."""
         findings = told("package-mismatch", freeze(tmp_path, packages))
-        assert [said in one.message for one in findings] == ([True] if said else [])
+        assert [said in finding.message for finding in findings] == ([True] if said else [])
 
     def test_this_very_environment_has_no_error(self, tmp_path: Path) -> None:
         """Nothing of ours is wrong enough to fail."""
@@ -301,7 +304,7 @@ class TestPackages:
         read = launch(tmp_path, "--debug-train-only")
         for rule in ("bad-version", "numpy-2", "torch-cpu-only", "package-mismatch", "thread-count", "cuda-visible"):
             artefacts = (machine, *(None for _ in catalogue()[rule].uses))
-            assert [one for one in told(rule, *artefacts) if one.severity == "error"] == []
+            assert [finding for finding in told(rule, *artefacts) if finding.severity == "error"] == []
         assert told("package-missing", machine, read) == []
 
 
@@ -320,7 +323,7 @@ class TestKnown:
             machine = freeze(tmp_path / str(number), {**packages, "filler": "1"})
             if known.python:
                 machine = Machine(machine.source, machine.packages, python=_one_of(known.python))
-            assert any(known.source in one.message for one in told("bad-version", machine, None)), known
+            assert any(known.source in finding.message for finding in told("bad-version", machine, None)), known
 
     def test_without_a_launch_what_it_must_meet_is_a_note(self, tmp_path: Path) -> None:
         """It says under which flags."""
@@ -340,7 +343,7 @@ class TestKnown:
             folder.mkdir()
             (folder / "conda-list.txt").write_text(conda.format(version))
             (machine,) = FREEZE.read(folder / "conda-list.txt")
-            assert [one.severity for one in told("bad-version", machine, None)] == severities, core
+            assert [finding.severity for finding in told("bad-version", machine, None)] == severities, core
 
     @pytest.mark.parametrize(
         ("specifier", "version", "holds"),

@@ -160,10 +160,10 @@ def test_rollout_path_missing_looks_where_the_folder_is(tmp_path: Path) -> None:
     assert findings("rollout-path-missing", launch(path)) == []  # no folder: another machine's
     folder.mkdir()
     (folder / "1.pt").write_bytes(b"")
-    (found,) = findings("rollout-path-missing", launch(path))
-    assert found.severity == "warning"
-    assert found.where.line == 5
-    assert "1.pt" in found.message
+    (finding,) = findings("rollout-path-missing", launch(path))
+    assert finding.severity == "warning"
+    assert finding.where.line == 5
+    assert "1.pt" in finding.message
     assert findings("rollout-path-missing", launch(script(tmp_path, flag, "--start-rollout-id 1"))) == []
     (folder / "0.pt").write_bytes(b"")
     assert findings("rollout-path-missing", launch(path)) == []
@@ -180,9 +180,9 @@ def test_the_batch_invariant_is_exact(prompts: int, each: int, batch: int, steps
     """The rule "batch-invariant": nothing where prompts x samples = batch x steps, and an error elsewhere."""
     words = f"train.py --rollout-batch-size {prompts} --n-samples-per-prompt {each}".split()
     both = launch_of_argv([*words, "--global-batch-size", str(batch), "--num-steps-per-rollout", str(steps)])
-    found = findings("batch-invariant", both)
-    assert bool(found) == (prompts * each != batch * steps)
-    assert [one.severity for one in found] in ([], ["error"])
+    reported = findings("batch-invariant", both)
+    assert bool(reported) == (prompts * each != batch * steps)
+    assert [finding.severity for finding in reported] in ([], ["error"])
     divided = launch_of_argv([*words, "--num-steps-per-rollout", str(steps)])
     assert bool(findings("batch-invariant", divided)) == bool(prompts * each % steps)
     alone = findings("batch-invariant", launch_of_argv([*words, "--global-batch-size", str(batch)]))
@@ -193,10 +193,10 @@ def test_the_batch_invariant_is_exact(prompts: int, each: int, batch: int, steps
 def test_the_hole_of_integer_division_is_found() -> None:
     """The rule "batch-invariant": 5 x 3 // 2 is 7, and the trainers take it."""
     words = "train.py --rollout-batch-size 5 --n-samples-per-prompt 3 --global-batch-size 7 --num-steps-per-rollout 2"
-    (found,) = findings("batch-invariant", launch_of_argv(words.split()))
-    assert "15" in found.message
-    assert "14" in found.message
-    assert found.cure == "--num-steps-per-rollout 1 with --global-batch-size 15"
+    (finding,) = findings("batch-invariant", launch_of_argv(words.split()))
+    assert "15" in finding.message
+    assert "14" in finding.message
+    assert finding.cure == "--num-steps-per-rollout 1 with --global-batch-size 15"
 
 
 @pytest.mark.parametrize("value", ["", "x", "nan", "inf", "-1", "0", "1e400", "$N", "8.5", "9" * 400])

@@ -15,8 +15,8 @@ from repro.doctor.artefacts.launches.scripts import launch_of_argv
 
 def said(name: str, words: str, *more: object) -> list[tuple[str, str, str]]:
     """What a rule finds in an argv: severity, certainty and flag."""
-    found = findings(name, launch_of_argv(["python", "train.py", *words.split()]), *more)
-    return [(one.severity, one.certainty, one.where.item) for one in found]
+    reported = findings(name, launch_of_argv(["python", "train.py", *words.split()]), *more)
+    return [(finding.severity, finding.certainty, finding.where.item) for finding in reported]
 
 
 EXPERTS = "--expert-model-parallel-size 4 --expert-tensor-parallel-size 1"
@@ -59,7 +59,7 @@ def test_sampling_needs_gpus(words: str, severities: list[str]) -> None:
 )
 def test_gpus_asked_for_and_given(tmp_path: Path, flags: str, before: str, found: str) -> None:
     """The rule "gpu-count": on one node, against `ray start` and CUDA_VISIBLE_DEVICES."""
-    messages = [one.message for one in findings("gpu-count", launch(script(tmp_path, flags, before=before)))]
+    messages = [finding.message for finding in findings("gpu-count", launch(script(tmp_path, flags, before=before)))]
     assert bool(messages) == bool(found)
     assert found in "".join(messages)
 
@@ -99,7 +99,7 @@ def test_gpus_of_the_machine_are_a_warning() -> None:
 )
 def test_templates_are_formatted_as_the_trainers_do(words: str, found: list[tuple[str, str]]) -> None:
     """The rule "rollout-path-template": what `str.format` takes, with a saved rollout's id as text."""
-    assert [one[:2] for one in said("rollout-path-template", words)] == found
+    assert [finding[:2] for finding in said("rollout-path-template", words)] == found
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_dumps_have_places_of_their_own(words: str, severities: list[str]) -> No
 def test_subsamples_round_and_cut(share: str, severities: list[str]) -> None:
     """The rule "rollout-subsample": by the numbers of the flags."""
     words = "--rollout-batch-size 4 --n-samples-per-prompt 4 --load-debug-rollout-data x"
-    found = said("rollout-subsample", f"{words} --load-debug-rollout-data-subsample {share}")
-    assert [severity for severity, _, _ in found] == severities
+    answer = said("rollout-subsample", f"{words} --load-debug-rollout-data-subsample {share}")
+    assert [severity for severity, _, _ in answer] == severities
 
 
 def test_a_subsample_of_the_dump_at_hand_is_certain(tmp_path: Path) -> None:
@@ -223,8 +223,8 @@ def test_a_repeated_flag_of_a_models_file_is_a_note(tmp_path: Path) -> None:
     (tmp_path / "model.sh").write_text("MODEL=(--moe-token-dispatcher-type alltoall)\n")
     before = 'source "$(dirname "$0")/model.sh"'
     path = script(tmp_path, "${MODEL[@]}", *BATCH, *GPUS, "--moe-token-dispatcher-type flex", before=before)
-    (found,) = findings("flag-repeated", launch(path))
-    assert (found.severity, found.where.line) == ("note", 12)
+    (finding,) = findings("flag-repeated", launch(path))
+    assert (finding.severity, finding.where.line) == ("note", 12)
 
 
 @pytest.mark.parametrize(
@@ -248,23 +248,23 @@ def test_a_repeated_flag_of_a_models_file_is_a_note(tmp_path: Path) -> None:
 )
 def test_whole_numbers(words: str, message: str) -> None:
     """The rule "flag-not-a-number": as argparse reads them, and the signs that sizes can have."""
-    found = findings("flag-not-a-number", launch_of_argv(["python", "train.py", *words.split()]))
-    assert len(found) == bool(message)
-    assert message in "".join(one.message for one in found)
-    assert {(one.severity, one.certainty) for one in found} <= {("error", "certain")}
-    assert all(one.where.item for one in found)
+    reported = findings("flag-not-a-number", launch_of_argv(["python", "train.py", *words.split()]))
+    assert len(reported) == bool(message)
+    assert message in "".join(finding.message for finding in reported)
+    assert {(one.severity, one.certainty) for one in reported} <= {("error", "certain")}
+    assert all(one.where.item for one in reported)
 
 
 def test_a_line_of_a_script_that_is_no_number(tmp_path: Path) -> None:
     """The rule "flag-not-a-number" names the line."""
     path = script(tmp_path, *GPUS, "--rollout-batch-size nan")
-    (found,) = findings("flag-not-a-number", launch(path))
-    assert found.where.line == 8
+    (finding,) = findings("flag-not-a-number", launch(path))
+    assert finding.where.line == 8
     assert findings("flag-not-a-number", launch(script(tmp_path, *GPUS, *BATCH))) == []
 
 
 def test_a_width_in_a_template_fills_no_memory(tmp_path: Path) -> None:
     """A path whose field is wider than any file name is an error, and is never written out."""
     words = f"--debug-train-only --load-debug-rollout-data {tmp_path}/{{rollout_id:9999999999}}.pt"
-    assert [one[:2] for one in said("rollout-path-template", words)] == [("error", "certain")]
+    assert [finding[:2] for finding in said("rollout-path-template", words)] == [("error", "certain")]
     assert said("rollout-path-missing", words) == []

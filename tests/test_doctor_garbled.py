@@ -231,7 +231,7 @@ def test_garbled_from_the_first_rollout_on(tmp_path: Path) -> None:
     """`garbled-first-rollout`: an error where the text of most responses shows it, with the sample and its words."""
     name = "garbled-first-rollout"
     said = found(name, rollout(tmp_path / "a", _with(_bad("many scripts"))))
-    assert [one.severity for one in said] == ["error"]
+    assert [finding.severity for finding in said] == ["error"]
     assert said[0].message.startswith("8 of 8 responses are garbled")
     assert said[0].where.item == "sample 0 response"
     assert said[0].where.value
@@ -303,7 +303,7 @@ def test_divergence_begins_where_it_begins(tmp_path: Path) -> None:
     for number, texts in enumerate((_good(), _good(), _bad("a loop of words"), _bad("a loop of words"))):
         rollout(tmp_path / "run", _with(texts), number)
     said = found("later-divergence", tmp_path / "run")
-    assert [Path(one.where.path).name for one in said] == ["2.pt"]
+    assert [Path(finding.where.path).name for finding in said] == ["2.pt"]
     assert "8 of 8 responses of rollout 2" in said[0].message
     assert found("garbled-first-rollout", tmp_path / "run") == []
 
@@ -320,7 +320,7 @@ def test_a_later_file_alone_says_that_it_does_not_know(tmp_path: Path) -> None:
     """A dump of rollout 57 without the others may have diverged before: a warning that says so."""
     folder = rollout(tmp_path / "run", _with(_bad("many scripts")), 57)
     said = found("garbled-first-rollout", folder / "rollout_data" / "57.pt")
-    assert [one.severity for one in said] == ["warning"]
+    assert [finding.severity for finding in said] == ["warning"]
     assert "before 57" in said[0].message
 
 
@@ -337,7 +337,7 @@ def test_samples_that_logs_show(form: str, tmp_path: Path) -> None:
     bad = log(tmp_path / "bad.log", more=[_line(prose()[0], form), _line(_soup(1), form)])
     good = log(tmp_path / "good.log", more=[_line(prose()[0], form), _line(source()[0], form), "Finish rollout: ["])
     said = found("garbled-log", bad)
-    assert [one.where.line for one in said] == [2]
+    assert [finding.where.line for finding in said] == [2]
     assert "number 2" in said[0].message
     assert found("garbled-log", good) == []
 
@@ -356,7 +356,7 @@ def test_one_character_in_a_log(form: str, text: str, reason: str, tmp_path: Pat
     """`garbled-log`: a short line of one character, the prompt before it or not."""
     said = found("garbled-log", log(tmp_path / "a.log", more=[_line(text, form)]))
     assert len(said) == bool(reason)
-    assert reason in "".join(one.message for one in said)
+    assert reason in "".join(finding.message for finding in said)
 
 
 # -- ends of responses
@@ -372,7 +372,7 @@ def test_no_response_ends(tmp_path: Path) -> None:
     said = found(
         "never-eos", rollout(tmp_path / "a", _cut()), launch(tmp_path / "a.sh", "--rollout-max-response-len 4")
     )
-    assert [one.severity or rule("never-eos").severity for one in said] == ["warning"]
+    assert [finding.severity or rule("never-eos").severity for finding in said] == ["warning"]
     assert "8 of 8" in said[0].message
     assert "--rollout-max-response-len 4" in said[0].where.value
     made = _cut()

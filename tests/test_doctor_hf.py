@@ -250,16 +250,16 @@ def test_experts_are_numbered_without_holes(tmp_path: Path) -> None:
     for part, number in ((".layers.3.mlp.experts.1.", 3), (".layers.2.mlp.experts.3.down_proj", 2)):
         tensors = experts(5)
         _drop(part)(tensors)
-        found = finding("hf-layer-keys", hf(tmp_path / str(number), tensors))
-        assert f"model.layers.{number}: experts" in found.message and found.severity == "error"
+        reported = finding("hf-layer-keys", hf(tmp_path / str(number), tensors))
+        assert f"model.layers.{number}: experts" in reported.message and reported.severity == "error"
 
 
 def test_dense_layers_are_no_peers_of_expert_layers(tmp_path: Path) -> None:
     """The config says which layers are dense: one that lost all its experts is found by it."""
     tensors = experts(5)
     _drop(".layers.3.mlp.")(tensors)
-    found = findings("hf-layer-keys", hf(tmp_path / "model", tensors))
-    assert any("layer 3 has" in one.message and one.severity == "error" for one in found)
+    reported = findings("hf-layer-keys", hf(tmp_path / "model", tensors))
+    assert any("layer 3 has" in finding.message and finding.severity == "error" for finding in reported)
 
 
 def test_whole_groups_of_layers_may_differ(tmp_path: Path) -> None:
@@ -267,8 +267,8 @@ def test_whole_groups_of_layers_may_differ(tmp_path: Path) -> None:
     tensors = dense(8)
     for layer in (1, 3, 5):
         _drop(f".layers.{layer}.self_attn.k_proj.weight")(tensors)
-    found = finding("hf-layer-keys", hf(tmp_path / "model", tensors))
-    assert found.severity == "warning" and "1, 3, 5" in found.message
+    reported = finding("hf-layer-keys", hf(tmp_path / "model", tensors))
+    assert reported.severity == "warning" and "1, 3, 5" in reported.message
 
 
 def test_layers_beyond_the_config(tmp_path: Path) -> None:
@@ -284,8 +284,8 @@ def test_constants_that_are_wrong_and_that_are_not(tmp_path: Path) -> None:
     """A matrix of ones is a warning, zeros of mixed signs are zeros; some norms and heads are made of zeros."""
     tensors = dense()
     _put(QUERY, 1.0)(tensors)
-    found = finding("hf-zero-tensor", hf(tmp_path / "ones", tensors))
-    assert found.severity == "warning" and found.where.value == "1"
+    reported = finding("hf-zero-tensor", hf(tmp_path / "ones", tensors))
+    assert reported.severity == "warning" and reported.where.value == "1"
     _put(QUERY, 0.0)(tensors)
     tensors[QUERY][0] = -0.0
     assert finding("hf-zero-tensor", hf(tmp_path / "zeros", tensors)).severity == "error"
@@ -330,14 +330,14 @@ def test_heads_and_ties(tmp_path: Path) -> None:
 
 def test_a_tokenizer_with_more_words_than_rows(tmp_path: Path) -> None:
     """Token ids beyond the embedding are a warning: some models have such tokens and never use them."""
-    found = finding("hf-vocab", tokenizer(hf(tmp_path / "model", dense()), words=33))
-    assert found.severity == "warning" and "up to 32" in found.message
+    reported = finding("hf-vocab", tokenizer(hf(tmp_path / "model", dense()), words=33))
+    assert reported.severity == "warning" and "up to 32" in reported.message
 
 
 def test_a_shift_between_stages_is_told(tmp_path: Path) -> None:
     """Layers shifted by a stage are named with their distance, in one order of the pair alone."""
     first, second = _pair(_swap_stages)(tmp_path)
-    texts = [one.message for one in findings("layer-offset", first, second)]
+    texts = [finding.message for finding in findings("layer-offset", first, second)]
     assert "layers 0-1" in texts[0] and "in layers 2-3: shifted by 2 down" in texts[0]
     assert "layers 2-3" in texts[1] and "shifted by 2 up" in texts[1]
     assert findings("layer-offset", second, first) == []
@@ -348,8 +348,8 @@ def test_some_copied_matrices_are_a_warning(tmp_path: Path) -> None:
     """Two layers that share one matrix are less sure than layers that share all."""
     tensors = dense()
     tensors["model.layers.3.self_attn.o_proj.weight"] = tensors["model.layers.0.self_attn.o_proj.weight"].clone()
-    found = finding("layers-equal", hf(tmp_path / "model", tensors))
-    assert found.severity == "warning" and "layers 3 have some matrices of layers 0 (3 before)" in found.message
+    reported = finding("layers-equal", hf(tmp_path / "model", tensors))
+    assert reported.severity == "warning" and "layers 3 have some matrices of layers 0 (3 before)" in reported.message
 
 
 def test_how_much_two_checkpoints_differ(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_how_much_two_checkpoints_differ(tmp_path: Path) -> None:
     found = finding("weights-differ", first, hf(tmp_path / "b", tensors))
     assert found.where.value == f"by {gap:.6g} at most, 1 of 256 elements"
     trained = hf(tmp_path / "c", {name: tensor + 1 for name, tensor in tensors.items()})
-    assert {one.severity for one in findings("weights-differ", first, trained)} == {"note"}
+    assert {reported.severity for reported in findings("weights-differ", first, trained)} == {"note"}
     tensors.pop(QUERY)
     assert "lacks 1 tensor that" in findings("weights-differ", first, hf(tmp_path / "d", tensors))[0].message
     renamed = hf(tmp_path / "e", {f"x.{name}": tensor for name, tensor in tensors.items()})
@@ -373,7 +373,7 @@ def test_a_quantised_twin_is_compared_in_what_it_kept(tmp_path: Path) -> None:
     """Of a model and its FP8 form only tensors of one dtype are compared, and none is missed."""
     tensors = dense()
     first = hf(tmp_path / "A", tensors)
-    for name in [one for one in tensors if "_proj.weight" in one]:
+    for name in [tensor for tensor in tensors if "_proj.weight" in tensor]:
         tensors[f"{name}_scale_inv"] = torch.ones(1)
         tensors[name] = tensors[name].to(torch.float8_e4m3fn)
     tensors.pop("lm_head.weight")

@@ -59,18 +59,23 @@ def test_without_a_launch_it_is_an_error_and_with_a_bridge_a_warning(name: str, 
     assert {(one.severity, one.certainty) for one in alone} == {("error", "likely")}
     assert findings(name, folder, script(tmp_path, "--hf-checkpoint /m/other")) == alone
     bridge = script(tmp_path, f"{paths(hf_checkpoint=folder)} --megatron-to-hf-mode bridge")
-    assert {one.severity for one in findings(name, folder, bridge)} == {"warning"}
+    assert {finding.severity for finding in findings(name, folder, bridge)} == {"warning"}
 
 
 def test_each_matrix_is_named_with_its_shape_and_one_cure(tmp_path: Path) -> None:
     """Every router and every table has a finding of its own; the cure has the patterns and the whole list."""
     folder = _quantised(tmp_path / "model", _without(r"gate\.", "embed_tokens", "lm_head"))
     routers, tables = findings("int4-router", folder), findings("int4-ignore", folder)
-    assert [one.where.value for one in routers] == [f"model.layers.{n}.mlp.gate.weight (4 x 16)" for n in (1, 2, 3)]
-    assert [one.where.value for one in tables] == ["lm_head.weight (32 x 16)", "model.embed_tokens.weight (32 x 16)"]
+    assert [router.where.value for router in routers] == [
+        f"model.layers.{n}.mlp.gate.weight (4 x 16)" for n in (1, 2, 3)
+    ]
+    assert [table.where.value for table in tables] == [
+        "lm_head.weight (32 x 16)",
+        "model.embed_tokens.weight (32 x 16)",
+    ]
     for found in (routers, tables):
         assert all(one.where.value in one.message for one in found)
-        (cure,) = {one.cure for one in found}
+        (cure,) = {finding.cure for finding in found}
         assert cure.endswith(json.dumps(list(RECOMMENDED)))
     assert routers[0].cure.startswith(r'add "re:.*mlp\\.gate\\..*" to quantization_config.ignore')
 
@@ -102,10 +107,10 @@ def test_what_a_conversion_packed_already(
     folder = hf(tmp_path / "model", tensors, config={"quantization_config": quantization})
     bridge = script(tmp_path, f"{paths(hf_checkpoint=folder)} --megatron-to-hf-mode bridge")
     for beside in ((), (bridge,)):
-        found = finding(name, folder, *beside)
-        assert (found.severity, found.certainty) == ("error", "certain")
-        assert found.where.value == f"{tensor} ({size if shape else 'shape unknown'})"
-        assert "stored packed" in found.message and "convert the checkpoint again" in found.cure
+        reported = finding(name, folder, *beside)
+        assert (reported.severity, reported.certainty) == ("error", "certain")
+        assert reported.where.value == f"{tensor} ({size if shape else 'shape unknown'})"
+        assert "stored packed" in reported.message and "convert the checkpoint again" in reported.cure
 
 
 def test_the_gate_of_a_shared_expert(tmp_path: Path) -> None:
@@ -122,11 +127,11 @@ def test_the_gate_of_a_shared_expert(tmp_path: Path) -> None:
     values = json.loads((folder / "config.json").read_text())
     quantization = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": list(RECOMMENDED)}
     (folder / "config.json").write_text(json.dumps({**values, "quantization_config": quantization}))
-    found = findings("int4-ignore", folder)
-    assert [one.where.value for one in found] == [
+    reported = findings("int4-ignore", folder)
+    assert [one.where.value for one in reported] == [
         f"model.layers.{n}.mlp.shared_expert_gate.weight (1 x 32)" for n in (0, 1)
     ]
-    assert {(one.severity, one.certainty) for one in found} == {("warning", "possible")}
+    assert {(finding.severity, finding.certainty) for finding in reported} == {("warning", "possible")}
     assert findings("int4-router", folder) == []
     for name in ("mlp.gate_proj", "mlp.gate_up_proj", "self_attn.output_gate"):
         assert is_linear(f"model.layers.0.{name}.weight")
@@ -145,21 +150,21 @@ def test_the_cure_cures(tmp_path: Path) -> None:
         proposed += json.loads(f"[{match[1]}]")
     cured = _quantised(tmp_path / "cured", [*ignore, *proposed])
     for name in CASES:
-        assert [one for one in findings(name, cured) if one.severity != "note"] == []
+        assert [finding for finding in findings(name, cured) if finding.severity != "note"] == []
 
 
 def test_what_is_stored_packed_must_not_be_ignored(tmp_path: Path) -> None:
     """A list that ignores weights which the file holds packed contradicts it."""
-    found = finding("int4-ignore", _quantised(tmp_path / "model", [*RECOMMENDED, "re:.*experts.*"]))
-    assert "stored packed" in found.message and found.severity == "warning"
+    reported = finding("int4-ignore", _quantised(tmp_path / "model", [*RECOMMENDED, "re:.*experts.*"]))
+    assert "stored packed" in reported.message and reported.severity == "warning"
 
 
 def test_a_linear_that_is_stored_unpacked(tmp_path: Path) -> None:
     """Beside packed experts a projection that the list does not keep is named; without packed ones it is not."""
     folder = _quantised(tmp_path / "model", _without("shared_experts"))
-    assert {one.where.value.rpartition(".layers.1.")[2].split()[0] for one in findings("int4-ignore", folder)} == {
-        f"mlp.shared_experts.{part}_proj.weight" for part in ("gate", "up", "down")
-    }
+    assert {
+        finding.where.value.rpartition(".layers.1.")[2].split()[0] for finding in findings("int4-ignore", folder)
+    } == {f"mlp.shared_experts.{part}_proj.weight" for part in ("gate", "up", "down")}
     assert findings("int4-ignore", _quantised(tmp_path / "bf16", _without("shared_experts"), packed=False)) == []
 
 
@@ -176,8 +181,8 @@ def test_a_linear_that_is_stored_unpacked(tmp_path: Path) -> None:
 )
 def test_rules_that_do_nothing(text: str, severity: str, words: str, tmp_path: Path) -> None:
     """A rule that matches nothing is told with the reason: the anchor, the missing ``re:``, or no such weight."""
-    found = finding("int4-ignore-pattern", _quantised(tmp_path / "model", [*_without("eh_proj"), text]))
-    assert found.severity == severity and words in found.message
+    reported = finding("int4-ignore-pattern", _quantised(tmp_path / "model", [*_without("eh_proj"), text]))
+    assert reported.severity == severity and words in reported.message
 
 
 @pytest.mark.parametrize("ignore", [None, "lm_head", {"a": 1}, [1, None, ["x"]], [""]])
@@ -209,9 +214,9 @@ RULES = st.one_of(
 def _packed_by_the_trainers(names: list[tuple[str, int]], rules: list[str]) -> list[str]:
     """What the guide says, in other words than the code's: strike out every weight that a rule keeps."""
     left = {name for name, dims in names if dims > 1 and name[-7:] == ".weight"}
-    for one in rules:
-        kept = re.compile(f"(?:{one[3:]})" if one[:3] == "re:" else re.escape(one))
-        left = {name for name in left if kept.match(name) is None and name[: len(one)] != one}
+    for pattern in rules:
+        kept = re.compile(f"(?:{pattern[3:]})" if pattern[:3] == "re:" else re.escape(pattern))
+        left = {name for name in left if kept.match(name) is None and name[: len(pattern)] != pattern}
     return sorted(left)
 
 

@@ -26,17 +26,17 @@ def naive(data: bytes, phrases: list[str]) -> Scan:
     """The same line by line."""
     lines = data.split(b"\n")
     lines = lines[:-1] if not lines[-1] else lines
-    found = Scan(len(data), len(lines), {p: [] for p in phrases}, dict.fromkeys(phrases, 0))
+    scan = Scan(len(data), len(lines), {p: [] for p in phrases}, dict.fromkeys(phrases, 0))
     offset = 0
     for number, line in enumerate(lines, 1):
         for phrase in phrases:
             start = line.find(phrase.encode())
             if start >= 0:
-                found.counts[phrase] += 1
-                if found.counts[phrase] <= KEPT:
-                    found.hits[phrase].append(Hit(number, offset, _shown(line, start, start + len(phrase.encode()))))
+                scan.counts[phrase] += 1
+                if scan.counts[phrase] <= KEPT:
+                    scan.hits[phrase].append(Hit(number, offset, _shown(line, start, start + len(phrase.encode()))))
         offset += len(line) + 1
-    return found
+    return scan
 
 
 def _shown(line: bytes, start: int, end: int) -> str:
@@ -86,10 +86,10 @@ def test_takers_get_every_line_once(lines: int, block: int, gap: int) -> None:
     """What takes lines gets each one that holds its phrase, beyond the hundred that are kept, once and whole."""
     data = b"".join(b"%d: two two %s\n%s" % (n, b"." * gap, b"-\n" * (n % 3)) for n in range(lines))
     taken: list[tuple[int, bytes]] = []
-    found = scan(io.BytesIO(data), ["two"], takers={"two": lambda n, line: taken.append((n, line))}, block=block)
+    scanned = scan(io.BytesIO(data), ["two"], takers={"two": lambda n, line: taken.append((n, line))}, block=block)
     expected = [(n, line) for n, line in enumerate(data.split(b"\n"), 1) if b"two" in line]
     assert taken == expected
-    assert (found.counts["two"], len(found.hits["two"])) == (lines, min(lines, KEPT))
+    assert (scanned.counts["two"], len(scanned.hits["two"])) == (lines, min(lines, KEPT))
 
 
 def test_memory_is_bounded_for_a_line_without_end(tmp_path: Path) -> None:

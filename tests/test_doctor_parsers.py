@@ -45,14 +45,14 @@ def test_help_lists_flags(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINER)
     done = subprocess.run([sys.executable, "train.py", "--help"], cwd=tmp_path, capture_output=True, check=True)
     (tmp_path / "help.txt").write_bytes(done.stdout)
-    found = read(tmp_path / "help.txt")
-    assert found.options == {
+    content = read(tmp_path / "help.txt")
+    assert content.options == {
         "-h", "--help", "-r", "--rollout-batch-size", "--n-samples-per-prompt", "--global-batch-size",
         "--tensor-model-parallel-size", "--kind", "--offload", "--no-offload",
     }  # fmt: skip
-    assert found.complete
-    one = launch(script(tmp_path, *BATCH, "--no-offload", "--n-sample-per-prompt 3", "--other 1"))
-    said = {finding.where.item: finding.severity for finding in findings("flag-unknown", one, found)}
+    assert content.complete
+    artefact = launch(script(tmp_path, *BATCH, "--no-offload", "--n-sample-per-prompt 3", "--other 1"))
+    said = {finding.where.item: finding.severity for finding in findings("flag-unknown", artefact, content)}
     assert said == {"--n-sample-per-prompt": "error", "--other": "warning"}
 
 
@@ -65,12 +65,12 @@ def test_what_parsers_wrote_in_a_replay(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", source], check=True, cwd=tmp_path)
     assert enter is not None
-    found = read(tmp_path)
-    assert "--tensor-model-parallel-size" in found.options
-    assert found.ignored == ("--knid",)
-    assert found.complete
-    assert not found.abbreviates
-    (finding,) = findings("flag-ignored", found)
+    content = read(tmp_path)
+    assert "--tensor-model-parallel-size" in content.options
+    assert content.ignored == ("--knid",)
+    assert content.complete
+    assert not content.abbreviates
+    (finding,) = findings("flag-ignored", content)
     assert (finding.severity, finding.cure) == ("error", "write --kind")
 
 
@@ -96,10 +96,10 @@ def test_a_checkout_registers_flags(tmp_path: Path, system: str) -> None:
     assert isinstance(found, ParserDump)
     assert found.options == {"--rollout-batch-size", "--global-batch-size"}
     assert not found.complete
-    one = launch(
+    artefact = launch(
         script(tmp_path, "--rollout-batch-sizes 4", "--tensor-model-parallel-size 2", "--no-rollout-batch-size")
     )
-    (finding,) = findings("flag-unknown", one, found)
+    (finding,) = findings("flag-unknown", artefact, found)
     assert (finding.severity, finding.certainty, finding.where.item) == ("warning", "possible", "--rollout-batch-sizes")
 
 
@@ -108,14 +108,14 @@ def test_a_parser_settles_what_a_ghost_is(tmp_path: Path) -> None:
     path = tmp_path / "parsers-1-1.jsonl"
     line = {"options": ["--offload-optimizer-states", "--rollout-batch-sizes"], "abbreviates": False}
     path.write_text(json.dumps({"own": [], "variables": {}}) + "\n" + json.dumps(line) + "\n{torn")
-    one = launch(
+    artefact = launch(
         script(tmp_path, "--colocate", "--offload-optimizer-states", "--rollout-batch-sizes 3", "--streaming-data")
     )
-    (finding,) = findings("ghost-flag", one, read(path))
+    (finding,) = findings("ghost-flag", artefact, read(path))
     assert finding.where.item == "--streaming-data"
-    assert [found.certainty for found in findings("ghost-flag", one)] == ["possible", "certain"]
-    assert findings("flag-typo", one, read(path)) == []
-    assert [found.where.item for found in findings("flag-typo", one)] == ["--rollout-batch-sizes"]
+    assert [reported.certainty for reported in findings("ghost-flag", artefact)] == ["possible", "certain"]
+    assert findings("flag-typo", artefact, read(path)) == []
+    assert [found.where.item for found in findings("flag-typo", artefact)] == ["--rollout-batch-sizes"]
 
 
 @pytest.mark.parametrize(

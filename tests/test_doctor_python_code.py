@@ -115,8 +115,8 @@ def test_a_model_of_plain_torch_is_a_note(tmp_path: Path) -> None:
 def test_a_hash_seed_is_read_when_python_starts(tmp_path: Path) -> None:
     """Set in code that starts no other process it does nothing; where it starts one, that inherits it."""
     text = "def seed_everything(seed):\n    os.environ['PYTHONHASHSEED'] = str(seed)\n"
-    (one,) = HASH.check(read(tmp_path, text))
-    assert (one.where.line, one.where.item) == (2, "PYTHONHASHSEED")
+    (outcome,) = HASH.check(read(tmp_path, text))
+    assert (outcome.where.line, outcome.where.item) == (2, "PYTHONHASHSEED")
     for line in ("os.execv(sys.executable, sys.argv)", "subprocess.run(['python'])", "ray.init()"):
         assert list(HASH.check(read(tmp_path, f"{text}    {line}\n"))) == []
     assert found(tmp_path, f"m = get_model(p)\n{text}") == []
@@ -173,5 +173,5 @@ def test_any_bytes_are_code_or_a_note(tmp_path_factory: pytest.TempPathFactory, 
     """What ends in .py may be anything."""
     path = tmp_path_factory.mktemp("code") / "any.py"
     path.write_bytes(b"torch.use_deterministic_algorithms(True)\n" + content)
-    (one,) = PYTHON.read(path)
-    assert isinstance(one, PythonCode | NotRead)
+    (held,) = PYTHON.read(path)
+    assert isinstance(held, PythonCode | NotRead)

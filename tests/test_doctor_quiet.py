@@ -81,8 +81,8 @@ def test_a_program_of_the_users_own_is_no_launch_of_slime(tmp_path: Path, words:
         (tmp_path / name).write_text(OWN)
     case = CommandLine(["python", *words.split()]).case(tmp_path)
     assert before_recording(find_checkout(tmp_path), case) == []
-    found = examine([], list(artefacts_of(case, tmp_path)))
-    assert [one.rule for one in found.findings] == [OTHER_PROGRAM.id]
+    report = examine([], list(artefacts_of(case, tmp_path)))
+    assert [finding.rule for finding in report.findings] == [OTHER_PROGRAM.id]
 
 
 @pytest.mark.parametrize("sign", ["from slime.utils import x\n", "    import miles_plugins\n", "", "--rm-type math"])
@@ -95,7 +95,7 @@ def test_a_launch_of_theirs_is_known_by_imports_and_flags(
     flags = sign.split() if sign.startswith("--") else []
     launch = launch_of_argv(["python", "train.py", "--lr", "1e-6", *flags])
     assert launch.trainer is bool(sign)
-    rules = {one.rule for one in examine([], [launch]).findings}
+    rules = {finding.rule for finding in examine([], [launch]).findings}
     assert ("megatron-dropout" in rules) is bool(sign)
 
 
@@ -107,10 +107,10 @@ def test_a_replay_samples_nothing(tmp_path: Path) -> None:
     sizes = "--actor-num-nodes 1 --actor-num-gpus-per-node 2"
     assert launch.trainer and launch.has("--debug-train-only")
     own = case.model_copy(update={"subject": case.subject.model_copy(update={"command": f"python train.py {sizes}"})})
-    found = examine([], list(artefacts_of(own, fork.repo.root)))
-    assert "gpu-count" not in {one.rule for one in found.findings}
+    report = examine([], list(artefacts_of(own, fork.repo.root)))
+    assert "gpu-count" not in {one.rule for one in report.findings}
     alone = launch_of_argv(["python", "train.py", *sizes.split()])
-    assert "gpu-count" in {one.rule for one in examine([], [alone]).findings}
+    assert "gpu-count" in {finding.rule for finding in examine([], [alone]).findings}
 
 
 def test_a_diagnosis_says_errors_and_not_what_the_verdict_says(tmp_path: Path) -> None:

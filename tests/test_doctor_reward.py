@@ -217,15 +217,17 @@ class TestRule:
         """The second call is in another process, where Python orders a set of text anew."""
         names = "{str(k) for k in range(1000, 1200)}"  # the first one alone is the same in one call of 200
         source = f"def reward_func(args, sample):\n    return float(''.join({names})[:12])\n"
-        messages = [one.message for one in told(tmp_path, source)]
+        messages = [finding.message for finding in told(tmp_path, source)]
         assert any("for the same response" in message for message in messages)
 
     def test_one_reward_for_all(self, tmp_path: Path) -> None:
         """From eight different responses on; the same responses may have the same reward."""
         source = "def reward_func(args, sample):\n    return 0.0\n"
-        constant = [one for one in told(tmp_path / "a", source, samples(8)) if "different responses" in one.message]
+        constant = [
+            finding for finding in told(tmp_path / "a", source, samples(8)) if "different responses" in finding.message
+        ]
         assert [one.severity for one in constant] == ["warning"]
-        same = [{**one, "response": "a", "reward": 0.0} for one in samples(8)]
+        same = [{**sample, "response": "a", "reward": 0.0} for sample in samples(8)]
         assert told(tmp_path / "b", source, same) == []
 
     @pytest.mark.parametrize(
@@ -239,11 +241,11 @@ class TestRule:
         """A key must be named, and be there."""
         source = "def reward_func(args, sample):\n    return {'score': float(len(sample.response))}\n"
         findings = told(tmp_path, source, None, launch(tmp_path / "run", f"--colocate {flags}"))
-        assert [one.severity for one in findings] == severities and all(said in one.message for one in findings)
+        assert [finding.severity for finding in findings] == severities and all(said in one.message for one in findings)
 
     def test_rewards_that_the_dump_does_not_have_are_not_compared(self, tmp_path: Path) -> None:
         """A dump of before scoring has none."""
-        assert told(tmp_path, LENGTH, [{**one, "reward": None} for one in samples()]) == []
+        assert told(tmp_path, LENGTH, [{**sample, "reward": None} for sample in samples()]) == []
 
     def test_a_few_of_many_samples_are_enough(self, tmp_path: Path) -> None:
         """The function is called on 32 samples at most, from all over the dump."""

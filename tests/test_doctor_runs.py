@@ -42,7 +42,7 @@ def _until_refused(path: Path) -> tuple[list[object], str]:
 
 
 def _kinds(artefacts: list[object]) -> list[tuple[str, str]]:
-    return [(type(one).__name__, getattr(one, "path").name) for one in artefacts]  # noqa: B009 - any kind has one
+    return [(type(artefact).__name__, getattr(artefact, "path").name) for artefact in artefacts]  # noqa: B009 - any kind has one
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -61,8 +61,8 @@ def test_a_run_gives_its_rollouts_steps_and_numbers(system: str, tmp_path: Path)
         ("Series", "run"),
     ]
     assert _kinds(artefacts) == expected
-    steps = [one for one in artefacts if isinstance(one, TrainStep)]
-    assert [len(one.joined.indices) for one in steps] == [run.count, run.count]
+    steps = [artefact for artefact in artefacts if isinstance(artefact, TrainStep)]
+    assert [len(step.joined.indices) for step in steps] == [run.count, run.count]
     assert {one.folder for one in steps} == {folder}
     series = artefacts[-1]
     assert isinstance(series, Series)
@@ -76,7 +76,9 @@ def test_rollouts_know_what_came_before(tmp_path: Path) -> None:
         rollout(tmp_path / "run", samples(), number)
     rollout(tmp_path / "run", samples(), 1, evaluation=True)
     found = [one for one in _read(tmp_path / "run") if isinstance(one, Rollout)]
-    numbers = [(one.first and one.first.rollout_id, one.before and one.before.rollout_id) for one in found]
+    numbers = [
+        (finding.first and finding.first.rollout_id, finding.before and finding.before.rollout_id) for finding in found
+    ]
     assert numbers == [(None, None), (0, 0), (0, 1), (None, None)]
     assert [one.dump.evaluation for one in found] == [False, False, False, True]
 
@@ -129,7 +131,7 @@ def test_a_missing_rank_is_said_of_its_rollout_alone(tmp_path: Path) -> None:
     (folder / "train_data" / "0_0.pt").unlink()
     steps, said = _until_refused(folder)
     assert "rollout 0" in said
-    assert [one.rollout_id for one in steps if isinstance(one, TrainStep)] == [1]
+    assert [step.rollout_id for step in steps if isinstance(step, TrainStep)] == [1]
 
 
 def test_numbers_of_events_and_of_gradient_norms(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_nan_in_both_is_equal_and_nan_in_one_is_not(tmp_path: Path) -> None:
         ref[2] = other
         run.changes[0, "log_probs", 0], run.changes[0, "ref_log_probs", 0] = own, ref
         said = found("ref-log-probs-differ", run.write(tmp_path / name))
-        assert [one.severity for one in said] == ([] if name == "both" else ["warning"])
+        assert [finding.severity for finding in said] == ([] if name == "both" else ["warning"])
         if said:
             assert "response token 2" in said[0].where.item
 
@@ -164,7 +164,7 @@ def test_nan_in_both_is_equal_and_nan_in_one_is_not(tmp_path: Path) -> None:
 def test_jitter_of_log_probs_is_a_note(shift: float, severity: str, tmp_path: Path) -> None:
     """One token that differs by a rounding is a note; by a hundredth, a warning; both name it."""
     said = found("ref-log-probs-differ", equal_run(tmp_path / "run", shift))
-    assert [one.severity for one in said] == [severity]
+    assert [finding.severity for finding in said] == [severity]
     assert "differ at 1 of" in said[0].message
 
 
@@ -260,7 +260,7 @@ def test_updates_of_a_rollout_by_any_source(tmp_path: Path) -> None:
     sizes = log(tmp_path / "b.log", {0: {"loss": 0.1}}, flags={"rollout_batch_size": 32, "n_samples_per_prompt": 8,
                                                                "global_batch_size": 256})  # fmt: skip
     series = [one for path in (both, sizes) for one in read(path) if isinstance(one, Series)]
-    assert [updates_of(None, one) for one in series] == [2, 1]
+    assert [updates_of(None, points) for points in series] == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_levels_of_gradient_norms(norms: tuple[float, ...], level: str, tmp_path
     """`grad-norm-explodes`: from update 2 on, and what has risen already is no level."""
     said = found("grad-norm-explodes", *_norms(*norms)(tmp_path))
     assert len(said) == bool(level)
-    assert level in "".join(one.message for one in said)
+    assert level in "".join(finding.message for finding in said)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_losses_that_explode(metric: str, values: tuple[float, ...], at: str, tm
     """`loss-explodes`: by absolute value, above 1 (10 at first), three updates in a row."""
     said = found("loss-explodes", *_losses(*values, metric=metric)(tmp_path))
     assert len(said) == bool(at)
-    assert at in "".join(str(one.where) for one in said)
+    assert at in "".join(str(finding.where) for finding in said)
 
 
 def test_losses_that_explode_together_are_one_finding(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_a_thing_that_stays_is_said_once(tmp_path: Path) -> None:
         rollout(tmp_path / "run", samples(reward=0.0), number)
     rollout(tmp_path / "run", samples(reward=0.0), 0, evaluation=True)
     said = found("reward-constant", tmp_path / "run")
-    assert [Path(one.where.path).name for one in said] == ["0.pt"]
+    assert [Path(finding.where.path).name for finding in said] == ["0.pt"]
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_keys_and_labels(
     made = rollout(tmp_path / "run", samples(reward=reward, label=None))
     paths = (made,) if flags is None else (made, launch(tmp_path / "run.sh", *flags))
     said = found("reward-key-data", *paths)
-    assert [one.severity or "error" for one in said] == [severity]
+    assert [finding.severity or "error" for finding in said] == [severity]
     assert text in said[0].message
 
 
@@ -427,6 +427,6 @@ def test_no_rule_raises_on_odd_numbers(tmp_path: Path) -> None:
 def test_the_reader_gives_what_the_rules_ask_for(tmp_path: Path) -> None:
     """A folder's series has the dumps' own means under the trainers' names."""
     artefacts = read(equal_run(tmp_path / "run"))
-    series = next(one for one in artefacts if isinstance(one, Series))
+    series = next(artefact for artefact in artefacts if isinstance(artefact, Series))
     assert any(isinstance(one, TrainStep) for one in artefacts)
     assert [point.number for point in curve(series, "rollout", "log_probs")] == [0]

@@ -97,7 +97,7 @@ def test_runs_in_order_have_nothing(tmp_path: Path, system: str, layout: dict[st
 def test_random_columns_raise_no_error(tmp_path: Path, system: str) -> None:
     """Numbers without any sense are no error of these rules, as long as they are finite."""
     folder = Run(system=system, updates=2, count=40).write(tmp_path)
-    assert not [one for one in examine(look([folder]), only=RULES).findings if one.severity == "error"]
+    assert not [finding for finding in examine(look([folder]), only=RULES).findings if finding.severity == "error"]
 
 
 # -- not finite
@@ -198,7 +198,7 @@ def test_other_differences_are_no_shift(tmp_path: Path) -> None:
 def test_columns_of_another_length(tmp_path: Path) -> None:
     """A user's own column that one sample has too short: "train-columns-lengths"."""
     rng = np.random.default_rng(0)
-    sizes = [one["response_lengths"] for one in _samples(trained(tmp_path / "plain"))]
+    sizes = [sample["response_lengths"] for sample in _samples(trained(tmp_path / "plain"))]
 
     def column(wrong: int) -> list[Any]:
         return [f32(rng.normal(size=n - (i == wrong))) for i, n in enumerate(sizes)]
@@ -281,4 +281,4 @@ def test_odd_columns_make_no_rule_fail(tmp_path: Path, name: str) -> None:
             },
         )
     examined = examine(look([tmp_path]), only=RULES)
-    assert not [one for one in examined.findings if one.rule == FAULT.id], examined.findings
+    assert not [finding for finding in examined.findings if finding.rule == FAULT.id], examined.findings

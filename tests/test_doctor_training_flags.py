@@ -146,8 +146,8 @@ def test_what_a_shell_alone_knows_makes_a_missing_flag_uncertain(tmp_path: Path)
     sure = Script(drop=["--ref-load"]).read(tmp_path)
     unsure = Script(drop=["--ref-load"], tail="$EXTRA_ARGS").read(tmp_path)
     assert (open_ended(sure), open_ended(unsure)) == (False, True)
-    (found,) = tried(load("kl-without-ref"), unsure)
-    assert (found.severity, found.certainty) == ("warning", "possible")
+    (finding,) = tried(load("kl-without-ref"), unsure)
+    assert (finding.severity, finding.certainty) == ("warning", "possible")
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,8 @@ def test_a_python_launcher_gives_no_errors(tmp_path: Path) -> None:
         '    U.execute_train(train_args=args, num_gpus_per_node=8, megatron_model_type="m")\n'
     )
     launch = read_launch(path)
-    (found,) = tried(load("kl-coefs-exclusive"), launch)
-    assert (found.severity, found.certainty) == ("warning", "possible")
+    (finding,) = tried(load("kl-coefs-exclusive"), launch)
+    assert (finding.severity, finding.certainty) == ("warning", "possible")
 
 
 @given(
@@ -185,10 +185,10 @@ def test_the_suggested_context_parallel_size_holds_the_sample(
     """A sample is too long exactly where it does not fit; the size suggested holds it and divides the ranks."""
     words = f"""python train.py --use-dynamic-batch-size --max-tokens-per-gpu {cap} --rollout-max-response-len {longest}
         --tensor-model-parallel-size {tensor} --context-parallel-size {context} --actor-num-nodes {nodes}"""
-    found = tried(load("samples-too-long"), launch_of_argv(words.split()))
-    assert bool(found) == (cap * context < longest)
-    if found and found[0].cure.startswith("--context-parallel-size"):
-        size = int(found[0].cure.split()[1])
+    reported = tried(load("samples-too-long"), launch_of_argv(words.split()))
+    assert bool(reported) == (cap * context < longest)
+    if reported and reported[0].cure.startswith("--context-parallel-size"):
+        size = int(reported[0].cure.split()[1])
         assert size * cap >= longest
         assert nodes * 8 % (size * tensor) == 0
         smaller = [n for n in range(1, size) if n * cap >= longest and nodes * 8 % (n * tensor) == 0]
@@ -203,9 +203,9 @@ def _config(folder: Path, **values: object) -> HfConfig:
 def test_the_models_positions_bound_the_context(tmp_path: Path) -> None:
     """More tokens than the model has positions are found with the config as evidence; the inner config counts."""
     launch = Script({"--rollout-max-context-len": "40000"}).read(tmp_path)
-    (found,) = tried(load("context-length"), launch, _config(tmp_path, max_position_embeddings=32768))
-    assert (found.severity, found.where.path) == ("warning", str(tmp_path / "config.json"))
-    assert "40000" in found.message
+    (finding,) = tried(load("context-length"), launch, _config(tmp_path, max_position_embeddings=32768))
+    assert (finding.severity, finding.where.path) == ("warning", str(tmp_path / "config.json"))
+    assert "40000" in finding.message
     inner = _config(tmp_path, max_position_embeddings=512, text_config={"max_position_embeddings": 131072})
     assert tried(load("context-length"), launch, inner) == []
     assert tried(load("context-length"), launch, _config(tmp_path, max_position_embeddings="many")) == []
@@ -215,17 +215,17 @@ def test_a_prompt_that_leaves_no_token_to_generate(tmp_path: Path) -> None:
     """The longest prompt must be shorter than the context."""
     for prompt, wrong in (("8191", False), ("8192", True)):
         script = Script({"--rollout-max-context-len": "8192", "--rollout-max-prompt-len": prompt})
-        found = tried(load("context-length"), script.read(tmp_path))
-        assert [one.severity for one in found] == (["error"] if wrong else [])
+        reported = tried(load("context-length"), script.read(tmp_path))
+        assert [finding.severity for finding in reported] == (["error"] if wrong else [])
 
 
 def test_the_checkpoints_own_quantization_counts(tmp_path: Path) -> None:
     """With a config.json the name of the folder is not guessed from."""
     launch = Script({"--hf-checkpoint": "/models/fp8/Qwen3-4B"}).read(tmp_path)
-    one = load("weight-check-off")
-    assert tried(one, launch, _config(tmp_path, hidden_size=8)) == []
-    (found,) = tried(one, launch, _config(tmp_path, quantization_config={"quant_method": "compressed-tensors"}))
-    assert (found.severity, found.where.value) == ("warning", "compressed-tensors")
+    rule = load("weight-check-off")
+    assert tried(rule, launch, _config(tmp_path, hidden_size=8)) == []
+    (finding,) = tried(rule, launch, _config(tmp_path, quantization_config={"quant_method": "compressed-tensors"}))
+    assert (finding.severity, finding.where.value) == ("warning", "compressed-tensors")
 
 
 def _tokenizer(folder: Path, eos: str, ids: list[int]) -> Tokenizer:
@@ -240,15 +240,15 @@ def _tokenizer(folder: Path, eos: str, ids: list[int]) -> Tokenizer:
 
 def test_a_template_that_ends_turns_otherwise_than_generation(tmp_path: Path) -> None:
     """A base model's tokenizer with a chat template: turns end with a token that does not end generation."""
-    one, launch = load("stop-tokens"), Script().read(tmp_path)
+    rule, launch = load("stop-tokens"), Script().read(tmp_path)
     base = _tokenizer(tmp_path, "<|endoftext|>", [151643])
-    (found,) = tried(one, launch, base)
-    assert found.severity == "warning"
-    assert "'<|im_end|>'" in found.message
-    assert "--rollout-stop '<|im_end|>'" in found.cure
-    assert tried(one, Script({"--rollout-stop-token-ids": "151645"}).read(tmp_path), base) == []
-    assert tried(one, launch, _tokenizer(tmp_path, "<|im_end|>", [151645])) == []
-    assert tried(one, launch, _tokenizer(tmp_path, "<|endoftext|>", [151643, 151645])) == []
+    (finding,) = tried(rule, launch, base)
+    assert finding.severity == "warning"
+    assert "'<|im_end|>'" in finding.message
+    assert "--rollout-stop '<|im_end|>'" in finding.cure
+    assert tried(rule, Script({"--rollout-stop-token-ids": "151645"}).read(tmp_path), base) == []
+    assert tried(rule, launch, _tokenizer(tmp_path, "<|im_end|>", [151645])) == []
+    assert tried(rule, launch, _tokenizer(tmp_path, "<|endoftext|>", [151643, 151645])) == []
 
 
 REWARDS = {
@@ -267,8 +267,8 @@ def test_rewards_that_cannot_be_right(name: str, tmp_path: Path) -> None:
     flags, severity, says = REWARDS[name]
     (found,) = tried(load("reward-key"), Script(flags).read(tmp_path))
     assert (found.severity, says in found.message) == (severity, True)
-    own = tried(load("reward-key"), Script({**flags, "--custom-rm-path": "mine.reward"}).read(tmp_path))
-    assert [one.message for one in own] == ([found.message] if "--label-key" in flags else [])
+    reported = tried(load("reward-key"), Script({**flags, "--custom-rm-path": "mine.reward"}).read(tmp_path))
+    assert [finding.message for finding in reported] == ([found.message] if "--label-key" in flags else [])
 
 
 def test_labels_and_rewards_that_are_not_there(tmp_path: Path) -> None:
@@ -289,8 +289,8 @@ NEEDS = {
 @pytest.mark.parametrize("name", NEEDS)
 def test_flags_that_need_another(name: str, tmp_path: Path) -> None:
     """Each is an error at its line, and none where the trainer's part that asks for it does not run."""
-    (found,) = tried(load("required-with"), Script({name: NEEDS[name]}).read(tmp_path))
-    assert (found.severity, found.where.item) == ("error", name)
+    (finding,) = tried(load("required-with"), Script({name: NEEDS[name]}).read(tmp_path))
+    assert (finding.severity, finding.where.item) == ("error", name)
     if name.startswith("--sglang"):
         assert tried(load("required-with"), Script({name: NEEDS[name], "--debug-train-only": ""}).read(tmp_path)) == []
     if name.startswith("--expert"):
@@ -299,21 +299,21 @@ def test_flags_that_need_another(name: str, tmp_path: Path) -> None:
 
 def test_a_launch_says_how_long_it_runs(tmp_path: Path) -> None:
     """Rollouts or epochs must be given, and over-sampling takes at least a batch."""
-    (found,) = tried(load("required-with"), Script(drop=["--num-rollout"]).read(tmp_path))
-    assert "neither --num-rollout nor --num-epoch" in found.message
+    (finding,) = tried(load("required-with"), Script(drop=["--num-rollout"]).read(tmp_path))
+    assert "neither --num-rollout nor --num-epoch" in finding.message
     (over,) = tried(load("required-with"), Script({"--over-sampling-batch-size": "16"}).read(tmp_path))
     assert "16 is below --rollout-batch-size 32" in over.message
 
 
 def test_padding_that_only_costs(tmp_path: Path) -> None:
     """A large multiplier and a micro-batch size beside dynamic batching are notes, and bshd without it too."""
-    one = load("padded-manually")
-    (micro,) = tried(one, Script({"--micro-batch-size": "2"}).read(tmp_path))
-    (multiplier,) = tried(one, Script({"--data-pad-size-multiplier": "4096"}).read(tmp_path))
+    rule = load("padded-manually")
+    (micro,) = tried(rule, Script({"--micro-batch-size": "2"}).read(tmp_path))
+    (multiplier,) = tried(rule, Script({"--data-pad-size-multiplier": "4096"}).read(tmp_path))
     drop = ["--use-dynamic-batch-size", "--max-tokens-per-gpu"]
-    (bshd,) = tried(one, Script({"--qkv-format": "bshd"}, drop=drop, system="miles").read(tmp_path))
+    (bshd,) = tried(rule, Script({"--qkv-format": "bshd"}, drop=drop, system="miles").read(tmp_path))
     assert {micro.severity, multiplier.severity, bshd.severity} == {"note"}
-    assert tried(one, Script({"--data-pad-size-multiplier": "256"}).read(tmp_path)) == []
+    assert tried(rule, Script({"--data-pad-size-multiplier": "256"}).read(tmp_path)) == []
 
 
 def test_what_is_ignored_and_what_experts_forbid(tmp_path: Path) -> None:
@@ -341,8 +341,8 @@ REFUSED = {
 def test_what_the_trainers_refuse_together(name: str, tmp_path: Path) -> None:
     """Each is an error at the flag to remove, and none for a trainer that takes it."""
     flags, system, entry = REFUSED[name]
-    (found,) = tried(load("exclusive-flags"), Script(flags, system=system, entry=entry).read(tmp_path))
-    assert (found.severity, found.where.item) == ("error", name)
+    (finding,) = tried(load("exclusive-flags"), Script(flags, system=system, entry=entry).read(tmp_path))
+    assert (finding.severity, finding.where.item) == ("error", name)
     if name != "--prefill-num-servers":
         other = "slime" if system == "miles" else "miles"
         assert tried(load("exclusive-flags"), Script(flags, system=other, entry=entry).read(tmp_path)) == []
@@ -351,23 +351,23 @@ def test_what_the_trainers_refuse_together(name: str, tmp_path: Path) -> None:
 def test_engines_that_may_cut_a_request(tmp_path: Path) -> None:
     """A response as long as the engine's context is no error where a request may ask for less."""
     script = Script({"--sglang-context-length": "8000", "--custom-generate-function-path": "mine.generate"})
-    (found,) = tried(load("context-length"), script.read(tmp_path))
-    assert found.severity == "warning"
+    (finding,) = tried(load("context-length"), script.read(tmp_path))
+    assert finding.severity == "warning"
 
 
 def test_disk_transfers_need_their_folders(tmp_path: Path) -> None:
     """Slime's delta mode wants the disk transport, both folders, and no colocated engines."""
-    one = load("weight-transfer")
-    found = tried(one, Script({"--update-weight-mode": "delta"}).read(tmp_path))
-    assert [part.message.rpartition(" needs ")[2] for part in found[:2]] == [
+    rule = load("weight-transfer")
+    reported = tried(rule, Script({"--update-weight-mode": "delta"}).read(tmp_path))
+    assert [part.message.rpartition(" needs ")[2] for part in reported[:2]] == [
         "--update-weight-transport disk", "--update-weight-local-checkpoint-dir",
     ]  # fmt: skip
-    assert "--colocate" in found[2].message
+    assert "--colocate" in reported[2].message
     whole = {
         "--update-weight-mode": "delta", "--update-weight-transport": "disk", "--update-weight-disk-dir": "/shared",
         "--update-weight-local-checkpoint-dir": "/nvme",
     }  # fmt: skip
-    assert tried(one, Script(whole, drop=["--colocate"]).read(tmp_path)) == []
+    assert tried(rule, Script(whole, drop=["--colocate"]).read(tmp_path)) == []
 
 
 _FLAGS = sorted(
@@ -386,5 +386,5 @@ def test_no_value_makes_a_rule_raise(words: list[tuple[str, list[str]]]) -> None
     flat = [word for name, values in words for word in (name, *values)]
     launch: Launch = launch_of_argv(["python", "train.py", *flat, "--lr", "1"])
     for name in CASES:
-        for found in tried(load(name), launch):
-            assert found.message
+        for finding in tried(load(name), launch):
+            assert finding.message

@@ -24,9 +24,9 @@ from repro_golden.dumps.rollout.files import write_rollout_dump
 
 def examined(*paths: Path) -> Examination:
     """An examination in which no rule failed."""
-    found = examine(look(paths))
-    assert not [one for one in found.findings if one.rule == FAULT.id], found.findings
-    return found
+    report = examine(look(paths))
+    assert not [finding for finding in report.findings if finding.rule == FAULT.id], report.findings
+    return report
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -37,11 +37,11 @@ def test_a_clean_run_raises_no_error(tmp_path: Path, system: Any) -> None:
     flags = [*usual_flags((), 1), "--load-debug-rollout-data", f"{fork.rollouts}/{{rollout_id}}.pt"]
     printed = run_program(fork.repo.root, system, [*flags, "--debug-train-only", "--dump-details", str(details)])
     (tmp_path / "train.log").write_text(printed)
-    found = examined(fork.repo.root, details, tmp_path / "train.log")
-    kinds = {one.kind for one in found.seen}
+    report = examined(fork.repo.root, details, tmp_path / "train.log")
+    kinds = {one.kind for one in report.seen}
     assert {"launch script", "case", "log"} <= kinds, kinds
-    assert not found.of("error"), found.of("error")
-    assert len(found.tried) > 40
+    assert not report.of("error"), report.of("error")
+    assert len(report.tried) > 40
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -50,16 +50,16 @@ def test_clean_dumps_raise_no_error(tmp_path: Path, system: Any) -> None:
     (tmp_path / "rollout_data").mkdir()
     for number, dump in enumerate((plain_dump(system, rollout_id=0), full_dump(system, rollout_id=1))):
         write_rollout_dump(tmp_path / "rollout_data" / f"{number}.pt", dump)
-    found = examined(tmp_path)
-    assert not found.of("error"), found.of("error")
+    report = examined(tmp_path)
+    assert not report.of("error"), report.of("error")
 
 
 @pytest.mark.whole
 def test_a_clean_golden_run_raises_no_error(recorded: Repo) -> None:
     """The repository of a recorded golden run of the built-in trainer."""
-    found = examined(recorded.root)
-    assert "golden run" in {one.kind for one in found.seen}
-    assert not found.of("error"), found.of("error")
+    report = examined(recorded.root)
+    assert "golden run" in {one.kind for one in report.seen}
+    assert not report.of("error"), report.of("error")
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_corrupt_artefacts_are_findings(folder: Path, tmp_path_factory: pytest.T
         else:
             content = bytearray(draw.randbytes(draw.randrange(200)))
         path.write_bytes(bytes(content))
-    found = examined(root)
-    assert all(one.rule in catalogue() or one.rule == UNREADABLE.id for one in found.findings)
-    assert all("\n" not in one.message for one in found.findings), found.findings
+    report = examined(root)
+    assert all(finding.rule in catalogue() or finding.rule == UNREADABLE.id for finding in report.findings)
+    assert all("\n" not in one.message for one in report.findings), report.findings
     shutil.rmtree(root)

@@ -118,10 +118,12 @@ def test_several_classes_in_one_line(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.pt", [defaultdict(list, a=1), datetime.date(2025, 1, 2)])
     names = ["builtins.list", "collections.defaultdict", "datetime.date"]
     assert " ".join(f"--allow-pickle {name}" for name in names) in refusal(path)
-    found, date = read_archive(path, allow=names)
-    assert same(found, Record("collections.defaultdict", args=(Unknown("builtins.list"),), items={"a": 1}, made="call"))
+    archive, date = read_archive(path, allow=names)
+    assert same(
+        archive, Record("collections.defaultdict", args=(Unknown("builtins.list"),), items={"a": 1}, made="call")
+    )
     assert date.name == "datetime.date"
-    write_archive(path, [found, date])
+    write_archive(path, [archive, date])
     assert torch.load(path, weights_only=False) == [defaultdict(list, a=1), datetime.date(2025, 1, 2)]
 
 
@@ -159,13 +161,13 @@ def test_tensors_of_every_kind(tmp_path: Path, protocol: int) -> None:
         torch.ones(2, requires_grad=True),
         torch.tensor([1, 2], dtype=torch.uint16),
     ]
-    found = read_archive(saved(tmp_path / "a.pt", tensors, protocol))
-    assert same(found, [Tensor.of(tensor) for tensor in tensors])
-    for ours, theirs in zip(found, tensors, strict=True):
+    archive = read_archive(saved(tmp_path / "a.pt", tensors, protocol))
+    assert same(archive, [Tensor.of(tensor) for tensor in tensors])
+    for ours, theirs in zip(archive, tensors, strict=True):
         assert ours.shape == tuple(theirs.shape)
         assert ours.numel == theirs.numel()
         assert same(Tensor.of(ours.torch()), ours)
-    assert not found[0].array.flags.writeable
+    assert not archive[0].array.flags.writeable
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,9 @@ def test_torch_reads_it(tmp_path: Path) -> None:
     """torch.load gives the dump, mapped into memory too, since storages stand where torch puts them."""
     path = tmp_path / "3.pt"
     write_archive(path, dump())
-    found = torch.load(path, weights_only=False)
-    assert same(without_torch(found), dump())
-    assert found["samples"][0]["multimodal_train_inputs"]["pixels"].dtype == torch.bfloat16
+    rule = torch.load(path, weights_only=False)
+    assert same(without_torch(rule), dump())
+    assert rule["samples"][0]["multimodal_train_inputs"]["pixels"].dtype == torch.bfloat16
     assert same(without_torch(torch.load(path, weights_only=False, mmap=True)), dump())
     with zipfile.ZipFile(path) as made:
         assert made.testzip() is None

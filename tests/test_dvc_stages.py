@@ -94,12 +94,12 @@ def test_metrics_diff_shows_the_change(checked: Repo) -> None:
     """`dvc metrics show` and `diff` have whether it agrees, where it differs, and each metric's last value."""
     shown = json.loads(dvc(checked, "metrics", "show", "--json").stdout)
     assert shown[""]["data"]["golden/check.json"]["data"]["toy"]["steps"] == 4
-    found = json.loads(dvc(checked, "metrics", "diff", "--json").stdout)["golden/check.json"]
-    assert (found["toy.agrees"], found["toy.divergent_step"]) == (
+    metrics = json.loads(dvc(checked, "metrics", "diff", "--json").stdout)["golden/check.json"]
+    assert (metrics["toy.agrees"], metrics["toy.divergent_step"]) == (
         {"old": 1, "new": 0, "diff": -1},
         {"old": -1, "new": 2, "diff": 3},
     )
-    assert found["toy.loss"]["diff"] != 0
+    assert metrics["toy.loss"]["diff"] != 0
 
 
 @pytest.mark.whole
@@ -216,17 +216,17 @@ def test_records_all_have_the_same_keys(tmp_path: Path) -> None:
         [metric_row("loss", "loss", math.inf), metric_row("loss", "finite", 7.0)],
         [metric_row("loss", "loss", 2.0)],
     ]
-    found = records(tmp_path, a, b)
-    assert len({tuple(r) for r in found}) == 1
-    assert [r["c/loss"] for r in found] == [1.0, None, 2.0]
-    assert [r["c/finite"] for r in found] == [1, 0, 1]
-    assert [r["c/metric/finite"] for r in found] == [None, 7.0, None]
-    assert [r["c/bits_agree"] for r in found] == [1, 0, 0]
-    assert list(found[0])[-1] == "c/bits_agree", "DVC draws the last column where a plot names none"
+    recorded = records(tmp_path, a, b)
+    assert len({tuple(r) for r in recorded}) == 1
+    assert [r["c/loss"] for r in recorded] == [1.0, None, 2.0]
+    assert [r["c/finite"] for r in recorded] == [1, 0, 1]
+    assert [r["c/metric/finite"] for r in recorded] == [None, 7.0, None]
+    assert [r["c/bits_agree"] for r in recorded] == [1, 0, 0]
+    assert list(recorded[0])[-1] == "c/bits_agree", "DVC draws the last column where a plot names none"
     back = records(tmp_path / "back", a, [a[0], b[1], a[2]])
     assert [r["c/bits_agree"] for r in back] == [1, 0, 1], "each step is judged by itself"
-    assert [r["c/golden_kl_k1"] for r in found] == [None] * 3
-    json.dumps(found, allow_nan=False)
+    assert [r["c/golden_kl_k1"] for r in recorded] == [None] * 3
+    json.dumps(recorded, allow_nan=False)
 
 
 def test_kl_is_zero_while_bits_agree(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_kl_is_zero_while_bits_agree(tmp_path: Path) -> None:
 
     a = [step(-1.0, -2.0)] * 4
     b = [step(-1.0, -2.0), step(-1.5, -2.0), step(math.nan, -2.0), step(-1.0, -2.0)]
-    found = records(tmp_path / "x", a, b)
-    assert [r["c/golden_kl_k1"] for r in found] == [0.0, 0.25, None, 0.0]
-    assert [r["c/finite"] for r in found] == [1, 1, 0, 1]
+    recorded = records(tmp_path / "x", a, b)
+    assert [r["c/golden_kl_k1"] for r in recorded] == [0.0, 0.25, None, 0.0]
+    assert [r["c/finite"] for r in recorded] == [1, 1, 0, 1]
     assert [r["c/golden_kl_k3"] for r in records(tmp_path / "y", a, a)] == [0.0] * 4

@@ -95,8 +95,8 @@ def test_a_bisect_names_the_commit_that_changed_the_lock_file(tmp_path: Path) ->
     kit.note(repo, "one")
     culprit = requirements(repo, "2.0")
     done = repo.repro("bisect", "--no-explain", f"{good}..HEAD", "--json", "-j", "2")
-    found = json.loads(done.stdout)
-    assert (found["outcome"], found["culprit"]["commit"]) == ("found", culprit), done.stderr
+    data = json.loads(done.stdout)
+    assert (data["outcome"], data["culprit"]["commit"]) == ("found", culprit), done.stderr
     assert len(built(repo)) == 2
     probes = [Trace(path).header for path in (repo.root / ".git" / "repro" / "probes").iterdir()]
     headers: dict[str, Header] = {header.subject["commit"]: header for header in probes}
@@ -182,8 +182,8 @@ def test_one_is_built_for_each_content(repo: Repo) -> None:
     made = repo.root / "made"
 
     def work() -> Path:
-        with using(case, Place(repo.root)) as found:
-            return found.folder
+        with using(case, Place(repo.root)) as environment:
+            return environment.folder
 
     folders = together(4, work)
     assert len(set(folders)) == 1
@@ -253,8 +253,8 @@ def test_the_checkout_has_its_own_environment(repo: Repo, tmp_path: Path) -> Non
     (repo.root / "lock").write_text("with torch")
     case = toy(setup, check=inside)
     try_out(case, Place(repo.root), tmp_path / "log")
-    with using(case, Place(repo.root)) as found:
-        assert any(package.startswith("torch==") for package in found.packages)
+    with using(case, Place(repo.root)) as place:
+        assert any(package.startswith("torch==") for package in place.packages)
     assert identity_of(case, repo.root).environment["torch"].startswith("2.")
 
 
@@ -322,8 +322,8 @@ def test_a_half_built_one_is_rebuilt(repo: Repo) -> None:
     with pytest.raises(CancelledError), using(case, Place(repo.root), cancel):
         pass
     os.killpg(int((repo.root / "made").read_text()), signal.SIGKILL)
-    with using(case, Place(repo.root)) as found:
-        assert [path.name for path in found.folder.iterdir()] == ["x"]
+    with using(case, Place(repo.root)) as environment:
+        assert [path.name for path in environment.folder.iterdir()] == ["x"]
 
 
 def test_those_not_used_for_long_are_swept(repo: Repo) -> None:
@@ -335,8 +335,8 @@ def test_those_not_used_for_long_are_swept(repo: Repo) -> None:
 
     def use(text: str) -> str:
         (repo.root / "lock").write_text(text)
-        with using(case, Place(repo.root)) as found:
-            return found.key
+        with using(case, Place(repo.root)) as environment:
+            return environment.key
 
     def kept() -> set[str]:
         folders = {path.name for path in environments.iterdir() if path.is_dir()}
@@ -350,11 +350,11 @@ def test_those_not_used_for_long_are_swept(repo: Repo) -> None:
     c = use("c")
     assert kept() == {a, c}
     (repo.root / "lock").write_text("a")
-    with using(case, Place(repo.root)) as found:
+    with using(case, Place(repo.root)) as place:
         age(environments, a)
         age(environments, c)
         d = use("d")
-        assert found.folder.is_dir()
+        assert place.folder.is_dir()
     assert kept() == {a, d}
     assert use("a") == a
 
@@ -439,9 +439,9 @@ def test_uv_builds_the_environment(repo: Repo, tmp_path: Path) -> None:
     (repo.root / "uv.lock").write_text(UV_LOCK)
     repo.commit("Lock")
     case = toy("uv", lock=[], command="{python} -c 'import sys; sys.exit(sys.prefix == sys.base_prefix)'")
-    with using(case, Place(repo.root)) as found:
-        assert found.python is not None
-        assert not any(package.startswith("mine") for package in found.packages)
+    with using(case, Place(repo.root)) as environment:
+        assert environment.python is not None
+        assert not any(package.startswith("mine") for package in environment.packages)
     assert exit_code(case, Place(repo.root), tmp_path / "log") == 0
     assert repo.git("status", "--porcelain", "--ignored") == ""
 

@@ -68,10 +68,10 @@ def log(folder: Path, values: Mapping[int, Mapping[str, float]], *, at: float = 
 def test_scalars_are_read_as_float32(tmp_path: Path, new_style: bool) -> None:
     """Plain and tensor scalars come back bit for bit in float32, NaN, infinities and -0.0 too, under their tag."""
     tags = {"train/grad_norm": 0.1, "loss": math.nan, "kl": math.inf, "low": -math.inf, "zero": -0.0, "big": 1e39}
-    found = read_events(log(tmp_path, {0: tags, 7: {"loss": 2.5}}, new_style=new_style))
-    assert list(found) == [0, 7] and found[7] == {"loss": 2.5} and found[0].keys() == tags.keys()
-    assert {tag: bits(v) for tag, v in found[0].items()} == {tag: bits(single(v)) for tag, v in tags.items()}
-    assert found[0]["train/grad_norm"] == 0.10000000149011612
+    events = read_events(log(tmp_path, {0: tags, 7: {"loss": 2.5}}, new_style=new_style))
+    assert list(events) == [0, 7] and events[7] == {"loss": 2.5} and events[0].keys() == tags.keys()
+    assert {tag: bits(v) for tag, v in events[0].items()} == {tag: bits(single(v)) for tag, v in tags.items()}
+    assert events[0]["train/grad_norm"] == 0.10000000149011612
 
 
 def test_the_later_wall_time_wins(tmp_path: Path) -> None:
@@ -138,12 +138,12 @@ def test_without_tensorboard_one_line_names_the_cure(tmp_path: Path) -> None:
 def test_equal_after_rounding_never_differs(run: dict[int, dict[str, float]], offset: int) -> None:
     """A run compared with itself in float32 never differs, whatever the offset; and agrees where all is finite."""
     rounded = {step + offset: {name: single(v) for name, v in values.items()} for step, values in run.items()}
-    found = differences(rounded, run, {}, offset)
-    assert found.differing == []
-    assert found.values == sum(map(len, run.values()))
+    diffs = differences(rounded, run, {}, offset)
+    assert diffs.differing == []
+    assert diffs.values == sum(map(len, run.values()))
     broken = [v for values in rounded.values() for v in values.values() if not math.isfinite(v)]
-    assert len(found.nonfinite) == len(broken)
-    assert found.agrees == (found.values > 0 and not broken)
+    assert len(diffs.nonfinite) == len(broken)
+    assert diffs.agrees == (diffs.values > 0 and not broken)
 
 
 @given(FINITE, st.integers(0, 5), st.booleans())
@@ -154,12 +154,12 @@ def test_the_neighbouring_float32_differs(value: float, step: int, up: bool) -> 
         return
     word = struct.unpack("<i", bits(base))[0] + (1 if up else -1)
     other = struct.unpack("<f", struct.pack("<I", word & 0xFFFFFFFF))[0]
-    found = differences({step: {"loss": base}}, {step: {"loss": other}}, {})
+    diffs = differences({step: {"loss": base}}, {step: {"loss": other}}, {})
     if not math.isnan(other):
-        assert [(c.step, c.metric, bits(c.a or 0.0), bits(c.b or 0.0)) for c in found.differing] == [
+        assert [(c.step, c.metric, bits(c.a or 0.0), bits(c.b or 0.0)) for c in diffs.differing] == [
             (step, "loss", bits(base or 0.0), bits(other or 0.0))
         ]
-    assert not found.agrees
+    assert not diffs.agrees
 
 
 @given(st.floats(-9, 9) | FINITE, st.floats(-9, 9) | st.floats(allow_nan=False), st.floats(0, 1), st.floats(0, 10))
@@ -172,9 +172,9 @@ def test_bounds_are_honoured(a: float, b: float, rtol: float, atol: float) -> No
     inside = math.isfinite(x) and math.isfinite(y) and abs(y - x) <= atol + rtol * abs(x)
     for name in ("train/loss", "loss"):
         bound = {name: Bound(rtol=rtol, atol=atol)}
-        found = differences({0: {"train/loss": a}}, {0: {"loss": b}}, bound)
+        diffs = differences({0: {"train/loss": a}}, {0: {"loss": b}}, bound)
         both_broken = not math.isfinite(x) and not math.isfinite(y)
-        assert (not found.differing) == (inside or both_broken)
+        assert (not diffs.differing) == (inside or both_broken)
 
 
 def test_what_is_not_finite_is_never_agreement() -> None:
@@ -183,19 +183,19 @@ def test_what_is_not_finite_is_never_agreement() -> None:
     both = differences({0: {"loss": nan}}, {0: {"loss": nan}}, wide)
     assert (len(both.nonfinite), list(both.differing), both.agrees) == (1, [], False)
     for pair in ((nan, 1.0), (1.0, nan), (math.inf, 1.0)):
-        one = differences({0: {"loss": pair[0]}}, {0: {"loss": pair[1]}}, wide)
-        assert (len(one.differing), list(one.nonfinite)) == (1, [])
+        diffs = differences({0: {"loss": pair[0]}}, {0: {"loss": pair[1]}}, wide)
+        assert (len(diffs.differing), list(diffs.nonfinite)) == (1, [])
     json.dumps(both.to_mapping(), allow_nan=False)
 
 
 @given(st.lists(NAMES, unique=True), st.lists(NAMES, unique=True))
 def test_names_match_one_to_one(a: list[str], b: list[str]) -> None:
     """No name is matched twice, equal names always match, and the sides may be swapped."""
-    found = matched(a, b)
-    assert len({x for x, _ in found}) == len({y for _, y in found}) == len(found)
-    assert {x for x in a if x in b} <= {x for x, y in found if x == y}
-    assert all(x.rpartition("/")[2] == y.rpartition("/")[2] for x, y in found)
-    assert {(y, x) for x, y in found} == set(matched(b, a))
+    pairs = matched(a, b)
+    assert len({x for x, _ in pairs}) == len({y for _, y in pairs}) == len(pairs)
+    assert {x for x in a if x in b} <= {x for x, y in pairs if x == y}
+    assert all(x.rpartition("/")[2] == y.rpartition("/")[2] for x, y in pairs)
+    assert {(y, x) for x, y in pairs} == set(matched(b, a))
 
 
 def test_a_last_part_must_be_unique_on_both_sides() -> None:
@@ -240,9 +240,9 @@ def test_diff_names_first_worst_and_last(tmp_path: Path) -> None:
     assert [c.strip() for c in row.strip("|").split("|")] == [
         "train/loss", "1", "0.5 -> 0.75", "2", "+3.5 (+7e+02%)", "-0.25 (-50%)"
     ]  # fmt: skip
-    found = json.loads(repro_diff(tmp_path, "--json", "events", "trace").stdout)
-    assert (found["equal"], found["values"], found["metrics"]) == (False, 4, {"train/loss": "loss"})
-    assert found["differing"][1] == {"step": 2, "metric": "train/loss", "a": 0.5, "b": 4.0}
+    data = json.loads(repro_diff(tmp_path, "--json", "events", "trace").stdout)
+    assert (data["equal"], data["values"], data["metrics"]) == (False, 4, {"train/loss": "loss"})
+    assert data["differing"][1] == {"step": 2, "metric": "train/loss", "a": 0.5, "b": 4.0}
 
 
 def test_diff_without_anything_common_is_one_line(tmp_path: Path) -> None:
@@ -281,9 +281,9 @@ def test_a_side_that_ended_early(tmp_path: Path) -> None:
             first = done.stdout.splitlines()[0]
             assert done.returncode == 1 and first.startswith(f"differs: the {who} ended after step 2, "), done.stdout
     done = repro_diff(tmp_path, "--json", "e4", "t3")
-    found = json.loads(done.stdout)
-    assert done.returncode == 1 and (found["equal"], found["last_steps"]) == (False, [3, 2])
-    assert found["ended"] == "the run ended after step 2, the baseline after step 3"
+    data = json.loads(done.stdout)
+    assert done.returncode == 1 and (data["equal"], data["last_steps"]) == (False, [3, 2])
+    assert data["ended"] == "the run ended after step 2, the baseline after step 3"
     assert json.loads(repro_diff(tmp_path, "--json", "e4", "t4").stdout)["ended"] == ""
 
 
@@ -334,15 +334,15 @@ def test_nights_are_written_by_machine_and_case(tmp_path: Path) -> None:
         night("2026-11-21T04:00:00Z", machine="there"),
     ]
     write_nights(nights, tmp_path)
-    found = read_events(tmp_path / "here" / "toy")
-    assert sorted(found) == [0, 1] and list(read_events(tmp_path / "there" / "toy")) == [0]
-    assert [found[n]["night/status"] for n in (0, 1)] == [0.0, 3.0] and "3 is changed" in STATUS_TEXT
-    got = {tag: bits(v) for tag, v in found[1].items() if not tag.startswith("night/")}
+    events = read_events(tmp_path / "here" / "toy")
+    assert sorted(events) == [0, 1] and list(read_events(tmp_path / "there" / "toy")) == [0]
+    assert [events[n]["night/status"] for n in (0, 1)] == [0.0, 3.0] and "3 is changed" in STATUS_TEXT
+    got = {tag: bits(v) for tag, v in events[1].items() if not tag.startswith("night/")}
     assert got == {
         "loss/last": bits(0.1), "loss/low": bits(-math.inf), "loss/high": bits(math.nan),
         "kl/k1": bits(-0.1), "kl/k3": bits(0.3),
     }  # fmt: skip
-    assert (found[1]["night/seconds"], found[1]["night/step_seconds"]) == (12.5, 1.5)
+    assert (events[1]["night/seconds"], events[1]["night/step_seconds"]) == (12.5, 1.5)
     assert wall_times(tmp_path / "here" / "toy") == {0: 1795230000.0, 1: 1795317165.0}
 
 

@@ -175,9 +175,9 @@ def test_a_planted_change_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", [101, 202, 303])
 def test_many_planted_changes_are_named(tmp_path: Path, seed: int) -> None:
     """Twenty changes each of three seeds, spread over all kinds: operation and line of all of them."""
-    found = list(explained(mutations_kit.effective(seed, 20), tmp_path))
-    assert len({change.kind for change, _ in found}) == 20
-    assert wrong(found) == []
+    explanations = list(explained(mutations_kit.effective(seed, 20), tmp_path))
+    assert len({change.kind for change, _ in explanations}) == 20
+    assert wrong(explanations) == []
 
 
 # -- a program of somebody else
@@ -186,13 +186,22 @@ def test_many_planted_changes_are_named(tmp_path: Path, seed: int) -> None:
 @pytest.mark.whole
 def test_a_late_change_starts_from_the_saved_state(planted: Planted) -> None:
     """Both versions start from the first one's state before the step that differs; a number is an argument."""
-    found = planted.explain("late")
-    assert found.divergence is not None and (found.divergence.step, found.start, found.answer) == (2, 2, "arguments")
-    assert found.named is not None and (found.named.name, found.named.arguments) == ("aten.mul.Tensor", "T0, 1.5")
-    assert found.named.place is not None and found.named.place.line == line_of(TRAIN, "loss = (model")
-    assert [(place.line, place.touched) for place in found.mentions] == [(changed("late"), True)] * 2
-    assert found.size is not None and found.size.magnitude.exact and found.size.magnitude.differing == 12
-    rows = found.to_mapping()
+    explanation = planted.explain("late")
+    assert explanation.divergence is not None and (
+        explanation.divergence.step,
+        explanation.start,
+        explanation.answer,
+    ) == (2, 2, "arguments")
+    assert explanation.named is not None and (explanation.named.name, explanation.named.arguments) == (
+        "aten.mul.Tensor",
+        "T0, 1.5",
+    )
+    assert explanation.named.place is not None and explanation.named.place.line == line_of(TRAIN, "loss = (model")
+    assert [(place.line, place.touched) for place in explanation.mentions] == [(changed("late"), True)] * 2
+    assert (
+        explanation.size is not None and explanation.size.magnitude.exact and explanation.size.magnitude.differing == 12
+    )
+    rows = explanation.to_mapping()
     assert rows["answer"] == "arguments" and rows["after"]["explained"]["phase"] == "forward"
 
 
@@ -231,14 +240,16 @@ def test_lines_that_ran_are_named_where_no_operation_is_made(tmp_path: Path) -> 
         (repo.root / "data" / f"{number:064d}.txt").write_text("")
     after = repo.commit("Another order")
     with explainer(repo, f"{before}..{after}") as (scheduler, checkout):
-        found = explain(scheduler, checkout, before, after)
-    assert found.named is not None and found.named.place is not None and not found.named.place.touched, found.text
-    assert not found.mentions  # a test's `x` is no program's
-    beside, place = found.ran  # that of the file which the stack crosses comes first
+        explanation = explain(scheduler, checkout, before, after)
+    assert (
+        explanation.named is not None and explanation.named.place is not None and not explanation.named.place.touched
+    ), explanation.text
+    assert not explanation.mentions  # a test's `x` is no program's
+    beside, place = explanation.ran  # that of the file which the stack crosses comes first
     assert (beside.file, beside.text) == ("train.py", "verbose = 1")
     assert (place.file, place.line, place.function, place.touched) == ("plan.py", 2, "order", True)
     assert "drawn = [0, 2, 1," in place.text and "+    drawn = [0, 2, 1," in place.hunk
-    told = explain_text(found)
+    told = explain_text(explanation)
     assert "no line of the change is on the way there; these lines of it ran:\n  train.py:" in told
     assert "\n  plan.py:2 in order\n" in told
 
@@ -246,29 +257,33 @@ def test_lines_that_ran_are_named_where_no_operation_is_made(tmp_path: Path) -> 
 @pytest.mark.campaign
 def test_a_trainer_that_saves_nothing_runs_from_step_0(tmp_path: Path) -> None:
     """The same answer, from the beginning."""
-    found = plant(tmp_path, UNSAVED).explain("late")
-    assert found.divergence is not None and (found.divergence.step, found.start) == (2, None)
-    assert found.answer == "arguments" and changed("late") in [place.line for place in found.mentions]
+    explanation = plant(tmp_path, UNSAVED).explain("late")
+    assert explanation.divergence is not None and (explanation.divergence.step, explanation.start) == (2, None)
+    assert explanation.answer == "arguments" and changed("late") in [place.line for place in explanation.mentions]
 
 
 @pytest.mark.campaign
 def test_a_change_of_the_forward_pass(planted: Planted) -> None:
     """A factor: the product on its line, in its module."""
-    found = planted.explain("forward")
-    assert found.answer == "arguments" and names_the_line(found, "forward")
-    assert found.named is not None
-    assert (found.named.name, found.named.phase, found.named.module) == ("aten.mul.Tensor", "forward", "Net")
-    assert found.before.explained is not None and found.before.explained.arguments == "T0, 3.0"
+    explanation = planted.explain("forward")
+    assert explanation.answer == "arguments" and names_the_line(explanation, "forward")
+    assert explanation.named is not None
+    assert (explanation.named.name, explanation.named.phase, explanation.named.module) == (
+        "aten.mul.Tensor",
+        "forward",
+        "Net",
+    )
+    assert explanation.before.explained is not None and explanation.before.explained.arguments == "T0, 3.0"
 
 
 @pytest.mark.campaign
 def test_the_size_of_one_ulp(planted: Planted) -> None:
     """Powers of two by the next number after 2: every result is one value off, and the histogram says so."""
-    found = planted.explain("one ULP")
-    assert found.answer == "arguments" and names_the_line(found, "one ULP") and found.size is not None
-    size = found.size.magnitude
+    explanation = planted.explain("one ULP")
+    assert explanation.answer == "arguments" and names_the_line(explanation, "one ULP") and explanation.size is not None
+    size = explanation.size.magnitude
     assert (size.elements, size.total, size.differing, size.max_ulp) == (4, 4, 4, 1)
-    assert list(found.size.histogram) == [(1, 4)] and found.size.dtypes == ("float32", "float32")
+    assert list(explanation.size.histogram) == [(1, 4)] and explanation.size.dtypes == ("float32", "float32")
     assert size.max_abs == 16 * 2**-23
     assert size.max_rel is not None and size.max_rel == pytest.approx(2**-23, rel=1e-6)
 
@@ -276,27 +291,32 @@ def test_the_size_of_one_ulp(planted: Planted) -> None:
 @pytest.mark.campaign
 def test_a_change_of_the_backward_pass_alone(planted: Planted) -> None:
     """A gradient that is cut off: no forward number moves, and the line is that of the cut."""
-    found = planted.explain("backward")
-    assert found.divergence is not None and found.divergence.phase == "grad"
-    assert found.named is not None and found.named.place is not None
-    assert (found.named.place.line, found.named.place.touched) == (changed("backward"), True), found.text
+    explanation = planted.explain("backward")
+    assert explanation.divergence is not None and explanation.divergence.phase == "grad"
+    assert explanation.named is not None and explanation.named.place is not None
+    assert (explanation.named.place.line, explanation.named.place.touched) == (changed("backward"), True), (
+        explanation.text
+    )
 
 
 @pytest.mark.campaign
 def test_a_change_between_backward_and_optimizer(planted: Planted) -> None:
     """Scaled gradients: the product in place, in the optimizer's phase."""
-    found = planted.explain("gradients")
-    assert found.answer == "arguments" and names_the_line(found, "gradients")
-    assert found.named is not None and (found.named.name, found.named.phase) == ("aten.mul_.Tensor", "optimizer")
+    explanation = planted.explain("gradients")
+    assert explanation.answer == "arguments" and names_the_line(explanation, "gradients")
+    assert explanation.named is not None and (explanation.named.name, explanation.named.phase) == (
+        "aten.mul_.Tensor",
+        "optimizer",
+    )
 
 
 @pytest.mark.campaign
 def test_a_setting_of_the_optimizer(planted: Planted) -> None:
     """A learning rate: the operation is torch's, called by the step; the changed line defines what that line reads."""
-    found = planted.explain("optimizer")
-    assert found.named is not None and found.named.phase == "optimizer", found.text
-    assert found.named.place is not None and found.named.place.line == line_of(TRAIN, "optimizer.step()")
-    assert changed("optimizer") in [place.line for place in found.mentions]
+    explanation = planted.explain("optimizer")
+    assert explanation.named is not None and explanation.named.phase == "optimizer", explanation.text
+    assert explanation.named.place is not None and explanation.named.place.line == line_of(TRAIN, "optimizer.step()")
+    assert changed("optimizer") in [place.line for place in explanation.mentions]
 
 
 @pytest.mark.campaign
@@ -310,32 +330,32 @@ def test_a_setting_of_the_optimizer(planted: Planted) -> None:
 )
 def test_inputs_that_differ(planted: Planted, name: str, said: str) -> None:
     """Another seed, a checkpoint that loads differently and another order of the data are told as what they are."""
-    found = planted.explain(name)
-    assert found.answer == "inputs" and said in found.text and found.start is None
-    assert found.text.startswith("the step begins with other values: ")
+    explanation = planted.explain(name)
+    assert explanation.answer == "inputs" and said in explanation.text and explanation.start is None
+    assert explanation.text.startswith("the step begins with other values: ")
     if name != "order":
-        assert found.named is not None and found.named.phase in ("input", "forward")
+        assert explanation.named is not None and explanation.named.phase in ("input", "forward")
     if name == "load":
-        assert names_the_line(found, name)
+        assert names_the_line(explanation, name)
 
 
 @pytest.mark.campaign
 def test_a_gap(planted: Planted) -> None:
     """What a custom autograd function's backward writes with NumPy is between the copy and the next reader."""
-    found = planted.explain("numpy")
-    assert found.answer == "gap" and found.gap is not None, found.text
-    assert "by no recorded operation: what wrote it was not seen" in found.text
+    explanation = planted.explain("numpy")
+    assert explanation.answer == "gap" and explanation.gap is not None, explanation.text
+    assert "by no recorded operation: what wrote it was not seen" in explanation.text
     writer = line_of(TRAIN, "found = grad.clone()")
-    assert any(f"train.py:{line}" in found.gap[0] for line in (writer, writer + 1)), found.gap
-    assert found.gap[1].startswith("aten.add.Tensor at train.py:"), "where both gradients of `hidden` meet"
+    assert any(f"train.py:{line}" in explanation.gap[0] for line in (writer, writer + 1)), explanation.gap
+    assert explanation.gap[1].startswith("aten.add.Tensor at train.py:"), "where both gradients of `hidden` meet"
 
 
 @pytest.mark.campaign
 def test_versions_that_agree(planted: Planted) -> None:
     """No step is recorded where no number differs."""
-    found = planted.explain("remark")
-    assert found.answer == "agree" and found.divergence is None and found.named is None
-    assert "agree bit for bit over 3 steps" in found.text
+    explanation = planted.explain("remark")
+    assert explanation.answer == "agree" and explanation.divergence is None and explanation.named is None
+    assert "agree bit for bit over 3 steps" in explanation.text
 
 
 # -- what is no code
@@ -348,10 +368,10 @@ def test_only_the_environment_differs(tmp_path: Path) -> None:
     before = repo.git("rev-parse", "HEAD")
     after = requirements(repo, "2.0")
     with explainer(repo, f"{before}..{after}") as (scheduler, checkout):
-        found = explain(scheduler, checkout, before, after)
-    assert "environment tinyscale: 1.0 -> 2.0" in found.environment
-    assert found.answer == "environment" and "tinyscale" in found.text
-    assert found.named is not None and "1.5" in found.named.arguments
+        explanation = explain(scheduler, checkout, before, after)
+    assert "environment tinyscale: 1.0 -> 2.0" in explanation.environment
+    assert explanation.answer == "environment" and "tinyscale" in explanation.text
+    assert explanation.named is not None and "1.5" in explanation.named.arguments
 
 
 # -- what is refused
@@ -381,6 +401,6 @@ def test_a_compiled_model_is_explained(tmp_path: Path) -> None:
     text = TRAIN.replace("loss = (model(x, powers)", "loss = (compiled(x, powers)").replace(
         "optimizer = torch.optim", "compiled = torch.compile(model)\noptimizer = torch.optim"
     )
-    found = plant(tmp_path, UNSAVED, text).explain("forward")
-    assert found.named is not None and found.named.place is not None
-    assert found.named.place.line == line_of(text, "hidden * 3.0")
+    explanation = plant(tmp_path, UNSAVED, text).explain("forward")
+    assert explanation.named is not None and explanation.named.place is not None
+    assert explanation.named.place.line == line_of(text, "hidden * 3.0")

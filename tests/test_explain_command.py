@@ -58,19 +58,19 @@ def test_a_commit_is_explained(repo: Repo, tmp_path: Path) -> None:
     """HEAD against its parent: JSON holds answer, operation and line, and so do both reports; exit code 0."""
     done = repo.repro("explain", "HEAD", "--json", "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
-    after = found["after"]["explained"]
-    assert (found["answer"], found["side"], found["before"]["point"]) == (
+    data = json.loads(done.stdout)
+    after = data["after"]["explained"]
+    assert (data["answer"], data["side"], data["before"]["point"]) == (
         "structure", "after", repo.git("rev-parse", "HEAD^")
     )  # fmt: skip
     assert (after["name"], after["arguments"], after["phase"]) == ("aten.mul.Tensor", "T0, 1.001", "forward")
     assert (after["place"]["file"], after["place"]["line"], after["place"]["touched"]) == ("train.py", LINE, True)
     assert "* scale * 1.001" in after["place"]["hunk"] and after["place"]["hunk"].startswith("@@ -")
-    assert found["divergence"]["step"] == 0 and found["start"] is None
-    assert found["size"]["magnitude"]["differing"] > 0
-    assert found["reproduce"].startswith("repro explain ") and ".." in found["reproduce"]
-    texts = [Path(path).read_text() for path in found["reports"]]
-    assert [Path(path).name for path in found["reports"]] == ["report.md", "report.html"]
+    assert data["divergence"]["step"] == 0 and data["start"] is None
+    assert data["size"]["magnitude"]["differing"] > 0
+    assert data["reproduce"].startswith("repro explain ") and ".." in data["reproduce"]
+    texts = [Path(path).read_text() for path in data["reports"]]
+    assert [Path(path).name for path in data["reports"]] == ["report.md", "report.html"]
     for text in texts:
         assert f"train.py:{LINE}" in text and "aten.mul.Tensor" in text and "1.001" in text
 
@@ -79,20 +79,20 @@ def test_a_commit_is_explained(repo: Repo, tmp_path: Path) -> None:
 def test_the_text_says_what_the_json_says(repo: Repo) -> None:
     """A..B, twice: the text's facts are those of the JSON, and the second call replays only what it records."""
     spec = f"{repo.git('rev-parse', 'HEAD^')}..HEAD"
-    found = json.loads(repo.repro("explain", spec, "--json").stdout)
+    data = json.loads(repo.repro("explain", spec, "--json").stdout)
     done = repo.repro("explain", spec)
     assert done.returncode == 0 and max(map(len, done.stdout.splitlines())) < 400
-    said = [found["text"], f"train.py:{LINE} in", "(changed)", found["after"]["explained"]["name"]]
-    said += [f"{found['before']['operations']} and {found['after']['operations']} operations", "both ran from step 0"]
-    said += [f"reproduce with: {found['reproduce']}", *found["reports"]]
-    said += [f"looked at {found['looked_at']['text']}"]
-    assert found["looked_at"]["metrics"] == 1 and "looked" not in found
+    said = [data["text"], f"train.py:{LINE} in", "(changed)", data["after"]["explained"]["name"]]
+    said += [f"{data['before']['operations']} and {data['after']['operations']} operations", "both ran from step 0"]
+    said += [f"reproduce with: {data['reproduce']}", *data["reports"]]
+    said += [f"looked at {data['looked_at']['text']}"]
+    assert data["looked_at"]["metrics"] == 1 and "looked" not in data
     for text in said:
         assert text in done.stdout, (text, done.stdout)
-    if found["size"]:
-        assert f"{found['size']['magnitude']['differing']} of" in done.stdout
-        assert done.stdout.count(" ULP  ") == len(found["size"]["histogram"])
-    assert sum(Path(path).is_file() for path in found["reports"]) == 2
+    if data["size"]:
+        assert f"{data['size']['magnitude']['differing']} of" in done.stdout
+        assert done.stdout.count(" ULP  ") == len(data["size"]["histogram"])
+    assert sum(Path(path).is_file() for path in data["reports"]) == 2
 
 
 @pytest.mark.campaign
@@ -100,11 +100,11 @@ def test_commits_that_agree(repo: Repo) -> None:
     """Where no number differs this is the answer, exit code 0, and the report says it too."""
     kit.note(repo, "nothing")
     done = repo.repro("explain", "HEAD", "--json")
-    found = json.loads(done.stdout)
-    assert (done.returncode, found["answer"], found["divergence"]) == (0, "agree", None)
-    for path in found["reports"]:
+    data = json.loads(done.stdout)
+    assert (done.returncode, data["answer"], data["divergence"]) == (0, "agree", None)
+    for path in data["reports"]:
         text = Path(path).read_text()
-        assert "agree bit for bit over 2 steps" in text and f"Looked at {found['looked_at']['text']}." in text
+        assert "agree bit for bit over 2 steps" in text and f"Looked at {data['looked_at']['text']}." in text
 
 
 @pytest.mark.campaign
@@ -164,10 +164,10 @@ def test_a_round_of_optimizers_is_explained(tmp_path: Path) -> None:
     repo = kit.start(tmp_path, PAIR, CASE.replace("\nsteps = 2", "\nsteps = 4"))
     kit.edit(repo, "DECAY = 0.01", "DECAY = 0.02", "Decay more")
     done = repo.repro("explain", "HEAD", "--json")
-    found = json.loads(done.stdout)
+    data = json.loads(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (found["divergence"]["step"], found["divergence"]["signal"]) == (3, "optimizer.1/b.bias")
-    assert found["after"]["explained"]["arguments"] == "T0, 0.998"
+    assert (data["divergence"]["step"], data["divergence"]["signal"]) == (3, "optimizer.1/b.bias")
+    assert data["after"]["explained"]["arguments"] == "T0, 0.998"
 
 
 @pytest.mark.campaign
@@ -178,9 +178,9 @@ def test_what_no_operation_shows(tmp_path: Path) -> None:
     repo = kit.start(tmp_path, train, f"{CASE}\n[observe]\nmetrics = ['loss=(?P<loss>\\S+)']\n")
     kit.edit(repo, "float(step) + 1.0", "float(step) + 2.0", "Say more")
     done = repo.repro("explain", "HEAD", "--json")
-    found = json.loads(done.stdout)
-    assert (done.returncode, found["answer"]) == (3, "unseen"), done.stdout + done.stderr
-    assert "was not seen" in found["text"]
+    data = json.loads(done.stdout)
+    assert (done.returncode, data["answer"]) == (3, "unseen"), done.stdout + done.stderr
+    assert "was not seen" in data["text"]
 
 
 def test_what_is_refused(repo: Repo, tmp_path: Path) -> None:
@@ -337,6 +337,6 @@ def test_random_numbers_in_memory_that_nobody_wrote(tmp_path: Path) -> None:
     repo = kit.start(tmp_path, DROPOUT, case=None)
     kit.edit(repo, "FILL, DRAWN = 1.0, 0", "FILL, DRAWN = 2.0, 1", "Draw one more")
     done = repo.repro("explain", "HEAD", "--json", "--", "python", "train.py")
-    found = json.loads(done.stdout)
-    assert found["answer"] == "random", found["text"]
-    assert found["after"]["explained"]["name"] == "aten.bernoulli_.float"
+    data = json.loads(done.stdout)
+    assert data["answer"] == "random", data["text"]
+    assert data["after"]["explained"]["name"] == "aten.bernoulli_.float"

@@ -303,11 +303,11 @@ def test_unsound_hashes_collide_where_ours_does_not(name: str) -> None:
 def check_statistics(t: Tensor) -> None:
     values = t.to(torch.float64).reshape(-1).tolist()
     finite = [abs(v) for v in values if math.isfinite(v)]
-    found = scan(t)
-    assert found.nonfinite == len(values) - len(finite)
-    assert found.absmax == max(finite, default=0.0)
-    assert math.isclose(found.l2, math.sqrt(math.fsum(v * v for v in finite)), rel_tol=1e-12)
-    assert type(found.nonfinite) is int and type(found.absmax) is type(found.l2) is float
+    scanned = scan(t)
+    assert scanned.nonfinite == len(values) - len(finite)
+    assert scanned.absmax == max(finite, default=0.0)
+    assert math.isclose(scanned.l2, math.sqrt(math.fsum(v * v for v in finite)), rel_tol=1e-12)
+    assert type(scanned.nonfinite) is int and type(scanned.absmax) is type(scanned.l2) is float
 
 
 @given(st.sampled_from([*FLOATS, *FP8]), st.lists(st.floats(-1e100, 1e100) | st.just(math.nan), max_size=20), st.data())

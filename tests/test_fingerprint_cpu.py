@@ -176,9 +176,9 @@ def test_more_than_2_31_elements() -> None:
     content[list(changed)] = list(changed.values())
     words = {w: content[w * 8 :][:8].tobytes() for w in {at // 8 for at in changed}}
     expected = [less(reference(raw, w), reference(bytes(8), w)) for w, raw in words.items()]
-    found = scan(t)
-    assert less(found.lanes, zeros) == add(expected)
-    assert (found.nonfinite, found.absmax, round(found.l2**2)) == (0, 255, 1 + 4 + 9 + 16 + 255**2)
+    scanned = scan(t)
+    assert less(scanned.lanes, zeros) == add(expected)
+    assert (scanned.nonfinite, scanned.absmax, round(scanned.l2**2)) == (0, 255, 1 + 4 + 9 + 16 + 255**2)
 
 
 def test_an_expanded_tensor_of_more_than_2_31_elements() -> None:

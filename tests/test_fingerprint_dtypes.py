@@ -154,18 +154,18 @@ def test_the_same_memory_is_read_as_what_it_is_now(steps: list[list[Callable[[Te
     for step in steps:
         memory.add_(1)
         tensors = [look(memory) for look in step]
-        found = observe(tensors, keep=keep, on_cpu=True)
+        observed = observe(tensors, keep=keep, on_cpu=True)
         contents = [content(look(memory.clone())).tobytes() for look in step]
-        assert [scans[0].lanes for scans in found.result()] == [reference(raw) for raw in contents]
-        assert [scans[0].values for scans in found.result()] == [raw if keep else None for raw in contents]
-        assert found.fingerprints() == [
+        assert [scans[0].lanes for scans in observed.result()] == [reference(raw) for raw in contents]
+        assert [scans[0].values for scans in observed.result()] == [raw if keep else None for raw in contents]
+        assert observed.fingerprints() == [
             bind(reference(raw), dtype_name(t.dtype), t.shape) for raw, t in zip(contents, tensors, strict=True)
         ]
 
 
 def figures(raw: bytes, dtype: torch.dtype) -> tuple[int, float, float]:
-    found = scan(torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(dtype))
-    return found.nonfinite, found.absmax, round(found.l2**2, 9)
+    scanned = scan(torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(dtype))
+    return scanned.nonfinite, scanned.absmax, round(scanned.l2**2, 9)
 
 
 def test_figures_of_rare_dtypes() -> None:

@@ -197,8 +197,8 @@ def test_placements_with_edges(dtype: torch.dtype, cuts: set[int], data: st.Data
             View(dtype, whole.raw[a * row : b * row] + bytes(pad * row), [b - a + pad, columns], [columns, 1])
         )
         placements.append(stack([box("w", [30, columns], [a, 0], [b - a, columns]), padding([pad, columns])]))
-    found = [scan.share for scans in agree(shards, placements, one_by_one=data.draw(st.booleans())) for scan in scans]
-    assert merge(share for share in found if share).fingerprint == fingerprint(whole.on(CPU))
+    shares = [scan.share for scans in agree(shards, placements, one_by_one=data.draw(st.booleans())) for scan in scans]
+    assert merge(share for share in shares if share).fingerprint == fingerprint(whole.on(CPU))
 
 
 @kernels

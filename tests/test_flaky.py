@@ -37,24 +37,24 @@ def told(folder: Path, n: int, culprit: int, wrong: set[tuple[str, int]], said: 
 @pytest.mark.parametrize("rate", RATES)
 def test_no_wrong_culprit_without_its_probability(rate: float, seeds: range) -> None:
     """Whatever the rate, nothing wrong is told as certain, and of what is told at 95 % at least 93 % is right."""
-    found = sheet(rate, seeds)
-    assert found.silently_wrong == 0
-    right = found.told(0.95)
+    searches = sheet(rate, seeds)
+    assert searches.silently_wrong == 0
+    right = searches.told(0.95)
     # which tests are made is a matter of what they took, so a few more may be wrong by chance: of 394, 24 to 29 were
     slack = 1 + len(right) // 100
-    assert sum(right) >= 0.93 * len(right) - slack, found
-    assert len(found.refused) <= 0.05 * len(seeds), found.refused
+    assert sum(right) >= 0.93 * len(right) - slack, searches
+    assert len(searches.refused) <= 0.05 * len(seeds), searches.refused
     if rate == 0:
-        assert all(right) and not found.refused
+        assert all(right) and not searches.refused
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 def test_suspects_around_skips_have_a_probability_too(rate: float) -> None:
     """Where commits cannot be tested, several suspects are told with the chance that the culprit is among them."""
-    found = sheet(rate, range(20), skips=0.25)
-    assert found.silently_wrong == 0 and all(a.chance is not None for a in found.answers if a.right is not None)
-    right = found.told(0.95)
-    assert sum(right) >= 0.93 * len(right) - 1, found
+    searches = sheet(rate, range(20), skips=0.25)
+    assert searches.silently_wrong == 0 and all(a.chance is not None for a in searches.answers if a.right is not None)
+    right = searches.told(0.95)
+    assert sum(right) >= 0.93 * len(right) - 1, searches
 
 
 def test_a_program_that_never_contradicts_itself_costs_five_tests_more_than_git(tmp_path: Path) -> None:

@@ -109,9 +109,12 @@ def test_verify_agrees_then_names_the_first_difference(recorded: Repo) -> None:
     moved = recorded.repro("golden", "verify", "--json")
     assert moved.returncode == 1, moved.stderr
     (result,) = json.loads(moved.stdout).values()
-    found = result["comparison"]["divergence"]
-    assert (found["step"], found["phase"], found["signal"]) == (0, "forward", "log_probs")
-    assert found["magnitude"]["max_ulp"] > 0 and found["magnitude"]["elements"] == found["magnitude"]["total"]
+    divergence = result["comparison"]["divergence"]
+    assert (divergence["step"], divergence["phase"], divergence["signal"]) == (0, "forward", "log_probs")
+    assert (
+        divergence["magnitude"]["max_ulp"] > 0
+        and divergence["magnitude"]["elements"] == divergence["magnitude"]["total"]
+    )
     assert result["comparison"]["kl"]
 
 

@@ -108,8 +108,8 @@ def test_another_version_of_what_was_loaded_is_named_and_can_be_compared_across(
     assert "environment tiny-library: 1.0 -> 2.0" in plain.stderr
     assert "`repro golden verify toy --vary environment` compares all the same" in plain.stderr
     assert varied.returncode == 0, varied.stderr
-    found = json.loads(varied.stdout)["toy"]
-    assert (found["agrees"], found["varied"]) == (True, ["environment tiny-library: 1.0 -> 2.0"])
+    toy = json.loads(varied.stdout)["toy"]
+    assert (toy["agrees"], toy["varied"]) == (True, ["environment tiny-library: 1.0 -> 2.0"])
     assert other.returncode == 3
 
 
@@ -144,14 +144,14 @@ def test_code_from_another_git_tree_is_known_by_its_commit(guarded: Repo, tmp_pa
         warm_kit.run(words, tmp_path, environ).check_returncode()
         return tmp_path / name
 
-    one, same = Trace(traced("one")), Trace(traced("same"))
-    assert one.sources == {"tree_library": tree.git("rev-parse", "HEAD")}
-    assert identity_differences(one, same) == []
+    trace, same = Trace(traced("one")), Trace(traced("same"))
+    assert trace.sources == {"tree_library": tree.git("rev-parse", "HEAD")}
+    assert identity_differences(trace, same) == []
     (tree.root / "tree_library.py").write_text("SCALE = 2\n")
-    (changed,) = identity_differences(one, Trace(traced("changed")))
+    (changed,) = identity_differences(trace, Trace(traced("changed")))
     assert str(changed).startswith("environment source of tree_library: ") and "+" in changed.b
     commit = tree.commit("Two")
-    (other,) = identity_differences(one, Trace(traced("other")))
+    (other,) = identity_differences(trace, Trace(traced("other")))
     assert other.b == commit
 
 

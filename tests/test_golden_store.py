@@ -253,14 +253,14 @@ class Waits(Forgets):
 @pytest.mark.whole
 def test_two_pushes_leave_each_others_lists_alone(tracked: Repo) -> None:
     """While one push runs, another does not remove the lists that it has open."""
-    one, other, pointer = Dvc(tracked.root), Dvc(tracked.root), tracked.root / "kept.dvc"
-    one.pull(pointer)
-    site = re.search(r"site_cache_dir: (.+)", one.run("doctor"))
+    dvc, other, pointer = Dvc(tracked.root), Dvc(tracked.root), tracked.root / "kept.dvc"
+    dvc.pull(pointer)
+    site = re.search(r"site_cache_dir: (.+)", dvc.run("doctor"))
     assert site
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Waits) as server, ThreadPoolExecutor(2) as pool:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        one.set_default_remote("store", f"http://127.0.0.1:{server.server_port}", local=False)
-        first = pool.submit(one.push, pointer)
+        dvc.set_default_remote("store", f"http://127.0.0.1:{server.server_port}", local=False)
+        first = pool.submit(dvc.push, pointer)
         assert Waits.asked.wait(60)
         assert list(Path(site[1], "index").rglob("*")), "the first has them"
         second = pool.submit(other.push, pointer)

@@ -42,18 +42,18 @@ SECRETS = st.text(max_size=10).map(lambda text: f"s3cr3t-{text}-s3cr3t")
 @given(st.dictionaries(NAMES.filter(lambda n: n not in BITS_VARIABLES), SECRETS, max_size=8))
 def test_no_variable_outside_the_list_is_recorded(environ: dict[str, str]) -> None:
     """Whatever else the environment holds leaves no trace: neither value nor name, and the identity is unchanged."""
-    found = collect(environ, threads=1)
-    assert found == collect({}, threads=1) and found.machine == collect({}, threads=1).machine
-    assert "s3cr3t" not in json.dumps(found.to_mapping())
+    identity = collect(environ, threads=1)
+    assert identity == collect({}, threads=1) and identity.machine == collect({}, threads=1).machine
+    assert "s3cr3t" not in json.dumps(identity.to_mapping())
 
 
 @given(st.dictionaries(st.sampled_from(BITS_VARIABLES), st.text(max_size=8), max_size=4), st.integers(1, 64))
 def test_every_variable_that_decides_bits_is_recorded(environ: dict[str, str], threads: int) -> None:
     """The variables of the list are recorded as they are, with the number of threads; each value has its digest."""
-    found = collect(environ, threads=threads)
-    assert {k: v for k, v in found.environment.items() if k in BITS_VARIABLES} == environ
-    assert found.layout == {"ranks": "1", "threads": str(threads)}
-    assert (found.digest == collect({}, threads=1).digest) == (not environ and threads == 1)
+    identity = collect(environ, threads=threads)
+    assert {k: v for k, v in identity.environment.items() if k in BITS_VARIABLES} == environ
+    assert identity.layout == {"ranks": "1", "threads": str(threads)}
+    assert (identity.digest == collect({}, threads=1).digest) == (not environ and threads == 1)
 
 
 def test_the_real_environment_gives_away_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,15 +72,15 @@ def test_the_list_is_of_names_that_hold_no_secrets() -> None:
 
 def test_versions_of_what_computes_are_recorded() -> None:
     """Python, libc, torch with its build, numpy, the CPU and its instruction set are there, and no host name."""
-    found = collect({}, threads=2, ranks=3)
-    assert found.environment["python"] == platform.python_version()
-    assert found.environment["torch"] == torch.__version__
-    assert found.environment["numpy"] == metadata.version("numpy")
-    assert re.fullmatch(r"[0-9a-f]{8}", found.environment["torch build"])
-    assert found.host["instructions"] == torch.backends.cpu.get_cpu_capability()
-    assert found.host["architecture"] == platform.machine() and found.host["cpu"]
-    assert found.layout == {"ranks": "3", "threads": "2"}
-    assert platform.node() == "" or platform.node() not in json.dumps(found.to_mapping())
+    identity = collect({}, threads=2, ranks=3)
+    assert identity.environment["python"] == platform.python_version()
+    assert identity.environment["torch"] == torch.__version__
+    assert identity.environment["numpy"] == metadata.version("numpy")
+    assert re.fullmatch(r"[0-9a-f]{8}", identity.environment["torch build"])
+    assert identity.host["instructions"] == torch.backends.cpu.get_cpu_capability()
+    assert identity.host["architecture"] == platform.machine() and identity.host["cpu"]
+    assert identity.layout == {"ranks": "3", "threads": "2"}
+    assert platform.node() == "" or platform.node() not in json.dumps(identity.to_mapping())
 
 
 def test_a_lowered_instruction_set_is_another_host() -> None:
@@ -96,16 +96,16 @@ def test_a_lowered_instruction_set_is_another_host() -> None:
 @given(IDENTITIES, IDENTITIES)
 def test_differences_name_part_and_key(a: Identity, b: Identity) -> None:
     """Exactly the entries that differ are named, part by part, key by key, with both sides; the reverse mirrors it."""
-    found = a.differences(b)
-    assert found == [
+    differing = a.differences(b)
+    assert differing == [
         Difference(part, key, x.get(key, ""), y.get(key, ""))  # type: ignore[arg-type]
         for part in PARTS
         for x, y in [(getattr(a, part), getattr(b, part))]
         for key in sorted({*x, *y})
         if x.get(key, "") != y.get(key, "")
     ]
-    assert [(d.part, d.key, d.b, d.a) for d in found] == [(d.part, d.key, d.a, d.b) for d in b.differences(a)]
-    assert all(str(d).startswith(f"{d.part} {d.key}: ") for d in found)
+    assert [(d.part, d.key, d.b, d.a) for d in differing] == [(d.part, d.key, d.a, d.b) for d in b.differences(a)]
+    assert all(str(d).startswith(f"{d.part} {d.key}: ") for d in differing)
 
 
 @given(SMALL, SMALL)
@@ -185,8 +185,8 @@ def test_the_layout_of_megatron_is_part_of_the_identity() -> None:
         {**config, "megatron": {"context_parallel_size": "2"}},
     ):
         assert megatron_layout(other, 8) == {}
-    found = collect({}, threads=1, ranks=8)
-    (difference,) = found.differences(found.laid_out({"tp": "2"}))
+    identity = collect({}, threads=1, ranks=8)
+    (difference,) = identity.differences(identity.laid_out({"tp": "2"}))
     assert (difference.part, difference.key, difference.b) == ("layout", "tp", "2")
 
 

@@ -140,7 +140,10 @@ def test_every_pin_serves_the_ranges() -> None:
     pins = {name.lower().replace("_", "-"): version for name, version in (line.split("==") for line in lines)}
     extras = project["optional-dependencies"]
     of_machines = ("all", "gpu", "sglang", "sglang-cpu")  # itself, and what a machine of one kind installs
-    for text in [*project["dependencies"], *(one for name in extras.keys() - {*of_machines} for one in extras[name])]:
+    for text in [
+        *project["dependencies"],
+        *(extra for name in extras.keys() - {*of_machines} for extra in extras[name]),
+    ]:
         requirement = Requirement(text)
         assert requirement.specifier.contains(pins[requirement.name.lower()]), text
 

@@ -78,25 +78,25 @@ def test_units_are_what_they_are_said_to_be(
     a = torch.tensor(values, dtype=dtype)
     b = a.clone()
     b[at % len(values)] += ulps * torch.finfo(dtype).eps
-    found = pair(tmp_path_factory.mktemp("units"), [("forward", "x", a)], [("forward", "x", b)])
+    comparison = pair(tmp_path_factory.mktemp("units"), [("forward", "x", a)], [("forward", "x", b)])
     if torch.equal(a, b):
         return
     scale = max(a.abs().max().item(), b.abs().max().item())
     wide = (a.double() - b.double()).abs().max().item()
-    assert found.first is not None
-    assert found.first.how == "whole"
-    assert found.first.units == wide / (torch.finfo(dtype).eps * scale)
-    assert (found.verdict == "part") == (found.first.units > 64)
+    assert comparison.first is not None
+    assert comparison.first.how == "whole"
+    assert comparison.first.units == wide / (torch.finfo(dtype).eps * scale)
+    assert (comparison.verdict == "part") == (comparison.first.units > 64)
 
 
 def test_log_probs_are_compared_token_by_token(tmp_path: Path) -> None:
     """The gap is over unmasked tokens, in nats, and is there whether or not the layouts part."""
     mask, a = torch.tensor([1, 1, 1, 0]), torch.tensor([-1.0, -2.0, -4.0, -8.0])
     b = a + torch.tensor([0.0, 0.25, 0.5, 7.0])
-    found = pair(tmp_path, *([("input", "loss_mask", mask), ("forward", "log_probs", x)] for x in (a, b)))
-    gap = found.log_probs
-    assert found.verdict == "part" and (gap.tokens, gap.differing, gap.largest, gap.mean) == (3, 2, 0.5, 0.25)
-    assert found.to_mapping()["log_probs"]["largest"] == 0.5
+    comparison = pair(tmp_path, *([("input", "loss_mask", mask), ("forward", "log_probs", x)] for x in (a, b)))
+    gap = comparison.log_probs
+    assert comparison.verdict == "part" and (gap.tokens, gap.differing, gap.largest, gap.mean) == (3, 2, 0.5, 0.25)
+    assert comparison.to_mapping()["log_probs"]["largest"] == 0.5
     nan = torch.tensor([-1.0, math.nan, -4.0, -8.0])
     sides = ([("input", "loss_mask", mask), ("forward", "log_probs", x)] for x in (a, nan))
     assert pair(tmp_path / "nan", *sides).log_probs.largest == math.inf
@@ -112,14 +112,14 @@ def test_generators_of_ranks_have_no_partner(tmp_path: Path) -> None:
         ("update", "rng/torch", state),
         ("update", "buffer/mean", weight),
     ]
-    found = pair(tmp_path, one, [("update", "w@0", weight), ("update", "w@1", weight), *ranks])
-    assert found.verdict == "equal" and [len(found.alone[side]) for side in "ab"] == [2, 4]
-    found = pair(tmp_path / "moved", one, [("update", "w@0", weight), ("update", "w@1", weight * 2), *ranks])
-    assert (found.verdict, found.first.signal) == ("part", "w")
+    comparison = pair(tmp_path, one, [("update", "w@0", weight), ("update", "w@1", weight), *ranks])
+    assert comparison.verdict == "equal" and [len(comparison.alone[side]) for side in "ab"] == [2, 4]
+    comparison = pair(tmp_path / "moved", one, [("update", "w@0", weight), ("update", "w@1", weight * 2), *ranks])
+    assert (comparison.verdict, comparison.first.signal) == ("part", "w")
     copies = [("update", f"copy/ema/w@{k}", weight + k) for k in range(2)]
-    found = pair(tmp_path / "copy", [("update", "w", weight), ("update", "copy/ema/w", weight)],
+    comparison = pair(tmp_path / "copy", [("update", "w", weight), ("update", "copy/ema/w", weight)],
                  [("update", "w", weight), *copies])  # fmt: skip
-    assert (found.verdict, found.first.signal) == ("part", "copy/ema/w")
+    assert (comparison.verdict, comparison.first.signal) == ("part", "copy/ema/w")
 
 
 def test_a_metric_of_roundings_has_its_own_allowance(tmp_path: Path) -> None:
@@ -183,8 +183,8 @@ def test_a_tolerance_of_nothing_is_equal_bits(tmp_path: Path) -> None:
     assert (unseen.parted.how, unseen.parted.beyond) == ("at least", "every bit must be equal")
     sides = [[("grad", "w", wide), ("grad", "grad_norm", norm)] for norm in (1.0, 1.0 + 2e-7)]
     a, b = (trace(tmp_path / name, side) for name, side in zip("ab", sides, strict=True))
-    found = compare_layouts(a, b, 0.0, {"grad_norm": 1e-6})
-    assert (found.verdict, found.first.signal, found.first.beyond) == ("agree", "grad_norm", "")
+    comparison = compare_layouts(a, b, 0.0, {"grad_norm": 1e-6})
+    assert (comparison.verdict, comparison.first.signal, comparison.first.beyond) == ("agree", "grad_norm", "")
     assert compare_layouts(a, b, 0.0).verdict == "part" and compare_layouts(a, a, 0.0).verdict == "equal"
 
 
@@ -193,8 +193,8 @@ def test_what_only_hashes_tell_is_no_equal_bits(tmp_path: Path) -> None:
 
     def said(name: str, a: Taken | Row, b: Taken | Row, absolute: dict[str, float]) -> str:
         x, y = (trace(tmp_path / name / k, [("grad", "w", torch.ones(3)), row]) for k, row in (("a", a), ("b", b)))
-        found = compare_layouts(x, y, 64.0, absolute)
-        return headline(LayoutResult("one", "two", "toy", "", found.verdict, {}, found, [], Cost(), 1.0, ""))
+        comparison = compare_layouts(x, y, 64.0, absolute)
+        return headline(LayoutResult("one", "two", "toy", "", comparison.verdict, {}, comparison, [], Cost(), 1.0, ""))
 
     files = [digest_row("update", "saved/last.pt", bytes([n]) * 32) for n in (1, 2)]
     unknown = "one and two agree on toy, as far as is known: 1 difference could not be measured"
@@ -209,9 +209,9 @@ def test_what_was_trained_under_other_names_is_no_agreement(tmp_path: Path) -> N
     one, loss = torch.ones(3), ("loss", "loss", 1.0)
     with pytest.raises(ReproError, match=r"no gradient and no parameter in common, such as w and inner\.w"):
         pair(tmp_path / "renamed", [loss, ("grad", "w", one)], [loss, ("grad", "inner.w", one)])
-    found = pair(tmp_path / "more", [("grad", "w", one), ("grad", "b", one)], [("grad", "w", one)])
-    assert (found.verdict, found.untold) == ("agree", 1)
-    said = headline(LayoutResult("one", "two", "toy", "", found.verdict, {}, found, [], Cost(), 1.0, ""))
+    comparison = pair(tmp_path / "more", [("grad", "w", one), ("grad", "b", one)], [("grad", "w", one)])
+    assert (comparison.verdict, comparison.untold) == ("agree", 1)
+    said = headline(LayoutResult("one", "two", "toy", "", comparison.verdict, {}, comparison, [], Cost(), 1.0, ""))
     assert said == "one and two agree on toy, as far as is known: 1 trained tensor of one layout alone not compared"
 
 
@@ -219,8 +219,8 @@ def test_ranks_versions_are_compared_from_either_side(tmp_path: Path) -> None:
     """Gradients that ranks have in versions of their own part from the other layout's one, whichever comes first."""
     ranks = [("grad", "w@0", torch.ones(3)), ("grad", "w@1", torch.zeros(3))]
     for name, sides in (("a", (ranks, [("grad", "w", torch.ones(3))])), ("b", ([("grad", "w", torch.ones(3))], ranks))):
-        found = pair(tmp_path / name, *sides)
-        assert (found.verdict, found.signals) == ("part", 2 if name == "a" else 1)
+        comparison = pair(tmp_path / name, *sides)
+        assert (comparison.verdict, comparison.signals) == ("part", 2 if name == "a" else 1)
 
 
 def test_epsilons_are_torchs() -> None:
@@ -234,18 +234,18 @@ def test_epsilons_are_torchs() -> None:
 def test_a_sample_says_that_it_is_one(tmp_path: Path) -> None:
     """Of a large tensor only a sample is kept; what it misses is known by the largest magnitude at least, or not."""
     a = torch.linspace(0, 1, 5000).reshape(50, 100)
-    found = pair(tmp_path / "1", [("grad", "w", a)], [("grad", "w", a * (1 + 2e-6))])
-    assert (found.first.how, found.verdict) == ("sampled", "agree")
-    assert 10 < found.first.units < 20
+    comparison = pair(tmp_path / "1", [("grad", "w", a)], [("grad", "w", a * (1 + 2e-6))])
+    assert (comparison.first.how, comparison.verdict) == ("sampled", "agree")
+    assert 10 < comparison.first.units < 20
     b = a.clone()
     b[0, 1] += 1e-3
-    found = pair(tmp_path / "2", [("grad", "w", a)], [("grad", "w", b)])
-    assert (found.first.how, found.first.units, found.first.size) == ("at least", 0.0, "not measured")
-    assert (found.verdict, found.unmeasured) == ("agree", 1)
+    comparison = pair(tmp_path / "2", [("grad", "w", a)], [("grad", "w", b)])
+    assert (comparison.first.how, comparison.first.units, comparison.first.size) == ("at least", 0.0, "not measured")
+    assert (comparison.verdict, comparison.unmeasured) == ("agree", 1)
     b[-1, -1] = 2.0
-    found = pair(tmp_path / "3", [("grad", "w", a)], [("grad", "w", b)])
-    assert found.first.units == 1.0 / (2.0 * 2**-23)
-    assert found.verdict == "part"
+    comparison = pair(tmp_path / "3", [("grad", "w", a)], [("grad", "w", b)])
+    assert comparison.first.units == 1.0 / (2.0 * 2**-23)
+    assert comparison.verdict == "part"
 
 
 @pytest.mark.parametrize(
@@ -261,9 +261,9 @@ def test_a_sample_says_that_it_is_one(tmp_path: Path) -> None:
 )
 def test_what_no_reordered_sum_explains(tmp_path: Path, phase: str, a: torch.Tensor, b: torch.Tensor, why: str) -> None:
     """Another input, dtype, shape, integer or NaN parts two layouts whatever the tolerance."""
-    found = pair(tmp_path, [(phase, "x", a)], [(phase, "x", b)])
-    assert found.parted.beyond == why
-    assert found.verdict == "part"
+    comparison = pair(tmp_path, [(phase, "x", a)], [(phase, "x", b)])
+    assert comparison.parted.beyond == why
+    assert comparison.verdict == "part"
 
 
 def test_order_tolerance_and_what_is_alone(tmp_path: Path) -> None:
@@ -285,15 +285,15 @@ def test_order_tolerance_and_what_is_alone(tmp_path: Path) -> None:
         [("forward", "f", one + 100 * eps)],
     ]
     b = trace(tmp_path / "b", *steps)
-    found = compare_layouts(a, b)
-    assert (found.first.signal, found.first.phase, found.first.step) == ("f", "forward", 0)
-    assert (found.parted.signal, found.parted.step, found.worst) == ("f", 1, found.parted)
-    assert (found.signals, found.equal, found.steps) == (4, 1, 2)
-    assert found.alone == {"a": ["forward mine"], "b": ["forward yours@1"]}
+    comparison = compare_layouts(a, b)
+    assert (comparison.first.signal, comparison.first.phase, comparison.first.step) == ("f", "forward", 0)
+    assert (comparison.parted.signal, comparison.parted.step, comparison.worst) == ("f", 1, comparison.parted)
+    assert (comparison.signals, comparison.equal, comparison.steps) == (4, 1, 2)
+    assert comparison.alone == {"a": ["forward mine"], "b": ["forward yours@1"]}
     assert compare_layouts(a, b, 4).parted.signal == "g"
     assert compare_layouts(a, b, 1000).verdict == "agree"
     assert compare_layouts(a, a).verdict == "equal"
-    json.dumps(found.to_mapping())
+    json.dumps(comparison.to_mapping())
 
 
 def test_nothing_in_common_is_refused(tmp_path: Path) -> None:
@@ -306,9 +306,9 @@ def test_ranks_that_hold_their_own_version(tmp_path: Path) -> None:
     """A parameter that ranks hold apart is compared with the single one, each; the losses of ranks are not."""
     w = torch.ones(3)
     b = [("update", "w@0", w), ("update", "w@1", w * 2), ("loss", "loss@0", 1.0), ("loss", "loss@1", 2.0)]
-    found = pair(tmp_path, [("update", "w", w), ("loss", "loss", 1.5)], b)
-    assert (found.parted.signal, found.parted.detail) == ("w", "float32 [3], on rank 1")
-    assert found.alone == {"a": ["loss loss"], "b": ["loss loss@0", "loss loss@1"]}
+    comparison = pair(tmp_path, [("update", "w", w), ("loss", "loss", 1.5)], b)
+    assert (comparison.parted.signal, comparison.parted.detail) == ("w", "float32 [3], on rank 1")
+    assert comparison.alone == {"a": ["loss loss"], "b": ["loss loss@0", "loss loss@1"]}
 
 
 @given(st.sampled_from([1, 2, 3]), st.integers(0, 1), st.sampled_from([torch.float32, torch.bfloat16]), st.booleans())
@@ -325,11 +325,11 @@ def test_shards_are_joined_by_their_fingerprints(
         taken = Signals()
         taken.take("update", f"w@{rank}", local, shard(f"w@{rank}", (6, 6), dim, rank, ranks))
         rows += taken.rows()
-    found = pair(
+    comparison = pair(
         tmp_path_factory.mktemp("shards"), [("update", "w", whole)], rows if ranks > 1 else [replace(rows[0], name="w")]
     )
-    assert found.signals == 1
-    assert (found.verdict == "equal") == (not changed)
+    assert comparison.signals == 1
+    assert (comparison.verdict == "equal") == (not changed)
     if ranks > 1:
         assert [row.name for row in joined(rows)] == ["w"]
         assert len(joined(rows[1:])) == ranks - 1, "without a rank the shards stay what they are"
@@ -337,8 +337,8 @@ def test_shards_are_joined_by_their_fingerprints(
 
 def test_metrics_are_shown(tmp_path: Path) -> None:
     """A metric is a float: its own values are shown, and the unit is fp32's epsilon."""
-    found = pair(tmp_path, [("loss", "loss", 1.0)], [("loss", "loss", 1.0 + 2.0**-22)])
-    assert (found.first.units, found.first.detail) == (2.0 / (1 + 2.0**-22), "1.0 became 1.000000238418579")
+    comparison = pair(tmp_path, [("loss", "loss", 1.0)], [("loss", "loss", 1.0 + 2.0**-22)])
+    assert (comparison.first.units, comparison.first.detail) == (2.0 / (1 + 2.0**-22), "1.0 became 1.000000238418579")
 
 
 # -- real runs
@@ -407,8 +407,8 @@ def sides(repo: Repo, layout: str, *arguments: str, code: int = 0) -> tuple[dict
     """JSON and the report of a comparison."""
     done = repo.repro("bisect", "--layout", layout, "--json", *arguments)
     assert done.returncode == code, done.stdout + done.stderr
-    found = json.loads(done.stdout)
-    return found, Path(found["reports"][0]).read_text()
+    data = json.loads(done.stdout)
+    return data, Path(data["reports"][0]).read_text()
 
 
 @pytest.mark.whole

@@ -39,16 +39,16 @@ def test_a_run_that_ends_early_differs(
 ) -> None:
     """The first line says after which step a side ended, `repro diff` exits 1, and no caller takes it for equal."""
     traces = of_lengths(tmp_path, a, b)
-    found = compare(*traces)
-    assert found.divergence is None
-    assert not found.equal
-    assert comparison_text(found).splitlines()[0] == text
-    assert found.to_mapping()["ended"] == text.removeprefix("differs: ").partition(";")[0]
+    comparison = compare(*traces)
+    assert comparison.divergence is None
+    assert not comparison.equal
+    assert comparison_text(comparison).splitlines()[0] == text
+    assert comparison.to_mapping()["ended"] == text.removeprefix("differs: ").partition(";")[0]
     assert compare(*traces, prefix=True).equal, "a part that was asked for"
     assert diff.main([str(tmp_path / "a"), str(tmp_path / "b")], standalone_mode=False) == 1
     assert capsys.readouterr().out.splitlines()[0] == text
     compared = compare_traces(*traces, Compare())
-    assert (compared.verdict, compared.drift.ended) == ("moved", found.ended)
+    assert (compared.verdict, compared.drift.ended) == ("moved", comparison.ended)
     assert drift(*of_lengths(tmp_path / "equal", 3, 3)).ended == ""
 
 

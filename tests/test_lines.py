@@ -104,8 +104,8 @@ def test_scalars_of_numpy_and_torch_are_read(value: float, whole: int) -> None:
     """Scalars print as calls: NumPy's are read exactly, torch's as printed, with grad_fn too; vectors are not."""
     single, double = np.float32(value), np.float64(value)
     shown = {"f32": single, "f64": double, "i64": np.int64(whole), "array": np.array(value), "flag": np.bool_(True)}
-    found = metrics_of(f"step 0: {shown!r}")
-    assert bits(found) == bits(
+    metrics = metrics_of(f"step 0: {shown!r}")
+    assert bits(metrics) == bits(
         {"f32": float(str(single)), "f64": value, "i64": float(whole), "array": float(repr(np.array(value))[6:-1])}
     )
     tensor = torch.tensor(value, requires_grad=True)

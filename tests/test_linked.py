@@ -65,10 +65,10 @@ def test_ignored_data_in_a_search(judged: tuple[Repo, list[str]]) -> None:
     again = [*words[1:-3], "--json", *RUN]
     for limit, reused in (("2", False), ("2", True), ("3", False)):
         (repo.root / "data" / "limit").write_text(limit)
-        found = json.loads(repo.repro(*again).stdout)
-        assert found["culprit"]["commit"] == commits[int(limit)]
-        assert "--link data --" in found["reproduce"]
-        assert (found["cost"]["probes"] == 0, found["cost"]["reused"] > 0) == (reused, reused)
+        data = json.loads(repo.repro(*again).stdout)
+        assert data["culprit"]["commit"] == commits[int(limit)]
+        assert "--link data --" in data["reproduce"]
+        assert (data["cost"]["probes"] == 0, data["cost"]["reused"] > 0) == (reused, reused)
     assert (repo.root / "data" / "limit").read_text() == "3" and not repo.git("status", "--short")
 
 
@@ -264,9 +264,9 @@ def test_messages_of_a_missing_file(mixed: Repo, torch: bool) -> None:
             shell = ["/bin/sh", "-c", command.replace("{python}", sys.executable)]
             done = subprocess.run(shell, cwd=place.root, capture_output=True, text=True, check=False)
             assert done.returncode, command
-            found = missing_from(place, done.stderr, [])
-            assert links_in(found) == ["src/own.txt" if "own.txt" in command else "data/deep/"], done.stderr
-            assert "git ignores it" in found
+            missing = missing_from(place, done.stderr, [])
+            assert links_in(missing) == ["src/own.txt" if "own.txt" in command else "data/deep/"], done.stderr
+            assert "git ignores it" in missing
             assert missing_from(Place(mixed.root), done.stderr, []) == ""
             assert missing_from(place, done.stderr, ["data", "src"]) == ""
 
@@ -324,12 +324,12 @@ def test_a_golden_run_of_linked_data(reading: Repo) -> None:
     culprit = edit(reading, "scale = 1.0\n", "scale = 1.0 + 1e-6\n", "Scale")
     bisect = ("bisect", "--no-explain", "--case", "toy", f"{good}..HEAD", "--json", "-j", "1")
     first = reading.repro(*bisect)
-    found = json.loads(first.stdout)
-    assert (found["culprit"]["commit"], found["golden"] is None) == (culprit, False), first.stderr
+    data = json.loads(first.stdout)
+    assert (data["culprit"]["commit"], data["golden"] is None) == (culprit, False), first.stderr
     (reading.root / "data" / "seed").write_text("4")
     second = reading.repro(*bisect)
-    found = json.loads(second.stdout)
-    assert (found["culprit"]["commit"], found["golden"], found["cost"]["reused"]) == (culprit, None, 0), second.stderr
+    data = json.loads(second.stdout)
+    assert (data["culprit"]["commit"], data["golden"], data["cost"]["reused"]) == (culprit, None, 0), second.stderr
     assert "recorded with other files beside its code" in second.stderr
 
 

@@ -51,9 +51,9 @@ def test_lines_of_all_three_are_read_behind_any_prefix(system: str, ray: str, co
     line = f"{PREFIXES[system]}step 12: {{'train/loss': 0.5, 'train/step': 12}}"
     if coloured:
         line = f"\x1b[32m{line}\x1b[0m"
-    found = labelled(RAYS[ray] + line)
-    assert found == ("step", "actor", 12, {"train/loss": 0.5, "train/step": 12.0})
-    assert found is not None and metrics_of(RAYS[ray] + line) == found.metrics
+    named = labelled(RAYS[ray] + line)
+    assert named == ("step", "actor", 12, {"train/loss": 0.5, "train/step": 12.0})
+    assert named is not None and metrics_of(RAYS[ray] + line) == named.metrics
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_trailing_spaces_and_colours_without_their_escapes_are_taken_off(line: s
 )
 def test_labels_and_roles(text: str, label: str, role: str, number: int) -> None:
     """Each of the trainers' labels, and whose update a step was."""
-    found = labelled(text)
-    assert found is not None
-    assert (found.label, found.role, found.number) == (label, role, number)
+    metrics = labelled(text)
+    assert metrics is not None
+    assert (metrics.label, metrics.role, metrics.number) == (label, role, number)
 
 
 @pytest.mark.parametrize(
@@ -116,23 +116,23 @@ def test_everything_else_is_no_labelled_line(text: str) -> None:
 def test_what_a_trainer_prints_is_read_back(prefix: str, ray: str, label: str, number: int, printed) -> None:
     """Names of any characters as Python's repr writes them, and every notation of a number, nan and inf included."""
     text = ", ".join(f"{name!r}: {value}" for name, value in printed.items())
-    found = labelled(f"{ray}{prefix}{label} {number}: {{{text}}}")
+    named = labelled(f"{ray}{prefix}{label} {number}: {{{text}}}")
     if "\x1b" in text or "\x9b" in text:
         return  # colour codes are taken off wherever they stand
-    assert found is not None
-    assert (found.label, found.number) == (label.removeprefix("critic-"), number)
-    assert found.role == ("critic" if label == "critic-step" else "actor")
-    assert bits(found.metrics) == bits({name: NUMBERS[value] for name, value in printed.items()})
+    assert named is not None
+    assert (named.label, named.number) == (label.removeprefix("critic-"), number)
+    assert named.role == ("critic" if label == "critic-step" else "actor")
+    assert bits(named.metrics) == bits({name: NUMBERS[value] for name, value in printed.items()})
 
 
 @given(st.text(max_size=60) | st.lists(st.sampled_from(["step 1: ", "{", "}", "'a': ", "1", "nan", "(", "[2026-11-20 "
     "15:38:49] a.py:1 - ", "\\", "'", ",", ":", "tensor(", ")", "\x1b[0m"]), max_size=12).map("".join))  # fmt: skip
 def test_no_line_is_an_error(text: str) -> None:
     """Whatever a program prints, reading it ends; what is found are finite, infinite or NaN floats under text."""
-    found = labelled(text)
-    if found is not None:
-        assert found.metrics
-        assert all(type(value) is float for value in found.metrics.values())
+    named = labelled(text)
+    if named is not None:
+        assert named.metrics
+        assert all(type(value) is float for value in named.metrics.values())
 
 
 def test_a_log_is_read_as_it_grows(tmp_path: Path) -> None:

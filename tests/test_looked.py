@@ -46,10 +46,10 @@ def whole(folder: Path) -> Trace:
 def test_bounds_judge_metrics_alone(tmp_path: Path) -> None:
     """With bounds the metrics that have one are named, and nothing else counts as looked at."""
     a, b = trace(tmp_path / "a", flat(loss=1.0, kl=0.5, x=1.0)), trace(tmp_path / "b", flat(loss=1.01, kl=0.5, x=9.0))
-    found = compare(a, b, RULE)
-    assert found.equal
-    assert comparison_text(found).splitlines()[-1] == f"looked at {SAID}"
-    told = found.to_mapping()["looked_at"]
+    comparison = compare(a, b, RULE)
+    assert comparison.equal
+    assert comparison_text(comparison).splitlines()[-1] == f"looked at {SAID}"
+    told = comparison.to_mapping()["looked_at"]
     assert (told["text"], told["metrics"], told["parameters"]) == (SAID, 2, 0)
     assert str(compare(a, a).looked) == "3 metrics"
 
@@ -95,10 +95,10 @@ def test_a_predicate_says_what_it_judges(tmp_path: Path, text: str, said: str) -
 
 def test_a_set_of_checks_says_which_hold(tmp_path: Path) -> None:
     """Of a system's checks those that the baseline shows; without a trace the set alone."""
-    found = parse_predicate("ci:slime", tmp_path)
-    said = str(found.looked(whole(tmp_path / "a")))
+    predicate = parse_predicate("ci:slime", tmp_path)
+    said = str(predicate.looked(whole(tmp_path / "a")))
     assert "ci:ppo_kl" in said and "ci:kl_loss" not in said
-    assert "ci:slime" in str(found.looked(None))
+    assert "ci:slime" in str(predicate.looked(None))
 
 
 def test_a_case_says_it_by_its_rule(tmp_path: Path) -> None:
@@ -122,8 +122,8 @@ def test_nothing_is_no_agreement(tmp_path: Path) -> None:
 
 def test_a_night_says_what_it_looked_at(tmp_path: Path) -> None:
     """One line a case, in text and reports; of a replay that failed nothing, of an earlier version's result none."""
-    found = Coverage(parameters=2, unread={"file x": "it is not `torch`'s"})
-    nights = [night(looked_at=found.to_mapping()), night(chain="", status="error"), night()]
+    coverage = Coverage(parameters=2, unread={"file x": "it is not `torch`'s"})
+    nights = [night(looked_at=coverage.to_mapping()), night(chain="", status="error"), night()]
     files = [tmp_path / "x.json"] * 3
     said = "looked at 2 parameters; seen but not looked at: file x (it is not `torch`'s)"
     shown = nightly_text(nights, files).splitlines()

@@ -100,12 +100,12 @@ def test_sizes_equal_a_plain_computation(pairs: list[tuple[float, float]], extra
     """Counts, largest ULP, absolute and relative difference over finite pairs equal a loop in Python."""
     a, b = (struct.pack(f"<{len(pairs)}f", *side) for side in (zip(*pairs, strict=True) if pairs else ((), ())))
     total = len(pairs) + extra
-    found = measure("float32", a, b, total)
+    magnitude = measure("float32", a, b, total)
     differ = [(x, y) for x, y in pairs if struct.pack("<f", x) != struct.pack("<f", y)]
     finite = [(x, y) for x, y in differ if math.isfinite(x) and math.isfinite(y)]
     any_finite = any(math.isfinite(x) and math.isfinite(y) for x, y in pairs)
     ulps = [measure("float32", struct.pack("<f", x), struct.pack("<f", y), 1).max_ulp or 0 for x, y in finite]
-    assert found == TensorDifference(
+    assert magnitude == TensorDifference(
         len(pairs),
         total,
         len(differ),
@@ -114,7 +114,7 @@ def test_sizes_equal_a_plain_computation(pairs: list[tuple[float, float]], extra
         max((abs(x - y) / max(abs(x), abs(y), 5e-324) for x, y in finite), default=0.0) if any_finite else None,
         len(differ) - len(finite),
     )
-    assert found.exact == (extra == 0)
+    assert magnitude.exact == (extra == 0)
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, *WIDE])
@@ -136,8 +136,8 @@ def test_elements_are_counted_whatever_the_dtype(dtype: torch.dtype, total: int)
     """Of five elements of any dtype that all bytes of two differ: 5 compared, 2 differ, sketch or not."""
     size = torch.empty(0, dtype=dtype).element_size()
     a, b = bytes(5 * size), bytes(size) + b"\1" * size * 2 + bytes(2 * size)
-    found = measure(dtype_name(dtype), a, b, total)
-    assert (found.elements, found.differing, found.total, found.exact) == (5, 2, total, total == 5)
+    magnitude = measure(dtype_name(dtype), a, b, total)
+    assert (magnitude.elements, magnitude.differing, magnitude.total, magnitude.exact) == (5, 2, total, total == 5)
 
 
 @given(st.lists(st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 2), min_size=1, max_size=8))
@@ -171,8 +171,8 @@ def test_neighbours_of_halves_are_one_apart_throughout() -> None:
     for dtype in HALVES:
         values = walk(dtype)
         lower, upper = b"".join(values[:-1]), b"".join(values[1:])
-        found = measure(dtype, lower, upper, len(values) - 1)
-        assert found.max_ulp == 1 and found.differing == found.elements == len(values) - 1
+        magnitude = measure(dtype, lower, upper, len(values) - 1)
+        assert magnitude.max_ulp == 1 and magnitude.differing == magnitude.elements == len(values) - 1
         assert all(p != q for p, q in pairwise(values))
 
 

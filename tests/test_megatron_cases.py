@@ -147,8 +147,8 @@ def bisect(repo: Repo, *arguments: str) -> dict[str, Any]:
     """What a bisect says as JSON."""
     done = repo.repro("bisect", "--no-explain", "--json", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    data: dict[str, Any] = json.loads(done.stdout)
+    return data
 
 
 def place(repo: Repo, folder: Path) -> Place:
@@ -163,19 +163,19 @@ def place(repo: Repo, folder: Path) -> Place:
 @pytest.mark.whole
 def test_log_probs_under_autocast_are_bisected_on_two_processes(repo: Repo) -> None:
     """The commit that scores under autocast is named, in the forward pass, by the column that it moved first."""
-    found = bisect(repo, "first..autocast")
-    assert found["culprit"]["commit"] == repo.git("rev-parse", "autocast")
-    assert (found["divergence"]["step"], found["divergence"]["phase"]) == (0, "forward")
-    assert found["divergence"]["signal"] == "log_probs"
+    result = bisect(repo, "first..autocast")
+    assert result["culprit"]["commit"] == repo.git("rev-parse", "autocast")
+    assert (result["divergence"]["step"], result["divergence"]["phase"]) == (0, "forward")
+    assert result["divergence"]["signal"] == "log_probs"
 
 
 @pytest.mark.campaign
 def test_a_loss_that_is_scaled_twice_is_bisected_from_a_saved_state(repo: Repo) -> None:
     """It is wrong from the second update on: probes make that step alone, from a checkpoint of both processes."""
-    found = bisect(repo, "autocast..HEAD")
-    assert found["culprit"]["commit"] == repo.git("rev-parse", "HEAD")
-    assert (found["divergence"]["step"], found["divergence"]["phase"]) == (1, "grad")
-    assert found["one_step"] is True
+    result = bisect(repo, "autocast..HEAD")
+    assert result["culprit"]["commit"] == repo.git("rev-parse", "HEAD")
+    assert (result["divergence"]["step"], result["divergence"]["phase"]) == (1, "grad")
+    assert result["one_step"] is True
 
 
 # -- layouts
@@ -203,17 +203,17 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Repo:
 )
 def test_a_case_asks_for_equal_bits(untied: Repo, layout: str, outcome: str, first: str | None) -> None:
     """Stages and recomputed layers keep every bit but the norm's, whose bound is the table's; TP keeps not all."""
-    found = bisect(untied, "--layout", f"case..{layout}", "--at", "first")["comparison"]
-    assert (found["tolerance"], found["verdict"]) == (0, outcome)
-    assert (found["first"] or {}).get("signal") == first
+    comparison = bisect(untied, "--layout", f"case..{layout}", "--at", "first")["comparison"]
+    assert (comparison["tolerance"], comparison["verdict"]) == (0, outcome)
+    assert (comparison["first"] or {}).get("signal") == first
 
 
 @pytest.mark.campaign
 def test_stages_that_compute_something_else_part_by_one_bit(untied: Repo) -> None:
     """A quarter of a millionth in the loss of stages is a night's alarm, though the tolerance of the case allows it."""
-    found = bisect(untied, "--layout", "case..pp2", "--at", "HEAD")["comparison"]
-    assert (found["verdict"], found["parted"]["phase"]) == ("part", "grad")
-    assert found["parted"]["beyond"] == "every bit must be equal" and found["parted"]["units"] < 16
+    comparison = bisect(untied, "--layout", "case..pp2", "--at", "HEAD")["comparison"]
+    assert (comparison["verdict"], comparison["parted"]["phase"]) == ("part", "grad")
+    assert comparison["parted"]["beyond"] == "every bit must be equal" and comparison["parted"]["units"] < 16
 
 
 # -- processes
@@ -246,6 +246,6 @@ def test_the_process_of_megatron_that_dies_is_named(repo: Repo, tmp_path: Path) 
             [Run(1, str(repo.root / "golden" / "rollouts" / "tp2"))],
             tmp_path / "log",
         )
-    found = raised.value
-    assert (found.stage, found.step, found.message) == ("start", 0, "rank 1: ValueError: no moment")
-    assert found.log.endswith(".rank-1")
+    error = raised.value
+    assert (error.stage, error.step, error.message) == ("start", 0, "rank 1: ValueError: no moment")
+    assert error.log.endswith(".rank-1")

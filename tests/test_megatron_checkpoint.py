@@ -165,12 +165,14 @@ def test_a_resumed_run_is_the_run(name: str, at: str, jobs: Jobs) -> None:
 @pytest.mark.parametrize("name", MOVED)
 def test_another_layout_loads_the_same_bytes(name: str, jobs: Jobs) -> None:
     """Joined over ranks, weights, main weights, moments, steps and reference are what was saved, in every layout."""
-    wanted, found = placed(jobs, MOVED[name][0], "saved"), placed(jobs, name, "loaded")
+    wanted, placements = placed(jobs, MOVED[name][0], "saved"), placed(jobs, name, "loaded")
     exact = [key for key in wanted if key[0] not in ("sample", "step")]
-    assert set(exact) <= set(found) and [key for key in exact if not same(wanted[key], found[key])] == []
-    assert {float(value) for (phase, _), value in found.items() if phase == "step"} == {2.0}
+    assert set(exact) <= set(placements) and [key for key in exact if not same(wanted[key], placements[key])] == []
+    assert {float(value) for (phase, _), value in placements.items() if phase == "step"} == {2.0}
     drawn = [key for key in wanted if key[0] == "sample"]
-    assert drawn and [key for key in drawn if not same(wanted[key], found[key])] == [], "weights alone decide a sample"
+    assert drawn and [key for key in drawn if not same(wanted[key], placements[key])] == [], (
+        "weights alone decide a sample"
+    )
 
 
 @pytest.mark.whole
@@ -183,11 +185,11 @@ def test_what_cannot_be_loaded_is_refused_in_one_line(world: int, jobs: Jobs) ->
         "exists and is no checkpoint: choose another directory",
         "nowhere is no checkpoint (no trainer.json): give the directory that save wrote",
     ]
-    for found in jobs.ranks(f"refused {world}", "loaded"):
-        for (kind, said), text in zip(found.said, texts, strict=True):
+    for rank in jobs.ranks(f"refused {world}", "loaded"):
+        for (kind, said), text in zip(rank.said, texts, strict=True):
             assert kind == "CheckpointError" and "\n" not in said and said.endswith(text), said
         before, after = (
-            {(phase.replace(when, ""), key): tensor for (_, phase, key), (tensor, _) in found.signals.items()
+            {(phase.replace(when, ""), key): tensor for (_, phase, key), (tensor, _) in rank.signals.items()
              if phase.startswith(f"state {when}")}
             for when in ("before", "after")
         )  # fmt: skip
@@ -222,11 +224,9 @@ def test_policies_refuse_each_others_checkpoints(jobs: Jobs) -> None:
 @pytest.mark.whole
 def test_a_distributed_optimizer_saves_nothing_on_a_cpu(jobs: Jobs) -> None:
     """Neither does it load, and no directory is left."""
-    for found in jobs.ranks("distributed", "saved"):
-        assert [kind for kind, _ in found.said] == ["ConfigError"] * 2
-        assert all(
-            said.startswith("use_distributed_optimizer cannot save or resume on a CPU") for _, said in found.said
-        )
+    for rank in jobs.ranks("distributed", "saved"):
+        assert [kind for kind, _ in rank.said] == ["ConfigError"] * 2
+        assert all(said.startswith("use_distributed_optimizer cannot save or resume on a CPU") for _, said in rank.said)
     assert not (jobs.folder / "never").exists()
 
 

@@ -145,9 +145,9 @@ def test_each_change_is_needed(tmp_path: Path) -> None:
             if number % len(cases) == 4:
                 job["checkpoint"] = str(tmp_path / str(number))
         (tmp_path / "jobs.json").write_text(json.dumps(jobs))
-        found = outputs(launch(PROGRAM, world, [str(tmp_path / "jobs.json")], cwd=tmp_path))[0].splitlines()
+        printed = outputs(launch(PROGRAM, world, [str(tmp_path / "jobs.json")], cwd=tmp_path))[0].splitlines()
         for number, (left, _) in enumerate(cases):
-            works, fails = json.loads(found[number]), json.loads(found[number + len(cases)])
+            works, fails = json.loads(printed[number]), json.loads(printed[number + len(cases)])
             assert works["norms"], works
             lines[left] = fails["error"]
     assert sorted(lines) == list(range(len(cpu.CHANGES)))

@@ -133,8 +133,8 @@ def distances(a: Mapping[Key, Tensor], b: Mapping[Key, Tensor]) -> dict[str, flo
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_both_policies_train_the_same(name: str, jobs: Jobs) -> None:
     """Columns, loss, metrics, gradients, norm, weights and moments of two updates are epsilons apart."""
-    found = distances(trained(jobs, f"{name} megatron"), trained(jobs, f"{name} torch"))
-    assert max(found.values()) <= BOUND, found
+    distance = distances(trained(jobs, f"{name} megatron"), trained(jobs, f"{name} torch"))
+    assert max(distance.values()) <= BOUND, distance
 
 
 @pytest.mark.whole
@@ -162,22 +162,22 @@ def test_replaying_a_policys_own_choice_changes_nothing(policy: str, jobs: Jobs)
     Nothing is recorded for a sample's last token and for padding: these go elsewhere, and an expert's matrix product
     has other rows besides those that count.
     """
-    own, replayed = trained(jobs, f"moe {policy}"), trained(jobs, f"moe {policy} replayed")
-    first = [{key: value for key, value in all_.items() if key[0] == 0} for all_ in (own, replayed)]
-    found = distances(first[0], first[1])
-    assert max(found.values()) <= BOUND, found
+    states, replayed = trained(jobs, f"moe {policy}"), trained(jobs, f"moe {policy} replayed")
+    first = [{key: value for key, value in signals.items() if key[0] == 0} for signals in (states, replayed)]
+    distance = distances(first[0], first[1])
+    assert max(distance.values()) <= BOUND, distance
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("name", ROUTED)
 def test_recorded_experts_are_the_ones_used(name: str, jobs: Jobs) -> None:
     """Other recorded experts move the columns; in every layout, recomputed or not, they move them the same way."""
-    alone, own = trained(jobs, "rotated alone"), trained(jobs, "moe megatron replayed")
-    moved = (alone[0, "forward", "log_probs"] - own[0, "forward", "log_probs"]).abs().max()
+    alone, states = trained(jobs, "rotated alone"), trained(jobs, "moe megatron replayed")
+    moved = (alone[0, "forward", "log_probs"] - states[0, "forward", "log_probs"]).abs().max()
     assert float(moved) > 0.05
     there = trained(jobs, f"rotated {name}")
-    found = distances(there, alone)
-    assert max(found.values()) <= BOUND, found
+    distance = distances(there, alone)
+    assert max(distance.values()) <= BOUND, distance
     if name in ("recompute", "pp2", "dp2"):  # the same arithmetic; stages add up the norm in another order
         apart = [key for key in alone if not same(there[key], alone[key])]
         assert {key[2] for key in apart} <= ({"grad_norm"} if name == "pp2" else set())
@@ -212,26 +212,28 @@ def test_a_rollout_without_experts_is_refused(policy: str, jobs: Jobs) -> None:
 @pytest.mark.parametrize("name", ["torch", "megatron", "tp2"])
 def test_the_critic_trains_alone_at_first(name: str, jobs: Jobs) -> None:
     """In num_critic_only_steps no bit of the policy moves, and the critic's do; afterwards both do."""
-    found = jobs.joined(f"critic {name}")
-    weights = {(step, key): value for (step, phase, key), value in found.items() if phase == "weights"}
+    gathered = jobs.joined(f"critic {name}")
+    weights = {(step, key): value for (step, phase, key), value in gathered.items() if phase == "weights"}
     names = {key for _, key in weights}
-    assert all(same(weights[0, key], found[0, "input", f"start/{key}"]) for key in names)
+    assert all(same(weights[0, key], gathered[0, "input", f"start/{key}"]) for key in names)
     assert all(same(weights[1, key], weights[0, key]) for key in names)
     assert sum(not same(weights[2, key], weights[1, key]) for key in names) == len(names)
-    first = {(phase, key) for step, phase, key in found if step == 0 and phase in ("grad", "update")}
+    first = {(phase, key) for step, phase, key in gathered if step == 0 and phase in ("grad", "update")}
     assert first and all(key.startswith("critic/") for _, key in first)
-    moved = {key: not same(found[0, "update", f"critic/{key}"], found[0, "input", f"start/critic/{key}"])
+    moved = {key: not same(gathered[0, "update", f"critic/{key}"], gathered[0, "input", f"start/critic/{key}"])
              for key in ("score.weight", "model.norm.weight")}  # fmt: skip
     assert moved == {"score.weight": True, "model.norm.weight": False}, "the head starts at 0, so it alone moves"
-    assert not same(found[1, "update", "critic/model.norm.weight"], found[0, "update", "critic/model.norm.weight"])
-    assert same(found[1, "forward", "log_probs"], found[1, "forward", "old_log_probs"])
+    assert not same(
+        gathered[1, "update", "critic/model.norm.weight"], gathered[0, "update", "critic/model.norm.weight"]
+    )
+    assert same(gathered[1, "forward", "log_probs"], gathered[1, "forward", "old_log_probs"])
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("name", WRONG)
 def test_a_layout_that_cannot_be_had_is_refused_on_every_rank(name: str, jobs: Jobs) -> None:
     """One line, the same on all ranks; the processes go on."""
-    for found in jobs.ranks(f"wrong {name}"):
-        ((kind, text),) = found.said
+    for rank in jobs.ranks(f"wrong {name}"):
+        ((kind, text),) = rank.said
         assert kind == "ConfigError" and "\n" not in text
         assert text == WRONG[name][1]

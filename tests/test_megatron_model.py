@@ -83,12 +83,12 @@ def both(config: TrainConfig, *, trained: bool = True) -> tuple[Policy, Any]:
     at = parallel.start(layout, seed=1)
     policy = policy_of(config.model).to(torch.bfloat16 if config.dtype == "bf16" else torch.float32)
     (model,) = build(config.model, config, layout, trained=trained)
-    own = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, value in to_local(
             config.model, places(config, layout, at)[0], dict(policy.named_parameters())
         ).items():
-            own[name].copy_(value)
+            parameters[name].copy_(value)
     return policy.requires_grad_(trained), model
 
 
@@ -131,9 +131,9 @@ def test_gradients_of_one_row_are_the_policys() -> None:
             out = model(tokens) if model is policy else model(tokens, None, None)
             out.square().sum().backward()
         where = places(config, check(config, world_size=1, cuda=False), parallel.current())[0]
-        found = join(config.model, [Held(where, {n: p.grad for n, p in part.named_parameters()})])
+        whole = join(config.model, [Held(where, {n: p.grad for n, p in part.named_parameters()})])
     for name, parameter in policy.named_parameters():
-        assert torch.equal(found[name], parameter.grad), name
+        assert torch.equal(whole[name], parameter.grad), name
 
 
 def test_values() -> None:
@@ -219,9 +219,9 @@ def jobs_of(tmp_path: Path, cases: list[tuple[str, dict[str, Any], dict[str, Any
 def run(tmp_path: Path, world: int, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What rank 0 prints for each job."""
     (tmp_path / "jobs.json").write_text(json.dumps(jobs))
-    found = outputs(launch(PROGRAM, world, [str(tmp_path / "jobs.json")], cwd=tmp_path))[0].splitlines()
-    assert len(found) == len(jobs)
-    return [json.loads(line) for line in found]
+    lines = outputs(launch(PROGRAM, world, [str(tmp_path / "jobs.json")], cwd=tmp_path))[0].splitlines()
+    assert len(lines) == len(jobs)
+    return [json.loads(line) for line in lines]
 
 
 @pytest.mark.campaign  # test_megatron_trainer trains the layouts in process in every run
@@ -262,11 +262,11 @@ def test_layouts_train_the_same_model(tmp_path: Path) -> None:
     first = run(tmp_path, 1, [*references, *jobs_of(tmp_path, alone)])
     base = {(model, more.get("head", "lm")): line for (model, more), line in zip(
         [*heads, ("tied", {"head": "value"})], first, strict=False)}  # fmt: skip
-    lines = [(one, line, 0.0) for one, line in zip(alone, first[len(references) :], strict=True)]
+    lines = [(finding, line, 0.0) for finding, line in zip(alone, first[len(references) :], strict=True)]
     lines += [
-        (one, line, 0.0 if one[0] == "experts" and one[1] == {PP: 2} else 2e-6)
+        (case, line, 0.0 if case[0] == "experts" and case[1] == {PP: 2} else 2e-6)
         for world, cases in ((2, two), (4, four))
-        for one, line in zip(cases, run(tmp_path, world, jobs_of(tmp_path, cases)), strict=True)
+        for case, line in zip(cases, run(tmp_path, world, jobs_of(tmp_path, cases)), strict=True)
     ]
     for (model, megatron, more), line, bound in lines:
         if "layout" in more:

@@ -139,7 +139,7 @@ def test_positions_are_held_once(size: int, chunk: int) -> None:
     length = 2 * size * chunk
     held = [held_positions(length, rank, size).tolist() for rank in range(size)]
     assert sorted(itertools.chain(*held)) == list(range(length))
-    assert size == 1 or all(sum(at < length // 2 for at in one) == chunk for one in held)
+    assert size == 1 or all(sum(at < length // 2 for at in part) == chunk for part in held)
     if size > 1:
         with pytest.raises(ValueError, match=r"equal chunks\Z"):
             held_positions(length + 1, 0, size)

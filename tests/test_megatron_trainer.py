@@ -121,16 +121,16 @@ def same_bits(jobs: Jobs, name: str) -> None:
     assert {key[2].removeprefix("critic/") for key in apart} <= {"grad_norm"}
     if "pp2" not in name and "distributed" not in name:
         assert not apart
-    one, other = jobs.joined(EXACT[name][0]), jobs.joined(name)
+    whole, other = jobs.joined(EXACT[name][0]), jobs.joined(name)
     for key in apart:
-        assert float(other[key]) == pytest.approx(float(one[key]), rel=2.0**-21)
+        assert float(other[key]) == pytest.approx(float(whole[key]), rel=2.0**-21)
 
 
 def within_bounds(jobs: Jobs, name: str) -> None:
     """Each phase; the loss's inputs are equal to the bit, and something does differ."""
     reference, _, bounds = CLOSE[name]
-    one, other = jobs.joined(reference), jobs.joined(name)
-    measured = {phase: eps_units(other, one, phase) for phase in ("input", "forward", "loss", "grad", "update")}
+    whole, other = jobs.joined(reference), jobs.joined(name)
+    measured = {phase: eps_units(other, whole, phase) for phase in ("input", "forward", "loss", "grad", "update")}
     assert measured.pop("input") == 0.0
     for (phase, found), bound in zip(measured.items(), bounds, strict=True):
         assert found <= bound, f"{phase}: {found:.1f} epsilons, of {measured}"
@@ -166,21 +166,21 @@ def test_where_sums_are_made_in_another_order_differences_are_epsilons(name: str
 @pytest.mark.parametrize("name", CLIPPED)
 def test_gradients_are_clipped_by_the_norm_of_the_whole_model(name: str, jobs: Jobs) -> None:
     """Every norm is that of all gradients joined, each counted once; it is above the limit, and acts."""
-    found = jobs.joined(name)
-    norms = [key for key in found if key[2].endswith("grad_norm") and key[1] == "grad"]
+    gathered = jobs.joined(name)
+    norms = [key for key in gathered if key[2].endswith("grad_norm") and key[1] == "grad"]
     assert {key[2] for key in norms} == ({"grad_norm", "critic/grad_norm"} if "ppo" in name else {"grad_norm"})
     for step, _, metric in norms:
         prefix = metric.removesuffix("grad_norm")
         gradients = {
-            key: tensor.double() for (number, phase, key), tensor in found.items()
+            key: tensor.double() for (number, phase, key), tensor in gathered.items()
             if (number, phase) == (step, "grad") and tensor.ndim and key.startswith("critic/") == bool(prefix)
         }  # fmt: skip
         whole = sum(float(tensor.square().sum()) for tensor in gradients.values()) ** 0.5
-        assert float(found[step, "grad", metric]) == pytest.approx(whole, rel=1e-5) and whole > 2 * CLIP["clip_grad"]
+        assert float(gathered[step, "grad", metric]) == pytest.approx(whole, rel=1e-5) and whole > 2 * CLIP["clip_grad"]
         if step:
             continue
         for key, tensor in gradients.items():  # Adam's first moment is a tenth of the first gradient
-            kept = found[0, "update", f"{prefix}exp_avg/{key.removeprefix(prefix)}"].double()
+            kept = gathered[0, "update", f"{prefix}exp_avg/{key.removeprefix(prefix)}"].double()
             wanted = 0.1 * CLIP["clip_grad"] / whole * tensor
             assert float((kept - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
 
@@ -229,14 +229,14 @@ def test_weights_at_load_have_one_fingerprint_in_every_layout(name: str, jobs: J
 @pytest.mark.parametrize("name", SAMPLED)
 def test_every_rank_samples_with_the_trained_weights(name: str, jobs: Jobs) -> None:
     """After training, the gathered policy has the joined weights; all ranks sample the same (see `Jobs.joined`)."""
-    found = jobs.joined(name)
-    weights = {key: value for (_, phase, key), value in found.items() if phase == "weights"}
-    last = max(step for step, phase, _ in found if phase == "update")
-    assert weights and all(same(weights[key], found[last, "update", key]) for key in weights)
+    gathered = jobs.joined(name)
+    weights = {key: value for (_, phase, key), value in gathered.items() if phase == "weights"}
+    last = max(step for step, phase, _ in gathered if phase == "update")
+    assert weights and all(same(weights[key], gathered[last, "update", key]) for key in weights)
     if name == "pp2":  # the state of one process, to the bit
         one = jobs.joined("dense")
         sampled = [key for key in one if key[1] == "sample"]
-        assert sampled and all(same(found[key], one[key]) for key in sampled)
+        assert sampled and all(same(gathered[key], one[key]) for key in sampled)
 
 
 @pytest.mark.whole
@@ -255,8 +255,8 @@ def test_more_threads_are_another_machine(jobs: Jobs) -> None:
 @pytest.mark.whole
 def test_the_columns_of_a_rollout_are_not_all_alike(jobs: Jobs) -> None:
     """What the comparisons above compare is not empty: ratios, KL and advantages of the second update are not 0."""
-    found: dict[Key, Tensor] = jobs.joined("dense")
-    assert float(found[1, "forward", "kl"].abs().max()) > 1e-4
-    assert float(found[1, "forward", "advantages"].abs().max()) > 0.1
-    moved = found[1, "forward", "log_probs"] - found[1, "forward", "old_log_probs"]
+    gathered: dict[Key, Tensor] = jobs.joined("dense")
+    assert float(gathered[1, "forward", "kl"].abs().max()) > 1e-4
+    assert float(gathered[1, "forward", "advantages"].abs().max()) > 0.1
+    moved = gathered[1, "forward", "log_probs"] - gathered[1, "forward", "old_log_probs"]
     assert float(moved.abs().max()) > 1e-3

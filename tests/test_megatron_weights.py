@@ -269,8 +269,8 @@ def test_zeros_of_both_signs_are_no_replicas() -> None:
     zeros, nans = (0, -(1 << 31)), (0x7FC00000, 0x7FC00001)
     for bits in (zeros, nans):
         held = pair()
-        for one, value in zip(held, bits, strict=True):
-            one.tensors[name].view(torch.int32).fill_(value)
+        for part, value in zip(held, bits, strict=True):
+            part.tensors[name].view(torch.int32).fill_(value)
         with pytest.raises(LayoutError, match=NORM):
             join(QWEN2, held)
         held[1].tensors[name].copy_(held[0].tensors[name])

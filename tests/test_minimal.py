@@ -37,8 +37,8 @@ def answered(asking: Asking[Minimal], ask: Asked) -> Minimal:
         while True:
             subsets = asking.send(ask(subsets))
     except StopIteration as end:
-        found: Minimal = end.value
-        return found
+        minimal: Minimal = end.value
+        return minimal
 
 
 def found_by(count: int, does: Does, slots: int) -> Minimal:
@@ -70,11 +70,11 @@ def monotone(draw: st.DrawFn) -> tuple[int, list[frozenset[int]]]:
 def test_a_monotone_answer_is_minimal(made: tuple[int, list[frozenset[int]]], slots: int) -> None:
     """Where more changes never do less, the answer is one of the smallest enough sets, and proved to be."""
     count, enough = made
-    found = found_by(count, lambda s: MOVES if any(e <= s for e in enough) else SAME, slots)
-    assert found.proved
-    assert frozenset(found.chosen) in enough
-    assert not any(e < frozenset(found.chosen) for e in enough)
-    assert not any(e <= part for e in enough for part in parts(found.chosen))
+    smallest = found_by(count, lambda s: MOVES if any(e <= s for e in enough) else SAME, slots)
+    assert smallest.proved
+    assert frozenset(smallest.chosen) in enough
+    assert not any(e < frozenset(smallest.chosen) for e in enough)
+    assert not any(e <= part for e in enough for part in parts(smallest.chosen))
 
 
 @given(st.integers(1, 9), st.integers(1, 5), st.randoms(use_true_random=False))
@@ -82,10 +82,10 @@ def test_any_answer_lacks_nothing(count: int, slots: int, random: object) -> Non
     """Whatever subsets do, none of the answer's changes can be left out."""
     every = {s: random.choice([MOVES, SAME]) for s in parts(range(count))}  # type: ignore[attr-defined]
     every[frozenset()], every[frozenset(range(count))] = SAME, MOVES
-    found = found_by(count, every.__getitem__, slots)
-    assert found.proved
-    assert all(every[frozenset(found.chosen) - {c}] is SAME for c in found.chosen)
-    assert found.asked <= 2 * count * count + 3 * count
+    smallest = found_by(count, every.__getitem__, slots)
+    assert smallest.proved
+    assert all(every[frozenset(smallest.chosen) - {c}] is SAME for c in smallest.chosen)
+    assert smallest.asked <= 2 * count * count + 3 * count
 
 
 @given(st.integers(1, 9), st.integers(1, 5), st.randoms(use_true_random=False), st.integers(1, 3))
@@ -94,12 +94,12 @@ def test_what_cannot_be_tested_never_makes_a_wrong_set(count: int, slots: int, r
     kinds = [MOVES, SAME, *[SKIP] * rate]
     every = {s: random.choice(kinds) for s in parts(range(count))}  # type: ignore[attr-defined]
     every[frozenset()], every[frozenset(range(count))] = SAME, MOVES
-    found = found_by(count, every.__getitem__, slots)
-    one_less = {c: every[frozenset(found.chosen) - {c}] for c in found.chosen}
+    smallest = found_by(count, every.__getitem__, slots)
+    one_less = {c: every[frozenset(smallest.chosen) - {c}] for c in smallest.chosen}
     assert MOVES not in one_less.values()
-    assert list(found.hidden) == [c for c, does in one_less.items() if does is SKIP]
-    assert found.proved == (SKIP not in one_less.values())
-    assert found.asked <= 2 * count * count + 3 * count
+    assert list(smallest.hidden) == [c for c, does in one_less.items() if does is SKIP]
+    assert smallest.proved == (SKIP not in one_less.values())
+    assert smallest.asked <= 2 * count * count + 3 * count
 
 
 @given(monotone(), st.integers(1, 3), st.data())
@@ -113,15 +113,15 @@ def test_changes_that_need_each_other(made: tuple[int, list[frozenset[int]]], sl
             return SKIP
         return MOVES if any(e <= subset for e in enough) else SAME
 
-    found = found_by(count, does, slots)
-    assert all(does(frozenset(found.chosen) - {c}) is not MOVES for c in found.chosen)
+    smallest = found_by(count, does, slots)
+    assert all(does(frozenset(smallest.chosen) - {c}) is not MOVES for c in smallest.chosen)
 
 
 @given(st.integers(1, 300), st.data())
 def test_questions_are_few(count: int, data: st.DataObject) -> None:
     """Of n changes, one cause takes about log2(n) questions and k causes k times as many; slots shorten the way."""
     cause = data.draw(st.frozensets(st.integers(0, count - 1), min_size=1, max_size=4))
-    found = found_by(count, lambda s: MOVES if cause <= s else SAME, 1)
-    assert frozenset(found.chosen) == cause
+    smallest = found_by(count, lambda s: MOVES if cause <= s else SAME, 1)
+    assert frozenset(smallest.chosen) == cause
     halvings = math.ceil(math.log2(count + 1)) + 1
-    assert found.asked <= len(cause) * (halvings + 1)
+    assert smallest.asked <= len(cause) * (halvings + 1)

@@ -99,22 +99,22 @@ def close(a: float | None, b: float | None) -> bool:
 def test_numbers_are_those_of_plain_loops(samples: list[list[tuple[float, float, int]]]) -> None:
     """Over masked, missing, huge and non-finite log-probs; every number, the places and both kinds of buckets."""
     with tempfile.TemporaryDirectory(dir=RAM) as folder:
-        found = of_trace(traced(Path(folder) / "t", [step_rows(samples)]), 0, bound=1.0)
-    assert found is not None
+        mismatch = of_trace(traced(Path(folder) / "t", [step_rows(samples)]), 0, bound=1.0)
+    assert mismatch is not None
     expected = slow(samples)
-    assert {name for name, value in found.numbers().items() if not close(value, expected[name])} == set()
+    assert {name for name, value in mismatch.numbers().items() if not close(value, expected[name])} == set()
     every = tokens_of(samples)
     good = [t for t in every if math.isfinite(t[3]) and math.isfinite(t[4])]
-    assert found.trainer_nonfinite == sum(not math.isfinite(t[3]) for t in every)
-    assert found.rollout_nonfinite == sum(not math.isfinite(t[4]) for t in every)
+    assert mismatch.trainer_nonfinite == sum(not math.isfinite(t[3]) for t in every)
+    assert mismatch.rollout_nonfinite == sum(not math.isfinite(t[4]) for t in every)
     bad = next(((t[0], t[1]) for t in every if t not in good and not all(map(math.isfinite, t[3:]))), None)
-    assert (found.first_nonfinite and (found.first_nonfinite.sample, found.first_nonfinite.position)) == bad
+    assert (mismatch.first_nonfinite and (mismatch.first_nonfinite.sample, mismatch.first_nonfinite.position)) == bad
     over = next(((t[0], t[1]) for t in good if abs(t[3] - t[4]) > 1.0), None)
-    assert (found.over and (found.over.sample, found.over.position)) == over
+    assert (mismatch.over and (mismatch.over.sample, mismatch.over.position)) == over
     gaps = [abs(t[3] - t[4]) for t in good]
     worst = good[gaps.index(max(gaps))] if good else None
-    assert (found.worst and (found.worst.sample, found.worst.position)) == (worst and worst[:2])
-    for buckets, by in ((found.by_position, 1), (found.by_length, 2)):
+    assert (mismatch.worst and (mismatch.worst.sample, mismatch.worst.position)) == (worst and worst[:2])
+    for buckets, by in ((mismatch.by_position, 1), (mismatch.by_length, 2)):
         own: dict[tuple[int, int], list[float]] = {}
         for token, gap in zip(good, gaps, strict=True):
             own.setdefault(bucket(token[by]), []).append(gap)
@@ -122,15 +122,15 @@ def test_numbers_are_those_of_plain_loops(samples: list[list[tuple[float, float,
             (*key, len(values), max(values)) for key, values in sorted(own.items())
         ]
         assert all(close(b.mean, sum(own[b.low, b.high]) / b.tokens) for b in buckets)
-    json.dumps(found.to_mapping(), allow_nan=False)
+    json.dumps(mismatch.to_mapping(), allow_nan=False)
 
 
 def test_the_direction_is_trainer_minus_rollout() -> None:
     """A trainer that finds a token twice as likely has a ratio of 2, k1 of -log 2 and k3 of 1 - log 2."""
-    found = of([(math.log(0.5), math.log(0.25))])
-    assert found.ratio_max == found.ratio_min == pytest.approx(2.0)
-    assert found.k1 == pytest.approx(-math.log(2)) and found.k3 == pytest.approx(1 - math.log(2))
-    assert found.mean == found.max == pytest.approx(math.log(2)) and found.ess == 1.0
+    measured = of([(math.log(0.5), math.log(0.25))])
+    assert measured.ratio_max == measured.ratio_min == pytest.approx(2.0)
+    assert measured.k1 == pytest.approx(-math.log(2)) and measured.k3 == pytest.approx(1 - math.log(2))
+    assert measured.mean == measured.max == pytest.approx(math.log(2)) and measured.ess == 1.0
     other = of([(math.log(0.25), math.log(0.5))])
     assert other.ratio_max == pytest.approx(0.5) and other.k1 == pytest.approx(math.log(2))
     assert other.k3 == pytest.approx(math.log(2) - 0.5), "k3 is not symmetric: a swap of sides would be seen"
@@ -147,8 +147,8 @@ def of(pairs: Sequence[tuple[float, float]], bound: float | None = None) -> Mism
 
 def test_percentiles_are_nearest_ranks() -> None:
     """Of 1000 gaps 1..1000 the 50th is 500, the 99.9th 999; of one gap all are that gap; none lies between two."""
-    found = of([(0.0, -float(k)) for k in range(1, 1001)])
-    assert (found.p50, found.p90, found.p99, found.p999, found.max) == (500, 900, 990, 999, 1000)
+    measured = of([(0.0, -float(k)) for k in range(1, 1001)])
+    assert (measured.p50, measured.p90, measured.p99, measured.p999, measured.max) == (500, 900, 990, 999, 1000)
     few = of([(0.0, -1.0), (0.0, -3.0), (0.0, -7.0)])
     assert (few.p50, few.p90, few.p999) == (3, 7, 7)
     assert of([(0.0, -2.5)]).p50 == 2.5
@@ -157,40 +157,42 @@ def test_percentiles_are_nearest_ranks() -> None:
 @pytest.mark.parametrize("bad", [(NAN, -1.0), (-1.0, NAN), (-INF, -1.0), (-1.0, -INF), (-INF, -INF), (NAN, NAN)])
 def test_what_is_not_finite_is_counted_apart_and_named(bad: tuple[float, float]) -> None:
     """One such token leaves the other numbers as they are, and stands in the count, the text and as a token."""
-    clean, found = of([(-1.0, -1.5), (-2.0, -2.0)]), of([(-1.0, -1.5), bad, (-2.0, -2.0)])
+    clean, measured = of([(-1.0, -1.5), (-2.0, -2.0)]), of([(-1.0, -1.5), bad, (-2.0, -2.0)])
     same = set(NUMBERS) - {"nonfinite"}
-    assert {k: v for k, v in found.numbers().items() if k in same} == {
+    assert {k: v for k, v in measured.numbers().items() if k in same} == {
         k: v for k, v in clean.numbers().items() if k in same
     }
-    assert found.nonfinite == 1 and found.first_nonfinite is not None and found.first_nonfinite.position == 1
-    assert found.trainer_nonfinite == (not math.isfinite(bad[0]))
-    assert found.rollout_nonfinite == (not math.isfinite(bad[1]))
-    assert str(found).startswith("1 of 3 tokens not finite, first sample 0, position 1 (trainer ")
+    assert measured.nonfinite == 1 and measured.first_nonfinite is not None and measured.first_nonfinite.position == 1
+    assert measured.trainer_nonfinite == (not math.isfinite(bad[0]))
+    assert measured.rollout_nonfinite == (not math.isfinite(bad[1]))
+    assert str(measured).startswith("1 of 3 tokens not finite, first sample 0, position 1 (trainer ")
     alone = of([bad])
     assert alone.tokens == 0 and alone.max is None and "1 of 1 tokens not finite" in str(alone)
 
 
 def test_nothing_gives_no_number() -> None:
     """Without a token every number is absent, not 0; and it is said so."""
-    found = of([])
-    assert set(found.numbers().values()) == {0, None} and (found.worst, found.over) == (None, None)
-    assert str(found) == "no unmasked token" and not found.by_position and not found.by_length
+    measured = of([])
+    assert set(measured.numbers().values()) == {0, None} and (measured.worst, measured.over) == (None, None)
+    assert str(measured) == "no unmasked token" and not measured.by_position and not measured.by_length
 
 
 def test_signed_zeros_are_no_gap() -> None:
     """-0.0 against 0.0 is a gap of +0, a KL of +0 and a ratio of 1."""
-    found = of([(0.0, -0.0), (-0.0, 0.0)])
-    values = [found.mean, found.max, found.k1, found.k3]
+    measured = of([(0.0, -0.0), (-0.0, 0.0)])
+    values = [measured.mean, measured.max, measured.k1, measured.k3]
     assert values == [0, 0, 0, 0] and all(math.copysign(1, v) == 1 for v in values if v is not None)
-    assert (found.ratio_min, found.ratio_max, found.ess) == (1, 1, 1)
+    assert (measured.ratio_min, measured.ratio_max, measured.ess) == (1, 1, 1)
 
 
 def test_overflow_is_infinite_and_never_nan() -> None:
     """A ratio beyond fp64 is infinite, as are the means it is in; the effective sample size stays a share."""
-    found = of([(-1.0, -900.0), (-1.0, -1.0), (-900.0, -1.0)])
-    assert found.ratio_max == INF and found.k3 == INF and found.ratio_min == 0.0
-    assert found.ess == pytest.approx(1 / 3) and found.max == 899.0 and found.mean == pytest.approx(2 * 899 / 3)
-    assert (found.above_2, found.below_half) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
+    measured = of([(-1.0, -900.0), (-1.0, -1.0), (-900.0, -1.0)])
+    assert measured.ratio_max == INF and measured.k3 == INF and measured.ratio_min == 0.0
+    assert (
+        measured.ess == pytest.approx(1 / 3) and measured.max == 899.0 and measured.mean == pytest.approx(2 * 899 / 3)
+    )
+    assert (measured.above_2, measured.below_half) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
     absurd = of([(1.7e308, -1.7e308), (-1.7e308, 1.7e308)])
     assert absurd.max == absurd.mean == absurd.k3 == INF and absurd.ess == 0.5
     assert absurd.k1 is not None and math.isnan(absurd.k1), "the two infinities have no mean"
@@ -211,10 +213,10 @@ def test_sums_leave_fp64_only_where_they_must(values: list[float], total: float)
 @given(st.lists(st.tuples(st.floats(-30, 0), st.floats(-30, 0)), min_size=1, max_size=30), st.randoms())
 def test_order_plays_no_part(pairs: list[tuple[float, float]], random: Any) -> None:
     """Another order of the tokens gives the same bits, whatever the sums; k3 and the gaps are never negative."""
-    found = of(pairs)
+    measured = of(pairs)
     random.shuffle(pairs)
-    assert of(pairs).numbers() == found.numbers()
-    assert found.k3 is not None and found.k3 >= 0 and found.ess is not None and 0 < found.ess <= 1 + 1e-12
+    assert of(pairs).numbers() == measured.numbers()
+    assert measured.k3 is not None and measured.k3 >= 0 and measured.ess is not None and 0 < measured.ess <= 1 + 1e-12
 
 
 def test_k3_is_exact_for_small_gaps() -> None:
@@ -229,8 +231,8 @@ def test_k3_is_exact_for_small_gaps() -> None:
 def test_the_old_log_probs_are_what_is_compared(tmp_path: Path) -> None:
     """At a later update of a rollout log_probs have moved: the gap is that of old_log_probs, and says so."""
     rows = [*step_rows([[(-1.0, -1.25, 1)]]), column("forward", "old_log_probs", [-1.5])]
-    found = of_trace(traced(tmp_path / "t", [rows]), 0)
-    assert found is not None and (found.column, found.max) == ("old_log_probs", 0.25)
+    mismatch = of_trace(traced(tmp_path / "t", [rows]), 0)
+    assert mismatch is not None and (mismatch.column, mismatch.max) == ("old_log_probs", 0.25)
     plain = of_trace(traced(tmp_path / "u", [step_rows([[(-1.0, -1.25, 1)]])]), 0)
     assert plain is not None and (plain.column, plain.max) == ("log_probs", 0.25)
 
@@ -238,18 +240,23 @@ def test_the_old_log_probs_are_what_is_compared(tmp_path: Path) -> None:
 def test_a_gradient_of_the_same_name_is_no_column(tmp_path: Path) -> None:
     """Rows of the backward pass and metrics that are called alike are not read."""
     rows = [column("grad", "log_probs", [-9.0]), *step_rows([[(-1.0, -1.5, 1)]])]
-    found = of_trace(traced(tmp_path / "t", [rows]), 0)
-    assert found is not None and found.max == 0.5
+    mismatch = of_trace(traced(tmp_path / "t", [rows]), 0)
+    assert mismatch is not None and mismatch.max == 0.5
 
 
 def test_without_lengths_the_place_is_that_in_the_column(tmp_path: Path) -> None:
     """No lengths, or lengths that do not add up: no sample is claimed and no bucket made."""
     columns = [column("forward", "log_probs", [-1.0, -2.0]), column("forward", "rollout_log_probs", [-1.0, -3.0])]
     for name, more in (("a", []), ("b", [column("input", "response_lengths", [5], "int64")])):
-        found = of_trace(traced(tmp_path / name, [[*columns, *more]]), 0)
-        assert found is not None and found.worst is not None
-        assert (found.worst.sample, found.worst.position, found.by_position, found.by_length) == (None, 1, [], [])
-        assert found.worst.place == "token 1"
+        mismatch = of_trace(traced(tmp_path / name, [[*columns, *more]]), 0)
+        assert mismatch is not None and mismatch.worst is not None
+        assert (mismatch.worst.sample, mismatch.worst.position, mismatch.by_position, mismatch.by_length) == (
+            None,
+            1,
+            [],
+            [],
+        )
+        assert mismatch.worst.place == "token 1"
 
 
 def test_micro_batches_and_ranks_are_all_read(tmp_path: Path) -> None:
@@ -261,9 +268,9 @@ def test_micro_batches_and_ranks_are_all_read(tmp_path: Path) -> None:
             column("forward", f"rollout_log_probs{part}", [-1.0 - gap]),
             column("forward", f"response_lengths{part}", [1], "int64"),
         ]
-    found = of_trace(traced(tmp_path / "t", [rows]), 0, bound=0.3)
-    assert found is not None and found.tokens == 3 and found.worst is not None and found.over is not None
-    assert found.worst.place == "sample 0 of micro-batch 10, position 0" and found.over.part == ".2"
+    mismatch = of_trace(traced(tmp_path / "t", [rows]), 0, bound=0.3)
+    assert mismatch is not None and mismatch.tokens == 3 and mismatch.worst is not None and mismatch.over is not None
+    assert mismatch.worst.place == "sample 0 of micro-batch 10, position 0" and mismatch.over.part == ".2"
     ranks = [column("forward", f"log_probs@{r}", [-1.0 - r]) for r in range(2)]
     shared = [column("input", "rollout_log_probs", [-1.0])]
     both = of_trace(traced(tmp_path / "u", [[*ranks, *shared]]), 0)
@@ -291,8 +298,8 @@ def test_dtypes_are_compared_by_value(tmp_path: Path) -> None:
         column("forward", "log_probs", [-1.0 - 2**-40], "float64"),
         column("input", "rollout_log_probs", [-1.0], "bfloat16"),
     ]
-    found = of_trace(traced(tmp_path / "t", [rows]), 0)
-    assert found is not None and found.max == 2**-40
+    mismatch = of_trace(traced(tmp_path / "t", [rows]), 0)
+    assert mismatch is not None and mismatch.max == 2**-40
 
 
 # -- two sides

@@ -114,10 +114,10 @@ def said(found: Judgement) -> tuple[Status, str, str]:
 def test_a_first_night_is_never_a_pass(tmp_path: Path) -> None:
     """Nothing to compare with: the case is not judged, and the text names the cure. Red nights are no baseline."""
     repo, trace = kit.start(tmp_path, case=kit.CASE + OBSERVE), made(tmp_path / "t", 1.0, 2.0)
-    found = baseline_of(
+    baseline = baseline_of(
         tonight(repo, trace, earlier(repo, trace, status="changed"), earlier(repo, trace, status="flaky"))
     )
-    assert said(found)[:2] == ("not judged", "none") and "`repro golden record toy`" in found.check.text
+    assert said(baseline)[:2] == ("not judged", "none") and "`repro golden record toy`" in baseline.check.text
 
 
 def test_the_code_of_the_last_green_commit(tmp_path: Path) -> None:
@@ -131,22 +131,22 @@ def test_the_code_of_the_last_green_commit(tmp_path: Path) -> None:
     def ask(*nights: Night) -> Judgement:
         return baseline_of(tonight(repo, same, *nights))
 
-    found = ask(then)
-    assert said(found)[:2] == ("green", "last green") and "whose code is the same" in found.check.text
-    assert (found.baseline.commit, found.baseline.chain) == (then.commit["commit"], same.chain)
-    found = ask(replace(then, chain=other.chain))
-    assert said(found)[:2] == ("changed", "last green") and found.good == ""
-    assert "neither the code nor the machine changed: look at what the identity does not record" in found.check.text
+    answer = ask(then)
+    assert said(answer)[:2] == ("green", "last green") and "whose code is the same" in answer.check.text
+    assert (answer.baseline.commit, answer.baseline.chain) == (then.commit["commit"], same.chain)
+    answer = ask(replace(then, chain=other.chain))
+    assert said(answer)[:2] == ("changed", "last green") and answer.good == ""
+    assert "neither the code nor the machine changed: look at what the identity does not record" in answer.check.text
     for alone in (replace(then, machine="m2", chain="x"), replace(then, identity={"host": {"cpu": "x"}}, chain="x")):
         assert said(ask(alone)) == (
             "green", "last green",
             f"the code is that of the last green commit {then.commit['commit'][:10]}: run-to-run says all",
         )  # fmt: skip
-    found = ask(replace(then, chain="x", version="0"))
-    assert found.check.status == "green" and "repro was 0" in found.check.text
+    answer = ask(replace(then, chain="x", version="0"))
+    assert answer.check.status == "green" and "repro was 0" in answer.check.text
     approved = approve(repo, "m2")
-    found = ask(replace(then, chain="x"))
-    assert said(found)[:2] == ("green", "approved") and found.baseline.commit == approved, "it begins anew"
+    answer = ask(replace(then, chain="x"))
+    assert said(answer)[:2] == ("green", "approved") and answer.baseline.commit == approved, "it begins anew"
     assert head in lineage(find_checkout(repo.root), "toy", approved).order
 
 
@@ -172,9 +172,9 @@ def test_bounds_where_the_code_is_the_same(tmp_path: Path) -> None:
     trace = made(tmp_path / "a", 1.0, 2.0)
     for value, status in ((2.4, "green"), (2.6, "changed")):
         then = earlier(repo, made(tmp_path / f"{value}", 1.0, value))
-        found = baseline_of(tonight(repo, trace, then))
-        assert found.check.status == status, found.check.text
-    assert "loss (last) 2.6 became 2.0" in found.check.text
+        baseline = baseline_of(tonight(repo, trace, then))
+        assert baseline.check.status == status, baseline.check.text
+    assert "loss (last) 2.6 became 2.0" in baseline.check.text
 
 
 def golden(repo: Repo, trace_of: Path, machine: str, **given: Any) -> Trace:
@@ -202,12 +202,14 @@ def test_the_golden_run_of_this_machine(tmp_path: Path) -> None:
     def ask(trace: Trace, *nights: Night) -> Judgement:
         return baseline_of(tonight(repo, trace, *nights, machine=machine))
 
-    found = ask(was)
-    assert said(found) == ("green", "golden", "the bits of the golden run") and found.compared is None
-    assert (found.baseline.chain, found.baseline.commit) == (kept.chain, first)
-    found = ask(now)
-    assert found.check.status == "changed" and found.good == "", "its own code: nothing to search"
-    assert "step 1, loss, loss" in found.check.text and "look at what the identity does not record" in found.check.text
+    answer = ask(was)
+    assert said(answer) == ("green", "golden", "the bits of the golden run") and answer.compared is None
+    assert (answer.baseline.chain, answer.baseline.commit) == (kept.chain, first)
+    answer = ask(now)
+    assert answer.check.status == "changed" and answer.good == "", "its own code: nothing to search"
+    assert (
+        "step 1, loss, loss" in answer.check.text and "look at what the identity does not record" in answer.check.text
+    )
     kit.note(repo, "words")
     assert ask(now).good == first, "no green night yet: from the golden run's own commit"
     green = earlier(repo, was, machine=machine, baseline=Baseline("golden", first, kept.chain))
@@ -215,8 +217,8 @@ def test_the_golden_run_of_this_machine(tmp_path: Path) -> None:
     assert ask(now, green).good == green.commit["commit"] != second
     assert ask(now, replace(green, baseline=Baseline("golden", first, "x"))).good == first, "of another golden run"
     golden(repo, tmp_path / "a", machine, commit=None, tree=None)
-    found = ask(now)
-    assert found.good == "" and "recorded from changes that are in no commit" in found.check.text
+    answer = ask(now)
+    assert answer.good == "" and "recorded from changes that are in no commit" in answer.check.text
     golden(repo, tmp_path / "a", machine, commit="f" * 40, tree=None)
     assert ask(now).good == "" and "none that the tested one holds" in ask(now).check.text
 
@@ -228,18 +230,20 @@ def test_a_golden_run_that_does_not_serve(tmp_path: Path) -> None:
     machine = identity_of(case, repo.root).machine
     was, now = made(tmp_path / "a", 1.0, 2.0), made(tmp_path / "b", 1.0, 2.25)
     golden(repo, tmp_path / "a", machine, case=case.canonical() | {"steps": 7})
-    found = baseline_of(tonight(repo, was, machine=machine))
-    assert found.check.status == "error" and "was changed since its golden run (steps)" in found.check.text
+    baseline = baseline_of(tonight(repo, was, machine=machine))
+    assert baseline.check.status == "error" and "was changed since its golden run (steps)" in baseline.check.text
     golden(repo, tmp_path / "a", machine, rollouts="others")
-    found = baseline_of(tonight(repo, was, machine=machine))
-    assert found.check.status == "error" and "rollouts are others" in found.check.text
+    baseline = baseline_of(tonight(repo, was, machine=machine))
+    assert baseline.check.status == "error" and "rollouts are others" in baseline.check.text
     golden(repo, tmp_path / "a", machine, noise={"runs": 3, "spread": {}})
-    found = baseline_of(tonight(repo, was, machine=machine))
-    assert found.check.status == "not judged" and "bits are not verifiable here" in found.check.text
+    baseline = baseline_of(tonight(repo, was, machine=machine))
+    assert baseline.check.status == "not judged" and "bits are not verifiable here" in baseline.check.text
     (repo.root / "golden/cases/toy.toml").write_text(kit.CASE + BOUNDS)
-    found = baseline_of(tonight(repo, now, machine=machine))
-    assert found.check.status == "green" and found.check.text.startswith("within the case's bounds of the golden run")
-    assert found.compared is not None and found.compared.verdict == "within"
+    baseline = baseline_of(tonight(repo, now, machine=machine))
+    assert baseline.check.status == "green" and baseline.check.text.startswith(
+        "within the case's bounds of the golden run"
+    )
+    assert baseline.compared is not None and baseline.compared.verdict == "within"
 
 
 # -- what a golden run spares

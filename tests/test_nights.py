@@ -40,8 +40,8 @@ def test_a_night_that_was_changed_is_damaged(tmp_path: Path) -> None:
     raw = json.loads(text) | {"format": 1}
     del raw["check"]
     path.write_text(json.dumps(raw))
-    (found,) = Nights(tmp_path).read()
-    assert exact(found.to_mapping()) == exact(night().to_mapping())
+    (content,) = Nights(tmp_path).read()
+    assert exact(content.to_mapping()) == exact(night().to_mapping())
 
 
 @given(NIGHTS)
@@ -51,9 +51,9 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, one: 
     path = nights.write(one)
     raw = json.loads(path.read_text(), parse_constant=pytest.fail)
     assert raw["format"] == 2
-    (found,) = nights.read()
-    assert exact(found.to_mapping()) == exact(one.to_mapping())
-    assert {k: exact(list(vars(v).values())) for k, v in found.metrics.items()} == {
+    (content,) = nights.read()
+    assert exact(content.to_mapping()) == exact(one.to_mapping())
+    assert {k: exact(list(vars(v).values())) for k, v in content.metrics.items()} == {
         k: exact(list(vars(v).values())) for k, v in one.metrics.items()
     }
 

@@ -50,9 +50,9 @@ def test_a_changelog_compares_neighbours(fork: Repo) -> None:
     """GOOD has no average, so each of the others agrees with it, and not with one another; that is said."""
     good, first, *changes = commits(fork, 0, 0.1, 0.5, 0.9)
     done = fork.repro("history", f"{good}..HEAD", "--every", "--json", *COMMAND)
-    found = json.loads(done.stdout)
-    assert [row["commit"]["commit"] for row in found["rows"]] == changes, done.stderr
-    assert found["agree"] is True and found["looked_at"]["alone"] == ["ema (the run's)"]
+    data = json.loads(done.stdout)
+    assert [row["commit"]["commit"] for row in data["rows"]] == changes, done.stderr
+    assert data["agree"] is True and data["looked_at"]["alone"] == ["ema (the run's)"]
     done = fork.repro("history", f"{good}..{first}", *COMMAND)
     assert (done.returncode, "changed the numbers" in done.stdout) == (0, True), done.stderr
     assert "none of 1 commit" in done.stdout and "not compared: ema (the run's)" in done.stdout.replace("\n", " ")
@@ -67,10 +67,10 @@ def test_what_comes_back_as_another_is_a_change(fork: Repo, every: tuple[str, ..
     """The commit that puts it back agrees with the one before, and not with the nearest that had it."""
     good, without, back = commits(fork, 0.1, 0, 0.5)
     done = fork.repro("history", f"{good}..{back}", *every, "--json", *COMMAND)
-    found = json.loads(done.stdout)
-    (row,) = found["rows"]
+    data = json.loads(done.stdout)
+    (row,) = data["rows"]
     assert (row["kind"], row["before"], row["points"]) == ("group", good, [without, back]), done.stderr
-    assert done.returncode == 3 and found["agree"] is False
+    assert done.returncode == 3 and data["agree"] is False
 
 
 @pytest.mark.whole
@@ -86,8 +86,8 @@ def test_a_merge_is_not_told_by_what_came_or_went(fork: Repo) -> None:
     fork.commit("rate 0.5")
     fork.git("merge", "--quiet", "-m", "Merge", "side")
     done = fork.repro("history", f"{good}..HEAD", "--every", "--json", *COMMAND)
-    found = json.loads(done.stdout)
-    assert [(row["kind"], row["commit"]["commit"]) for row in found["rows"]] == [("change", moved)], done.stderr
+    data = json.loads(done.stdout)
+    assert [(row["kind"], row["commit"]["commit"]) for row in data["rows"]] == [("change", moved)], done.stderr
 
 
 @pytest.mark.whole
@@ -96,10 +96,10 @@ def test_what_is_taken_out_and_put_back_is_no_good_commit(fork: Repo) -> None:
     good, culprit, *without, bad = commits(fork, 0.1, 0.5, 0, 0, 0, 0, 0.5)
     for jobs in "12":
         done = fork.repro("bisect", f"{good}..{bad}", "-j", jobs, "--no-explain", "--json", *COMMAND)
-        found = json.loads(done.stdout)
-        assert (done.returncode, found["culprit"]["commit"]) == (0, culprit), done.stderr
-        assert (found["skips"] or jobs == "2") and {*found["skips"]} <= {*without}, done.stderr
-        assert all(why == "it has no ema, in which BAD differs" for why in found["skips"].values())
+        data = json.loads(done.stdout)
+        assert (done.returncode, data["culprit"]["commit"]) == (0, culprit), done.stderr
+        assert (data["skips"] or jobs == "2") and {*data["skips"]} <= {*without}, done.stderr
+        assert all(why == "it has no ema, in which BAD differs" for why in data["skips"].values())
 
 
 SWITCHES = """\
@@ -128,8 +128,8 @@ def test_a_set_without_the_object_is_not_one_that_moves_nothing(fork: Repo) -> N
     fork.commit("Switches")
     (fork.root / "flags.toml").write_text(FLAGS)
     done = fork.repro("bisect", "--no-explain", "--flags", "flags.toml", "--json", *COMMAND)
-    found = json.loads(done.stdout)
-    assert (found["chosen"], found["hidden"]) == (["rate", "on"], ["on"]), done.stderr
+    data = json.loads(done.stdout)
+    assert (data["chosen"], data["hidden"]) == (["rate", "on"], ["on"]), done.stderr
     assert "SKIP  rate: it has no ema, in which BAD differs" in done.stderr
 
 

@@ -84,10 +84,10 @@ def test_modules_phases_and_backward(tmp_path: Path) -> None:
     (exp,) = named(stream, "exp")
     assert exp.module == "" and exp.phase == "forward" and asked(exp).function == "test_modules_phases_and_backward"
     for node, forward in (("AddmmBackward0", "addmm"), ("ExpBackward0", "exp"), ("MeanBackward0", "mean")):
-        own = [o for o in stream.operations if o.node == node]
-        assert own and {stream.operations[o.forward].name.split(".")[1] for o in own if o.forward is not None} == {
-            forward
-        }
+        operations = [o for o in stream.operations if o.node == node]
+        assert operations and {
+            stream.operations[o.forward].name.split(".")[1] for o in operations if o.forward is not None
+        } == {forward}
     phases = [o.phase for o in stream.operations if o.name != OBSERVED]
     assert sorted(set(phases)) == ["backward", "forward", "input", "optimizer"]
     order = [phase for k, phase in enumerate(phases) if k == 0 or phases[k - 1] != phase]
@@ -339,9 +339,9 @@ def test_recording_changes_no_bit_of_a_program(tmp_path: Path) -> None:
     assert files == FILES
     nodes = {o.node for o in stream.operations}
     assert "ScaledBackward" in nodes and any(o.draws for o in stream.operations)
-    own = [o for o in stream.operations if o.node == "ScaledBackward"]
-    assert {asked(o).function for o in own} == {"Scaled.backward"}
-    forward = {asked(stream.operations[o.forward]).function for o in own if o.forward is not None}
+    operations = [o for o in stream.operations if o.node == "ScaledBackward"]
+    assert {asked(o).function for o in operations} == {"Scaled.backward"}
+    forward = {asked(stream.operations[o.forward]).function for o in operations if o.forward is not None}
     assert forward <= {"Scaled.forward", "<lambda>"}
     recomputed = [o for o in named(stream, "native_layer_norm") if o.phase == "backward"]
     assert recomputed, "a checkpoint's forward pass runs again within the backward pass"

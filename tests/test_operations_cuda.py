@@ -40,10 +40,10 @@ def recorded(folder: Path, loss_of: Callable[[Tensor], Tensor]) -> tuple[Stream,
     recorder.open()
     own = model()
     recorder.begin()
-    found = trained(own, loss_of)
+    states = trained(own, loss_of)
     recorder.pause()
     recorder.close()
-    return read_stream(folder / "rank-00000.jsonl"), fingerprints(found)
+    return read_stream(folder / "rank-00000.jsonl"), fingerprints(states)
 
 
 def test_a_recorded_step_has_the_bits_of_a_plain_one(tmp_path: Path) -> None:

@@ -137,8 +137,8 @@ def using(
 ) -> Iterator[Overlay]:
     """An overlay of a repository's."""
     case = toy(**subject)
-    with held_overlay(case, case.subject, Place(repo.root), base, pins, cancel, index=url) as found:
-        yield found
+    with held_overlay(case, case.subject, Place(repo.root), base, pins, cancel, index=url) as overlay:
+        yield overlay
 
 
 def refusal(repo: Repo, base: str, version: str, url: str) -> str:
@@ -187,17 +187,17 @@ def test_one_package_is_replaced_and_nothing_else(repo: Repo, index: Index, base
     """
     before = said(base, LOOK)
     assert before == "1.0 1.0 1.0 True True True True"
-    with using(repo, base, {"Tiny_Scale": "2.0"}, index.url) as found:
-        assert said(found.python, LOOK) == "2.0 2.0 2.0 True False False False"
+    with using(repo, base, {"Tiny_Scale": "2.0"}, index.url) as environment:
+        assert said(environment.python, LOOK) == "2.0 2.0 2.0 True False False False"
         assert said(base, LOOK) == before
-        assert [p for p in found.packages if "tiny" in p] == ["tiny_scale==2.0"]
-        assert "helper==1.5" in found.packages
+        assert [p for p in environment.packages if "tiny" in p] == ["tiny_scale==2.0"]
+        assert "helper==1.5" in environment.packages
         (tmp_path / "relic.py").touch()
-        assert said(found.python, "import relic; print(relic.__file__)", PYTHONPATH=str(tmp_path)).startswith(
+        assert said(environment.python, "import relic; print(relic.__file__)", PYTHONPATH=str(tmp_path)).startswith(
             str(tmp_path)
         )
-        variables = found.variables(plain())
-        assert variables["VIRTUAL_ENV"] == str(found.folder)
+        variables = environment.variables(plain())
+        assert variables["VIRTUAL_ENV"] == str(environment.folder)
         for program in ("tiny", "help"):  # the version's own, and one of the base
             done = subprocess.run(
                 [program],
@@ -207,21 +207,21 @@ def test_one_package_is_replaced_and_nothing_else(repo: Repo, index: Index, base
                 env=variables,
                 executable=shutil.which(program, path=variables["PATH"]),
             )
-            assert done.stdout.split() == ["2.0", "helper", str(found.folder)]
+            assert done.stdout.split() == ["2.0", "helper", str(environment.folder)]
         fetched = index.downloads("tiny_scale")
     with using(repo, base, {"tiny-scale": "2.0.0"}, index.url) as again:
-        assert again == found
+        assert again == environment
     assert index.downloads("tiny_scale") == fetched
-    assert kept(repo) == {found.key}
-    assert found.to_mapping() == {"key": found.key, "packages": list(found.packages)}
+    assert kept(repo) == {environment.key}
+    assert environment.to_mapping() == {"key": environment.key, "packages": list(environment.packages)}
 
 
 def test_the_version_that_is_there_is_used_as_it_is(repo: Repo, index: Index, base: str, tmp_path: Path) -> None:
     """Nothing is built for it; any build of a public version is that version, but a checkout of it is no release."""
     for pins in ({"tiny-scale": "1.0"}, {"TINY.scale": "1.0.0", "helper": "1.5"}):
-        with using(repo, base, pins, index.url) as found:
-            assert found.python == base
-            assert found.folder == Path(base).parent.parent
+        with using(repo, base, pins, index.url) as environment:
+            assert environment.python == base
+            assert environment.folder == Path(base).parent.parent
     other = tmp_path / "v" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "v"], check=True)
     install = [
@@ -238,15 +238,15 @@ def test_the_version_that_is_there_is_used_as_it_is(repo: Repo, index: Index, ba
     ]
     subprocess.run([*install, "tiny-scale==2.6+cpu"], check=True, env=plain())
     for version in ("2.6", "2.6+cpu"):
-        with using(repo, str(other), {"tiny-scale": version}, index.url) as found:
-            assert found.python == str(other)
+        with using(repo, str(other), {"tiny-scale": version}, index.url) as environment:
+            assert environment.python == str(other)
     assert kept(repo) == set()
     (about,) = tmp_path.glob("v/lib/python*/site-packages/*.dist-info")
     (about / "direct_url.json").write_text('{"url": "file:///x", "dir_info": {"editable": true}}')
     (about.parent / "pip").symlink_to(Path(str(distribution("pip").locate_file("pip"))))
-    with using(repo, str(other), {"tiny-scale": "2.6"}, index.url) as found:
-        assert found.python != str(other)
-        assert "tiny_scale==2.6+cpu" in found.packages
+    with using(repo, str(other), {"tiny-scale": "2.6"}, index.url) as environment:
+        assert environment.python != str(other)
+        assert "tiny_scale==2.6+cpu" in environment.packages
 
 
 @pytest.mark.whole
@@ -273,15 +273,15 @@ def test_what_a_version_needs_comes_with_it(repo: Repo, index: Index, base: str)
 
     What is met is left alone; who asks for an extra gets what that needs; libraries lie beside those who need them.
     """
-    with using(repo, base, {"moving": "2"}, index.url) as found:
+    with using(repo, base, {"moving": "2"}, index.url) as environment:
         moved = {"moving==2", "bundle==3", "part==3", "deeper==1.5", "free==1"}
-        assert set(found.packages) - set(BASE) == moved
-        assert set(BASE) - set(found.packages) == {"moving==1", "bundle==1", "part==1", "deeper==1"}
-        assert set(found.moved) == {one.partition("==")[0] for one in moved}
-        (library,) = found.folder.glob("lib/python*/site-packages/vendor/lib/libloaded.so.1")
+        assert set(environment.packages) - set(BASE) == moved
+        assert set(BASE) - set(environment.packages) == {"moving==1", "bundle==1", "part==1", "deeper==1"}
+        assert set(environment.moved) == {one.partition("==")[0] for one in moved}
+        (library,) = environment.folder.glob("lib/python*/site-packages/vendor/lib/libloaded.so.1")
         assert library.is_symlink() and library.read_text() == "one"
         code = "import moving, part, stays; print(moving.VERSION, part.VERSION, stays.VERSION)"
-        assert said(found.python, code) == "2 3 1"
+        assert said(environment.python, code) == "2 3 1"
 
 
 @pytest.mark.whole
@@ -302,8 +302,8 @@ def test_two_packages_may_be_pinned(repo: Repo, index: Index, base: str) -> None
     pins = {"tiny-scale": "2.1", "helper": "2.5"}
     with pytest.raises(ChildFailure, match=left), using(repo, base, pins, index.url):
         pass
-    with using(repo, base, {"tiny-scale": "2.2", "helper": "2.5"}, index.url) as found:
-        assert {"tiny_scale==2.2", "helper==2.5"} <= set(found.packages)
+    with using(repo, base, {"tiny-scale": "2.2", "helper": "2.5"}, index.url) as environment:
+        assert {"tiny_scale==2.2", "helper==2.5"} <= set(environment.packages)
 
 
 @pytest.mark.whole
@@ -347,8 +347,8 @@ def test_credentials_are_used_and_not_kept(repo: Repo, index: Index, base: str) 
     """Those in the index's URL serve the installer, and stand in no file of ours."""
     index.login = "me:s3cret"
     try:
-        with using(repo, base, {"tiny-scale": "2.0"}, index.url.replace("://", "://me:s3cret@")) as found:
-            assert "tiny_scale==2.0" in found.packages
+        with using(repo, base, {"tiny-scale": "2.0"}, index.url.replace("://", "://me:s3cret@")) as environment:
+            assert "tiny_scale==2.0" in environment.packages
     finally:
         index.login = ""
     files = [path for path in (repo.root / ".git" / "repro").rglob("*") if path.is_file()]
@@ -403,9 +403,9 @@ def test_a_killed_build_leaves_nothing_that_counts(repo: Repo, index: Index, bas
                 os.kill(installer.pid, signal.SIGKILL)
     finally:
         index.gate.set()
-    with using(repo, base, {"tiny-scale": "2.0"}, index.url) as found:
-        assert said(found.python, LOOK).startswith("2.0 2.0 2.0")
-    assert kept(repo) == {found.key}
+    with using(repo, base, {"tiny-scale": "2.0"}, index.url) as environment:
+        assert said(environment.python, LOOK).startswith("2.0 2.0 2.0")
+    assert kept(repo) == {environment.key}
 
 
 @pytest.mark.whole
@@ -428,11 +428,11 @@ def test_our_own_environment_serves_as_a_base(repo: Repo, index: Index, tmp_path
     case = Case.model_validate({"case": {"name": "toy", "steps": 1, "rollouts": "golden/rollouts/toy"}})
     with held_overlay(
         case, case.subject, Place(repo.root), sys.executable, {"iniconfig": "99.0"}, index=index.url
-    ) as found:
+    ) as overlay:
         code = "import iniconfig, repro_golden.replay.child; print(iniconfig.NEW, repro_golden.replay.child.__file__)"
-        new, file = said(found.python, code, PYTHONSAFEPATH="1").split()
+        new, file = said(overlay.python, code, PYTHONSAFEPATH="1").split()
         assert (new, Path(file).name) == ("True", "child.py")
-        assert (found.folder / "bin" / "dvc").exists()
+        assert (overlay.folder / "bin" / "dvc").exists()
 
 
 UV = shutil.which("uv", path=os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent)]))
@@ -456,5 +456,5 @@ def test_uv_installs_where_there_is_no_pip(repo: Repo, index: Index, tmp_path: P
         index.url,
     ]
     subprocess.run([*install, "tiny-scale==1.0"], check=True, env=plain())
-    with using(repo, str(base), {"tiny-scale": "2.5"}, index.url) as found:
-        assert said(found.python, "import scale; print(scale.VERSION)") == "2.5"
+    with using(repo, str(base), {"tiny-scale": "2.5"}, index.url) as environment:
+        assert said(environment.python, "import scale; print(scale.VERSION)") == "2.5"

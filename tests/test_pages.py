@@ -146,10 +146,10 @@ def parsed(line: str) -> str:
     while isinstance(command, click.Group):
         if not words or words[0] in ("--help", "-h", "--version"):
             return ""
-        found = command.get_command(context, words[0])
-        if found is None:
+        subcommand = command.get_command(context, words[0])
+        if subcommand is None:
             return f"no command {words[0]}"
-        command, context = found, click.Context(found, info_name=words.pop(0), parent=context)
+        command, context = subcommand, click.Context(subcommand, info_name=words.pop(0), parent=context)
     if "-h" in words or "--help" in words:
         return ""
     try:

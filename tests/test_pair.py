@@ -25,11 +25,11 @@ BOUNDS = OBSERVE + '\n[compare]\nmode = "bounds"\n\n[compare.bounds.loss]\nrtol 
 def pair(repo: Repo, base: str, head: str = "HEAD", *, name: bool = False) -> PairResult:
     """The result of a pair in a repository."""
     checkout = find_checkout(repo.root)
-    found = compare_commits(
+    comparison = compare_commits(
         checkout, find_case(repo.root, None), base, head, lambda _: None, Options(jobs=2), name=name
     )
-    json.dumps(found.to_mapping(), allow_nan=False)  # whatever was found can be written
-    return found
+    json.dumps(comparison.to_mapping(), allow_nan=False)  # whatever was found can be written
+    return comparison
 
 
 @pytest.mark.whole
@@ -38,10 +38,14 @@ def test_a_commit_that_moves_numbers_is_measured_and_named(tmp_path: Path) -> No
     repo = start(tmp_path, TRAIN, CASE + OBSERVE)
     base = repo.git("rev-parse", "HEAD")
     head = edit(repo, SCALE, "scale = 1.0 + 1e-6 * (step > 2)\n", "Scale later")
-    found = pair(repo, base)
-    assert (found.verdict, found.agrees, [c.commit.commit for c in found.culprits]) == ("moved", False, [head])
-    assert found.compared is not None
-    divergence, plot_data = found.compared.drift.divergence, found.compared.plot_data
+    comparison = pair(repo, base)
+    assert (comparison.verdict, comparison.agrees, [c.commit.commit for c in comparison.culprits]) == (
+        "moved",
+        False,
+        [head],
+    )
+    assert comparison.compared is not None
+    divergence, plot_data = comparison.compared.drift.divergence, comparison.compared.plot_data
     assert divergence is not None
     assert plot_data is not None
     assert divergence.step == 3
@@ -49,9 +53,9 @@ def test_a_commit_that_moves_numbers_is_measured_and_named(tmp_path: Path) -> No
     assert divergence.magnitude.exact and divergence.magnitude.max_ulp
     assert plot_data.of["exact"] and not plot_data.histogram  # one number is no distribution
     assert all(
-        spent is not None and len(spent.step_us) == 5 and spent.memory > 1 << 20 for spent in found.spent.values()
+        spent is not None and len(spent.step_us) == 5 and spent.memory > 1 << 20 for spent in comparison.spent.values()
     )
-    assert found.at.endswith("Z") and found.base.commit == base
+    assert comparison.at.endswith("Z") and comparison.base.commit == base
 
 
 def test_equal_code_is_not_replayed(tmp_path: Path) -> None:
@@ -62,8 +66,8 @@ def test_equal_code_is_not_replayed(tmp_path: Path) -> None:
     edit(repo, SCALE, "scale = 2.0\n", "Scale")
     edit(repo, "scale = 2.0\n", SCALE, "Do not scale")
     for head, why in (("HEAD", "it changes nothing in train.py"), (base, "it adds no commit to its base")):
-        found = pair(repo, base, head)
-        assert found.verdict == "identical" and found.reason.startswith(why) and found.compared is None
+        comparison = pair(repo, base, head)
+        assert comparison.verdict == "identical" and comparison.reason.startswith(why) and comparison.compared is None
     assert not (repo.root / ".git" / "repro" / "probes").exists()
 
 
@@ -75,9 +79,9 @@ def test_a_base_that_went_on_is_left_where_the_branch_did(tmp_path: Path) -> Non
     note(repo, "words", "docs/words")
     repo.git("checkout", "--quiet", "main")
     edit(repo, SCALE, "scale = 2.0\n", "Scale on main")
-    found = pair(repo, "main", "side")
-    assert found.verdict == "identical" and found.base.commit == fork
-    assert found.notes[0].startswith(f"compared with {fork[:10]}, where the branch left main")
+    comparison = pair(repo, "main", "side")
+    assert comparison.verdict == "identical" and comparison.base.commit == fork
+    assert comparison.notes[0].startswith(f"compared with {fork[:10]}, where the branch left main")
     repo.git("checkout", "--quiet", "--orphan", "other")
     repo.commit("Another root")
     with pytest.raises(ReproError, match="no commit in common"):
@@ -90,14 +94,23 @@ def test_bounds_judge_and_are_named_where_they_are_left(tmp_path: Path) -> None:
     repo = start(tmp_path, TRAIN, CASE + BOUNDS)
     base = repo.git("rev-parse", "HEAD")
     small = edit(repo, SCALE, "scale = 1.0 + 1e-6\n", "Scale a little")
-    found = pair(repo, base, small)
-    assert found.verdict == "within" and found.agrees and found.compared and found.compared.drift.divergence
+    comparison = pair(repo, base, small)
+    assert (
+        comparison.verdict == "within"
+        and comparison.agrees
+        and comparison.compared
+        and comparison.compared.drift.divergence
+    )
     edit(repo, "scale = 1.0 + 1e-6\n", "scale = 1.0 if step < 2 else 1.5\n", "Scale much")
-    found = pair(repo, base)
-    assert found.verdict == "moved" and found.compared and found.compared.first
-    assert (found.compared.first.kind, found.compared.first.signal, found.compared.first.step) == ("bound", "loss", 2)
-    assert not found.culprits and found.commits == 2, "one of two, and nobody searched"
-    assert found.compared.drift.looked == only_bounds(["loss"])
+    comparison = pair(repo, base)
+    assert comparison.verdict == "moved" and comparison.compared and comparison.compared.first
+    assert (comparison.compared.first.kind, comparison.compared.first.signal, comparison.compared.first.step) == (
+        "bound",
+        "loss",
+        2,
+    )
+    assert not comparison.culprits and comparison.commits == 2, "one of two, and nobody searched"
+    assert comparison.compared.drift.looked == only_bounds(["loss"])
 
 
 @pytest.mark.whole
@@ -106,11 +119,15 @@ def test_noise_is_told_apart(tmp_path: Path) -> None:
     repo = start(tmp_path)
     base = repo.git("rev-parse", "HEAD")
     noisy = edit(repo, SCALE, NOISE, "Add noise")
-    found = pair(repo, base)
-    assert found.verdict == "flaky" and found.compared and "two replays of HEAD differ" in found.compared.flaky
+    comparison = pair(repo, base)
+    assert (
+        comparison.verdict == "flaky"
+        and comparison.compared
+        and "two replays of HEAD differ" in comparison.compared.flaky
+    )
     edit(repo, NOISE, SCALE + "    # quiet\n", "Take noise away")
-    found = pair(repo, noisy)
-    assert found.verdict == "unverifiable" and found.reason.startswith("BASE does not reproduce itself")
+    comparison = pair(repo, noisy)
+    assert comparison.verdict == "unverifiable" and comparison.reason.startswith("BASE does not reproduce itself")
 
 
 def later(calls: Path, nth: int, scale: str) -> str:
@@ -129,9 +146,16 @@ def noisy(repo: Repo, noise: str) -> PairResult:
 @pytest.mark.whole
 def test_a_third_replay_of_base_that_is_another_is_the_verdict(tmp_path: Path) -> None:
     """What BASE makes a third time is no note beside "moved": it is not reproducible here, whoever HEAD is."""
-    found = noisy(start(tmp_path, TRAIN, CASE + OBSERVE), later(tmp_path / "calls", 3, "1.5"))
-    assert (found.verdict, found.agrees, found.culprits, found.notes) == ("unverifiable", False, (), [])
-    assert found.reason.startswith("not reproducible here: a third replay of BASE differs from the first two at step 0")
+    comparison = noisy(start(tmp_path, TRAIN, CASE + OBSERVE), later(tmp_path / "calls", 3, "1.5"))
+    assert (comparison.verdict, comparison.agrees, comparison.culprits, comparison.notes) == (
+        "unverifiable",
+        False,
+        (),
+        [],
+    )
+    assert comparison.reason.startswith(
+        "not reproducible here: a third replay of BASE differs from the first two at step 0"
+    )
 
 
 @pytest.mark.whole
@@ -140,9 +164,11 @@ def test_a_third_replay_of_base_that_is_another_is_the_verdict(tmp_path: Path) -
 )
 def test_a_base_that_leaves_its_own_bounds_judges_nothing(tmp_path: Path, nth: int, scale: str, verdict: str) -> None:
     """Where replays of BASE are farther apart than the bounds, HEAD is not blamed by them; nearer, bounds judge."""
-    found = noisy(start(tmp_path, TRAIN, CASE + BOUNDS), later(tmp_path / "calls", nth, scale))
-    assert found.verdict == verdict
-    assert "BASE" in found.reason if verdict == "unverifiable" else "bounds alone are judged" in found.notes[0]
+    comparison = noisy(start(tmp_path, TRAIN, CASE + BOUNDS), later(tmp_path / "calls", nth, scale))
+    assert comparison.verdict == verdict
+    assert (
+        "BASE" in comparison.reason if verdict == "unverifiable" else "bounds alone are judged" in comparison.notes[0]
+    )
 
 
 @pytest.mark.whole
@@ -157,10 +183,14 @@ def test_a_side_that_crashes_is_never_equal(tmp_path: Path) -> None:
     crash = "loss.backward()\n    assert step < 3\n"
     short = edit(repo, "loss.backward()\n", crash, "Crash at step 3")
     edit(repo, crash, f"{crash}    # still\n", "Crash at step 3 all the same")
-    found = pair(repo, short)
-    assert found.verdict == "unverifiable" and "BASE cannot be tested" in found.reason and "\n" not in found.reason
-    found = pair(repo, base, short)
-    assert found.verdict == "moved" and found.compared and found.compared.drift.divergence is None
+    comparison = pair(repo, short)
+    assert (
+        comparison.verdict == "unverifiable"
+        and "BASE cannot be tested" in comparison.reason
+        and "\n" not in comparison.reason
+    )
+    comparison = pair(repo, base, short)
+    assert comparison.verdict == "moved" and comparison.compared and comparison.compared.drift.divergence is None
     assert broken != short
 
 
@@ -172,6 +202,6 @@ def test_every_commit_that_moved_them_is_named(tmp_path: Path) -> None:
     one = edit(repo, "lr=0.01", "lr=0.0100001", "Learn faster")
     note(repo, "words")
     two = edit(repo, SCALE, "scale = 1.0 + 1e-6\n", "Scale")
-    found = pair(repo, base, name=True)
-    assert [culprit.commit.commit for culprit in found.culprits] == [one, two]
-    assert all(culprit.explanation for culprit in found.culprits) and found.bisect and not found.unnamed
+    comparison = pair(repo, base, name=True)
+    assert [culprit.commit.commit for culprit in comparison.culprits] == [one, two]
+    assert all(culprit.explanation for culprit in comparison.culprits) and comparison.bisect and not comparison.unnamed

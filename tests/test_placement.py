@@ -314,7 +314,7 @@ def test_no_wrong_sum(p: Placement, dtype: torch.dtype, key: str, number: int, d
     part, at = data.draw(st.sampled_from(raw["parts"])), data.draw(st.integers(0, 2))
     part[key] = number if key in ("start", "at") else [number if k == at else n for k, n in enumerate(part[key])]
     try:
-        found = shares(local, raw)
+        held_shares = shares(local, raw)
     except ReproError:
         return
-    assert found == by_hand(local, read(raw))
+    assert held_shares == by_hand(local, read(raw))

@@ -285,11 +285,11 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if name in linked:
             continue
         linked.add(name)
-        found = metadata.distribution(name)
-        for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+        package = metadata.distribution(name)
+        for top in {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}:
             if not (site / top).exists():
-                (site / top).symlink_to(str(found.locate_file(top)))
-        required = [Requirement(text) for text in found.requires or ()]
+                (site / top).symlink_to(str(package.locate_file(top)))
+        required = [Requirement(text) for text in package.requires or ()]
         wanted += [r.name for r in required if r.marker is None or r.marker.evaluate({"extra": ""})]
     return folder / "bin" / "python"
 

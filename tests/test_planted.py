@@ -45,6 +45,6 @@ def test_the_changelog_lists_exactly_the_planted_commits(tmp_path: Path, seed: i
     checkout = find_checkout(tmp_path / "guarded")
     case, options = find_case(checkout.root, None), Options(jobs=2)
     axis = commits_of(checkout, case, f"{start}..HEAD", options)
-    found = history_of(checkout, case, axis, lambda _: None, options)
-    assert [(row.kind, row.commit.commit) for row in found.rows] == [("change", commit) for commit in planted]
-    assert all(row.against_previous.divergence is not None for row in found.rows if row.against_previous)
+    history = history_of(checkout, case, axis, lambda _: None, options)
+    assert [(row.kind, row.commit.commit) for row in history.rows] == [("change", commit) for commit in planted]
+    assert all(row.against_previous.divergence is not None for row in history.rows if row.against_previous)

@@ -116,10 +116,10 @@ def test_tokens_are_those_that_count(tmp_path: Path, count: int) -> None:
 def test_what_a_run_took_comes_home() -> None:
     """A closing line with what was spent reads back as it was; an older or cut one says nothing."""
     raw = measure([0.5, 0.25, 0.125])
-    found = spent_of({"spent": json.loads(json.dumps(raw))})
-    assert found is not None
-    assert found.step_seconds == pytest.approx(0.1875) and found.host_bytes > 1 << 20
-    assert found.device_bytes > 0 or found.memory == found.host_bytes
+    spent = spent_of({"spent": json.loads(json.dumps(raw))})
+    assert spent is not None
+    assert spent.step_seconds == pytest.approx(0.1875) and spent.host_bytes > 1 << 20
+    assert spent.device_bytes > 0 or spent.memory == spent.host_bytes
     assert spent_of(None) is None and spent_of({"reason": "finished"}) is None
     assert Usage([], 1, 2).step_seconds is None and Usage([7], 1, 2).memory == 2
     ranks = [Usage([1, 2], 10, 0), Usage([5, 5], 3, 0)]

@@ -54,9 +54,9 @@ def test_limits_are_read_exactly(limit: float) -> None:
     """`kl>` and `ulp>` keep every finite number of 0 or more to the last bit, with or without spaces."""
     for what in ("kl", "ulp"):
         for text in (f"{what}>{limit!r}", f"  {what} > {limit!r} "):
-            found = parse_predicate(text, HERE)
-            assert isinstance(found, Exceeds)
-            assert (found.what, found.limit) == (what, limit)
+            predicate = parse_predicate(text, HERE)
+            assert isinstance(predicate, Exceeds)
+            assert (predicate.what, predicate.limit) == (what, limit)
 
 
 @given(NAMES, st.none() | NUMBERS, st.none() | NUMBERS)
@@ -64,9 +64,9 @@ def test_tolerances_are_read_exactly(name: str, rtol: float | None, atol: float 
     """`metric:NAME` keeps the name and both tolerances, in any order; one that is not given is 0."""
     parts = [f"{key}={value!r}" for key, value in (("rtol", rtol), ("atol", atol)) if value is not None]
     for order in (parts, parts[::-1]):
-        found = parse_predicate(" ".join([f"metric:{name}", *order]), HERE)
-        assert isinstance(found, Bounds)
-        assert dict(found.bounds) == {name: Bound(rtol=rtol or 0.0, atol=atol or 0.0)}
+        predicate = parse_predicate(" ".join([f"metric:{name}", *order]), HERE)
+        assert isinstance(predicate, Bounds)
+        assert dict(predicate.bounds) == {name: Bound(rtol=rtol or 0.0, atol=atol or 0.0)}
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_metric_bounds_include_their_edge_and_no_nan(tmp_path: Path) -> None:
     for name, value, bad in (("edge", 3.0, False), ("past", math.nextafter(3.0, 4.0), True), ("nan", math.nan, True),
                              ("inf", math.inf, True), ("less", 1.0, False)):  # fmt: skip
         a, b = pair(tmp_path / name, base, [base[0], [metric_row("loss", "m", value)]])
-        found = first_violation(rule, a, b)
-        assert (found is not None) is bad, name
-        assert found is None or found.step == 1
+        violation = first_violation(rule, a, b)
+        assert (violation is not None) is bad, name
+        assert violation is None or violation.step == 1
     a, b = pair(tmp_path / "gone", base, [base[0], [metric_row("loss", "other", 2.0)]])
     assert first_violation(rule, a, b) is not None
 
@@ -114,8 +114,8 @@ def test_a_bound_holds_for_each_time_that_a_metric_is_told(tmp_path: Path) -> No
         [metric_row("loss", "entropy", 3.459), metric_row("loss", "entropy#1", last)] for last in (3.45921, 3.45899)
     ]
     a, b = pair(tmp_path, told[:1], told[1:])
-    found = first_violation(parse_predicate("metric:entropy rtol=1e-5", HERE), a, b)
-    assert found is not None and found.signal == "entropy#1"
+    violation = first_violation(parse_predicate("metric:entropy rtol=1e-5", HERE), a, b)
+    assert violation is not None and violation.signal == "entropy#1"
     assert first_violation(parse_predicate("metric:entropy rtol=1e-3", HERE), a, b) is None
     assert first_violation(parse_predicate("metric:entropy rtol=1", HERE), b, trace(tmp_path / "c", [told[0][:1]]))
 
@@ -125,8 +125,8 @@ def test_what_the_probe_alone_tells_is_judged_too(tmp_path: Path) -> None:
     for name, more in (("nan", math.nan), ("same", 2.0)):
         first = metric_row("loss", "m", 2.0)
         a, b = pair(tmp_path / name, [[first]], [[first, metric_row("loss", "m#1", more)]])
-        found = first_violation(parse_predicate("metric:m rtol=0.1", HERE), a, b)
-        assert found is not None and (found.signal, found.phase) == ("m#1", "loss")
+        violation = first_violation(parse_predicate("metric:m rtol=0.1", HERE), a, b)
+        assert violation is not None and (violation.signal, violation.phase) == ("m#1", "loss")
 
 
 def test_finite_needs_no_baseline(tmp_path: Path) -> None:
@@ -134,9 +134,9 @@ def test_finite_needs_no_baseline(tmp_path: Path) -> None:
     rows = [[tensor("grad", "w", 1.0, math.nan)]]
     a, b = pair(tmp_path, rows, rows)
     assert first_violation(Bitwise(), a, b) is None
-    found = first_violation(Finite(), a, b)
-    assert found is not None
-    assert (found.phase, found.signal) == ("grad", "w")
+    violation = first_violation(Finite(), a, b)
+    assert violation is not None
+    assert (violation.phase, violation.signal) == ("grad", "w")
 
 
 def test_kl_is_over_its_limit_or_not(tmp_path: Path) -> None:
@@ -223,11 +223,11 @@ def test_own_function_judges_the_whole(tmp_path: Path) -> None:
         "def vague(a, b):\n    return 1\ndef broken(a, b):\n    return a.nothing\n"
     )
     a, b = pair(tmp_path, [[metric_row("loss", "m", 1.0)]] * 2, [[metric_row("loss", "m", v)] for v in (0.0, 2.0)])
-    own = parse_predicate("own.py:grew", tmp_path)
-    found = first_violation(own, a, b)
-    assert found is not None
-    assert (found.step, found.signal) == (1, "own.py:grew")
-    assert first_violation(own, b, a) is None
+    predicate = parse_predicate("own.py:grew", tmp_path)
+    violation = first_violation(predicate, a, b)
+    assert violation is not None
+    assert (violation.step, violation.signal) == (1, "own.py:grew")
+    assert first_violation(predicate, b, a) is None
     for name in ("vague", "broken"):
         with pytest.raises(ReproError) as error:
             first_violation(parse_predicate(f"own.py:{name}", tmp_path), a, b)

@@ -58,17 +58,17 @@ def test_a_command_runs_in_the_python_that_it_names(home: Path, command: str, ex
     """An interpreter, else a script of one, behind wrappers too; else the active environment's."""
     executable(home / "venv" / "bin" / "python")
     variables = {"PATH": f"{home}/active/bin:{home}/system/bin", "VIRTUAL_ENV": str(home / "venv")}
-    found = python_of(command.replace("{home}", str(home)).split(), home, variables)
-    assert found and found.path == str(home / expected)
+    interpreter = python_of(command.replace("{home}", str(home)).split(), home, variables)
+    assert interpreter and interpreter.path == str(home / expected)
 
 
 def test_without_any_environment_the_first_on_path_is_it(home: Path) -> None:
     """Conda's, then that of PATH; where there is none at all nothing is said."""
     path = {"PATH": str(home / "system" / "bin")}
-    found = python_of(["bash", "run.sh"], home, path)
-    assert found == Interpreter(str(home / "system/bin/python"))
-    found = python_of(["bash", "run.sh"], home, path | {"CONDA_PREFIX": str(home / "other")})
-    assert found == Interpreter(str(home / "other/bin/python"))
+    interpreter = python_of(["bash", "run.sh"], home, path)
+    assert interpreter == Interpreter(str(home / "system/bin/python"))
+    interpreter = python_of(["bash", "run.sh"], home, path | {"CONDA_PREFIX": str(home / "other")})
+    assert interpreter == Interpreter(str(home / "other/bin/python"))
     assert python_of(["bash", "run.sh"], home, {"PATH": str(home)}) is None
 
 

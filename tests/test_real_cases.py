@@ -151,7 +151,7 @@ def test_a_case_of_the_same_shape(
     options = argparse.Namespace(repositories=tmp_path, python=sys.executable, jobs=2)
     folder = tmp_path / "work"
     folder.mkdir()
-    found = real.measured(case, folder, options)
-    assert (found["ours"]["right"], found["git"]["right"]) == (True, True), found
-    assert found["ours"]["skips"] <= 1
-    assert f"{named or file}:" in found["ours"]["text"], found
+    measurements = real.measured(case, folder, options)
+    assert (measurements["ours"]["right"], measurements["git"]["right"]) == (True, True), measurements
+    assert measurements["ours"]["skips"] <= 1
+    assert f"{named or file}:" in measurements["ours"]["text"], measurements

@@ -78,8 +78,8 @@ def listed(found: list[Release]) -> dict[str, str | None]:
 
 def test_a_range_is_read() -> None:
     """Names are normalised, both ends are versions, and a local label or an epoch belongs to them."""
-    found = parse_range("Tiny.Scale==1.0..2.0rc1")
-    assert (found.name, found.low, found.high) == ("tiny-scale", Version("1.0"), Version("2.0rc1"))
+    span = parse_range("Tiny.Scale==1.0..2.0rc1")
+    assert (span.name, span.low, span.high) == ("tiny-scale", Version("1.0"), Version("2.0rc1"))
     assert str(parse_range("torch==2.12.0+cpu..2.13.0+cpu")) == "torch==2.12.0+cpu..2.13.0+cpu"
     assert parse_range("x==9..1!0.1").high.epoch == 1
 
@@ -121,8 +121,8 @@ def test_a_range_is_what_it_prints(a: str, b: str) -> None:
     """Reading what a range prints gives the range, for all ends in order; any other order is refused."""
     text = f"some.Name=={a}..{b}"
     if Version(a) < Version(b):
-        found = parse_range(text)
-        assert parse_range(str(found)) == found
+        span = parse_range(text)
+        assert parse_range(str(span)) == span
     else:
         with pytest.raises(ReproError):
             parse_range(text)
@@ -141,9 +141,9 @@ def test_no_credential_is_printed(secret: str, scheme: str) -> None:
 def test_the_versions_of_a_range_ascend(index: Index, html_only: bool) -> None:
     """Both forms of an index give the same: by version and not by text, with what was yanked or cannot be had."""
     index.html_only = html_only
-    found = listed(releases(parse_range("tiny-scale==1.0..10.0"), index=index.url))
-    assert list(found) == ["1.0", "1.1", "1.1.1", "1.1.2", "1.2", "1.3", "1.3.1", "2.0", "10.0"]
-    problems = {version: problem for version, problem in found.items() if problem}
+    versions = listed(releases(parse_range("tiny-scale==1.0..10.0"), index=index.url))
+    assert list(versions) == ["1.0", "1.1", "1.1.1", "1.1.2", "1.2", "1.3", "1.3.1", "2.0", "10.0"]
+    problems = {version: problem for version, problem in versions.items() if problem}
     tag = problems.pop("1.3")
     assert tag is not None and tag.startswith(f"has neither an sdist nor a wheel for Python {PYTHON} on ")
     assert problems == {
@@ -191,10 +191,10 @@ def test_ends_must_be_there_and_serve(index: Index, text: str, cure: str) -> Non
 def test_another_interpreter_is_asked_itself(index: Index, tmp_path: Path) -> None:
     """What can be had is asked of the interpreter that is named; one that does not start is said."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "v"], check=True)
-    found = releases(
+    listing = releases(
         parse_range("tiny-scale==1.0..2.0"), index=index.url, python=str(tmp_path / "v" / "bin" / "python")
     )
-    assert listed(found)["1.2"] == f"needs Python <3, which {PYTHON} is not"
+    assert listed(listing)["1.2"] == f"needs Python <3, which {PYTHON} is not"
     with pytest.raises(ReproError, match=r"does not start .*correct subject\.python"):
         releases(parse_range("tiny-scale==1.0..2.0"), index=index.url, python=str(tmp_path / "none"))
 
@@ -235,8 +235,8 @@ def test_a_folder_serves_as_an_index(index: Index, tmp_path: Path) -> None:
     folder = tmp_path / "tiny-scale"
     folder.mkdir()
     (folder / "index.html").write_text(page(index.wheels["tiny-scale"], "../files/"))
-    found = releases(parse_range("tiny-scale==1.0..2.0"), index=tmp_path.as_uri())
-    assert found == releases(parse_range("tiny-scale==1.0..2.0"), index=index.url)
+    listing = releases(parse_range("tiny-scale==1.0..2.0"), index=tmp_path.as_uri())
+    assert listing == releases(parse_range("tiny-scale==1.0..2.0"), index=index.url)
     with pytest.raises(ReproError, match="no package other on file://"):
         releases(parse_range("other==1.0..2.0"), index=tmp_path.as_uri())
 

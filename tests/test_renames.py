@@ -79,10 +79,10 @@ def test_a_rename_is_no_difference(tmp_path: Path, new: list[str], text: str) ->
     A bias that begins with zeros, as all do, goes with its module.
     """
     a, b = two(tmp_path, run_of(OLD), run_of(new))
-    found = compare(a, b)
-    assert found.equal
-    assert str(found.renames) == text
-    assert dict(found.renames.names) == {x: y for x, y in zip(OLD, new, strict=True) if x != y}
+    comparison = compare(a, b)
+    assert comparison.equal
+    assert str(comparison.renames) == text
+    assert dict(comparison.renames.names) == {x: y for x, y in zip(OLD, new, strict=True) if x != y}
     assert not compare(a, b, Compare(names="strict")).equal
 
 
@@ -90,11 +90,11 @@ def test_what_changes_after_a_rename_is_named(tmp_path: Path) -> None:
     """A change in a renamed model is found at its step and phase, under both names."""
     new = [name.replace("fc", "proj") for name in OLD]
     a, b = two(tmp_path, run_of(OLD, 5), run_of(new, 5, {(3, "proj.weight"): b"diff"}))
-    found = first_difference(a, b)
-    assert found is not None
-    assert str(found).startswith("step 3, grad, fc.weight (now proj.weight)")
-    assert found.signals == [(3, "grad", "fc.weight"), (3, "grad", "proj.weight")]
-    assert found.differing == {"grad": 1}
+    divergence = first_difference(a, b)
+    assert divergence is not None
+    assert str(divergence).startswith("step 3, grad, fc.weight (now proj.weight)")
+    assert divergence.signals == [(3, "grad", "fc.weight"), (3, "grad", "proj.weight")]
+    assert divergence.differing == {"grad": 1}
 
 
 def test_a_change_in_the_first_step_of_a_renamed_model_is_named(tmp_path: Path) -> None:
@@ -109,10 +109,10 @@ def test_contents_that_two_names_exchanged_are_a_change(tmp_path: Path) -> None:
     swapped = [replace(row, name={"fc.weight": "head.weight", "head.weight": "fc.weight"}.get(row.name, row.name))
                for row in run_of(OLD)[0]]  # fmt: skip
     a, b = two(tmp_path, run_of(OLD, 1), [swapped])
-    found = compare(a, b)
-    assert found.divergence is not None
-    assert (found.divergence.phase, found.divergence.signal) == ("grad", "fc.weight")
-    assert not found.renames
+    comparison = compare(a, b)
+    assert comparison.divergence is not None
+    assert (comparison.divergence.phase, comparison.divergence.signal) == ("grad", "fc.weight")
+    assert not comparison.renames
 
 
 def test_a_name_goes_with_one_name_in_every_phase(tmp_path: Path) -> None:
@@ -126,9 +126,9 @@ def test_a_name_goes_with_one_name_in_every_phase(tmp_path: Path) -> None:
         for row in step
     ]  # fmt: skip
     a, b = two(tmp_path, [step], [[r if r.dtype != "metric" else metric_row("loss", "loss", 0.5) for r in exchanged]])
-    found = compare(a, b)
-    assert found.divergence is not None
-    assert found.divergence.phase == "grad"
+    comparison = compare(a, b)
+    assert comparison.divergence is not None
+    assert comparison.divergence.phase == "grad"
 
 
 def test_places_are_no_names(tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ def test_places_are_no_names(tmp_path: Path) -> None:
     old = [f"param_groups.0.{k}" for k in range(4)]
     new = [old[k] for k in (2, 0, 3, 1)]
     a, b = two(tmp_path, run_of(old), run_of(new))
-    found = compare(a, b)
-    assert found.equal
-    assert dict(found.renames.names) == dict(zip(old, new, strict=True))
+    comparison = compare(a, b)
+    assert comparison.equal
+    assert dict(comparison.renames.names) == dict(zip(old, new, strict=True))
     c = Trace(write(tmp_path / "c", run_of(new, changed={(1, "param_groups.0.3"): b"diff"})))
     assert str(first_difference(a, c)).startswith("step 1, grad, param_groups.0.2 (now param_groups.0.3)")
 
@@ -148,10 +148,10 @@ def test_a_place_keeps_its_parameter(tmp_path: Path) -> None:
     old = [f"param_groups.0.{k}" for k in range(3)]
     changed = {(2, old[0]): bytes([1, 2, 2, 2]), (2, old[1]): bytes([0, 2, 2, 2])}  # exchanged
     a, b = two(tmp_path, run_of(old), run_of(old, changed=changed))
-    found = compare(a, b)
-    assert found.divergence is not None
-    assert (found.divergence.step, found.divergence.signal) == (2, old[0])
-    assert not found.renames
+    comparison = compare(a, b)
+    assert comparison.divergence is not None
+    assert (comparison.divergence.step, comparison.divergence.signal) == (2, old[0])
+    assert not comparison.renames
 
 
 def test_one_parameter_more_moves_the_places(tmp_path: Path) -> None:
@@ -181,9 +181,9 @@ def test_the_number_of_an_optimizer_is_no_name(tmp_path: Path, optimizers: tuple
 
     new = optimizers[0]
     a, b = two(tmp_path, rows("gen.weight", swapped=False), rows(f"{new}.weight", swapped=True))
-    found = compare(a, b)
-    assert found.equal
-    assert found.renames
+    comparison = compare(a, b)
+    assert comparison.equal
+    assert comparison.renames
 
 
 def rounds_of(names: Sequence[str], steps: int = 4, changed: Changed | None = None) -> list[Step]:
@@ -227,9 +227,9 @@ def rounds_of(names: Sequence[str], steps: int = 4, changed: Changed | None = No
 def test_a_rename_that_turns_a_round_is_no_difference(tmp_path: Path, old: list[str], new: list[str]) -> None:
     """Steps of several optimizers stand in the order of their names; a changed bit in them is told all the same."""
     a, b = two(tmp_path, rounds_of(old, 2 * len(old)), rounds_of(new, 2 * len(old)))
-    found = compare(a, b)
-    assert found.equal
-    assert found.renames
+    comparison = compare(a, b)
+    assert comparison.equal
+    assert comparison.renames
     assert not compare(a, b, Compare(names="strict")).equal
     for round_ in (0, 1):
         changed = rounds_of(new, 2 * len(old), {(round_, name): b"bit" for name in new[:1]})
@@ -254,25 +254,25 @@ def test_another_dtype_or_shape_is_no_rename(tmp_path: Path, other: Callable[[Ro
 def test_the_same_bits_in_another_phase_are_no_rename(tmp_path: Path) -> None:
     """A tensor that is gone from one phase and shown in another is missing there and added here."""
     a, b = two(tmp_path, [[tensor_row("grad", "x", b"bits")]], [[tensor_row("update", "y", b"bits")]])
-    found = compare(a, b)
-    assert found.divergence is not None
-    assert found.divergence.kind == "missing"
+    comparison = compare(a, b)
+    assert comparison.divergence is not None
+    assert comparison.divergence.kind == "missing"
 
 
 def test_a_signal_without_counterpart_is_missing(tmp_path: Path) -> None:
     """Where one of several renamed signals is gone, the rest is matched and that one named."""
     new = ["proj.weight", "proj.bias", "head.weight", "head.bias"]
     b = [[row for row in step if row.name != "exp_avg/proj.bias"] for step in run_of(new)]
-    found = first_difference(*two(tmp_path, run_of(OLD), b))
-    assert str(found) == "step 0, update, exp_avg/fc.bias (observed by the baseline only)"
+    divergence = first_difference(*two(tmp_path, run_of(OLD), b))
+    assert str(divergence) == "step 0, update, exp_avg/fc.bias (observed by the baseline only)"
 
 
 def test_a_kind_of_state_may_be_renamed(tmp_path: Path) -> None:
     """The name of an optimizer's state is one of all of its parameters at once."""
     b = [[replace(r, name=r.name.replace("exp_avg/", "momentum/")) for r in step] for step in run_of(OLD)]
-    found = compare(*two(tmp_path, run_of(OLD), b))
-    assert found.equal
-    assert str(found.renames) == "4 signals were renamed (exp_avg/ -> momentum/)"
+    comparison = compare(*two(tmp_path, run_of(OLD), b))
+    assert comparison.equal
+    assert str(comparison.renames) == "4 signals were renamed (exp_avg/ -> momentum/)"
 
 
 @pytest.mark.parametrize(("value", "equal"), [(0.123456789, True), (1.0, False), (float("nan"), False)])
@@ -317,9 +317,9 @@ def test_every_rename_agrees_and_every_change_is_found(
     other = [data.draw(st.permutations(rename(step))) for step in base]
     with tempfile.TemporaryDirectory(dir=RAM) as folder:
         a, b = two(Path(folder), base, other)
-        found = compare(a, b)
-        assert found.equal
-        assert dict(found.renames.names) == to
+        comparison = compare(a, b)
+        assert comparison.equal
+        assert dict(comparison.renames.names) == to
         at = data.draw(st.integers(0, steps - 1))
         k = data.draw(st.integers(0, len(base[at]) - 1))
         signal = base[at][k]

@@ -76,8 +76,8 @@ def test_a_report_names_both_ends_of_its_range(tmp_path: Path) -> None:
 
 def test_noise_is_told_where_runs_disagree_alone(tmp_path: Path) -> None:
     """Exit codes that contradict one culprit are called noise only where the runs of some commit differ."""
-    found = culprit(3)
-    made = result(found, predicate="exit", posterior={found.commit.commit: 0.9}, rates=(0.25, 0.875))
+    named = culprit(3)
+    made = result(named, predicate="exit", posterior={named.commit.commit: 0.9}, rates=(0.25, 0.875))
     noisy, alike = (written(replace(made, alike=alike), tmp_path)[0] for alike in (False, True))
     assert "BAD in 25 % of replays" in noisy and "all said the same" not in noisy
     assert "all said the same" in alike and "of replays" not in alike and " 90.0 %" in alike
@@ -133,8 +133,8 @@ def test_one_module_holds_the_colours(folder: str) -> None:
     """No template, style sheet, script or plot of reports, pull requests, nights and the site has its own colours."""
     files = [path for path in (SOURCE / folder).rglob("*") if path.suffix in (".py", ".jinja", ".css", ".js")]
     assert files
-    own = {path.name for path in files if re.search(r"#[0-9a-f]{6}\b|tableau|viridis", path.read_text())}
-    assert own == ({"palette.py"} if folder == "report" else set())
+    names = {path.name for path in files if re.search(r"#[0-9a-f]{6}\b|tableau|viridis", path.read_text())}
+    assert names == ({"palette.py"} if folder == "report" else set())
     named = {name for path in files for name in re.findall(r"var\(--([a-z0-9-]+)\)", path.read_text())}
     # a status has three of its own on the site, and a docstring says how they are written
     assert named - {"back", "fore", "mark", "name"} <= {*LIGHT}
@@ -143,6 +143,6 @@ def test_one_module_holds_the_colours(folder: str) -> None:
 def test_plots_follow_the_scheme_of_their_page() -> None:
     """Each colour that plots use becomes the page's own, of which there is one in both schemes."""
     svg = "".join(f'<path fill="{colour}"/>' for colour in (*SERIES, LIGHT["changed-line"], LIGHT["line"]))
-    found = re.findall(r'fill="var\(--([a-z0-9-]+)\)"', themed(svg))
-    assert found == [*(f"series-{n}" for n in range(1, 7)), "changed-line", "line"]
-    assert all(css().count(f"--{name}: #") == 2 for name in found)
+    matches = re.findall(r'fill="var\(--([a-z0-9-]+)\)"', themed(svg))
+    assert matches == [*(f"series-{n}" for n in range(1, 7)), "changed-line", "line"]
+    assert all(css().count(f"--{name}: #") == 2 for name in matches)

@@ -158,13 +158,13 @@ def test_a_baseline_of_events() -> None:
 
 def test_what_a_layout_check_says() -> None:
     """Equal bits, within how many units, or where it parts."""
-    one = Parting(1, "grad", "w", "float32 [3]", 2.5, "whole", "")
+    parting = Parting(1, "grad", "w", "float32 [3]", 2.5, "whole", "")
     equal = LayoutComparison(2, 64.0, 7, 7, None, None, None, 0, {"a": [], "b": []})
     assert layout_text(equal) == "equal bits in 7 signals of 2 steps"
-    agree = replace(equal, equal=6, first=one, worst=one, unmeasured=1)
+    agree = replace(equal, equal=6, first=parting, worst=parting, unmeasured=1)
     assert layout_text(agree).startswith("both agree within 2.5 eps (64 allowed), first at step 1, grad, w")
     assert layout_text(agree).endswith("; 1 difference could not be measured")
-    assert layout_text(replace(agree, parted=one)).startswith("parts from the case at step 1")
+    assert layout_text(replace(agree, parted=parting)).startswith("parts from the case at step 1")
 
 
 def test_layouts_that_cost_no_replay(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_nights_that_fail_are_written_and_the_others_go_on(tmp_path: Path) -> No
         approve(repo, "elsewhere", case=name)
     data, progress = ask(repo, "[bfn]*", "well", code=1, GITHUB_ACTIONS="true")
     nights = {one["case"]: one for one in data["nights"]}
-    assert {name: one["status"] for name, one in nights.items()} == {
+    assert {name: night["status"] for name, night in nights.items()} == {
         "broken": "error", "flaky": "flaky", "nan": "error", "well": "green",
     }  # fmt: skip
     status, text = by_name(nights["broken"])["run-to-run"]
@@ -339,9 +339,9 @@ def test_a_change_is_bisected_and_named(tmp_path: Path) -> None:
     def judged(*nights: Night) -> Night:
         asked = Asked("again", "1", jobs=1)
         commit = repo.git("rev-parse", "HEAD")
-        found = night_of(checkout, case, commit, nights, lambda event: lines.append(event.text), asked)
-        json.dumps(found.to_mapping(), allow_nan=False)
-        return found
+        tonight = night_of(checkout, case, commit, nights, lambda event: lines.append(event.text), asked)
+        json.dumps(tonight.to_mapping(), allow_nan=False)
+        return tonight
 
     first = judged()
     assert (first.status, exit_code([first])) == ("not judged", 3)
@@ -390,11 +390,11 @@ def test_a_golden_run_and_two_weeks_of_nights(tmp_path: Path) -> None:
     good = repo.commit("Record")
     for k in range(3):
         data, _ = ask(repo, "--tensorboard", str(tmp_path / "tb"))
-        one = data["nights"][0]
-        assert (one["status"], one["baseline"]["kind"]) == ("green", "golden")
-        assert one["looked_at"]["parameters"] and one["looked_at"]["metrics"]
-        assert f"looked at {one['looked_at']['text']}." in Path(data["reports"][0]).read_text()
-        assert by_name(one)["metrics"][0] == ("not judged" if k < 2 else "green")
+        tonight = data["nights"][0]
+        assert (tonight["status"], tonight["baseline"]["kind"]) == ("green", "golden")
+        assert tonight["looked_at"]["parameters"] and tonight["looked_at"]["metrics"]
+        assert f"looked at {tonight['looked_at']['text']}." in Path(data["reports"][0]).read_text()
+        assert by_name(tonight)["metrics"][0] == ("not judged" if k < 2 else "green")
     data, _ = ask(repo, "--baseline", str(tmp_path / "tb"), code=2)
     assert by_name(data["nights"][0])["events"][0] == "error", "those are nights, not steps"
     kit.edit(repo, SCALE, "scale = 1.0 + 1e-6\n", "Scale")
@@ -410,7 +410,7 @@ def test_a_golden_run_and_two_weeks_of_nights(tmp_path: Path) -> None:
     (repo.root / "golden/cases/a.toml").write_text(
         kit.CASE.replace('"toy"', '"a"') + "check = \"{python} -c 'raise SystemExit(3)'\"\n"
     )
-    for folder in (repo.root / ".dvc/cache", repo.root / "golden/runs" / one["machine"] / "toy"):
+    for folder in (repo.root / ".dvc/cache", repo.root / "golden/runs" / tonight["machine"] / "toy"):
         shutil.rmtree(folder)
     data, _ = ask(repo, code=2)
     toy = next(night for night in data["nights"] if night["case"] == "toy")
@@ -435,13 +435,13 @@ def test_what_no_commit_changed(tmp_path: Path) -> None:
         (["--at", approved], "other bits than on the green night of"),  # the same code
         ([], "it had others here"),  # replayed tonight, which leaves the night's own record
     ):
-        one = ask(repo, *arguments, code=1)[0]["nights"][0]
-        status, text = by_name(one)["baseline"]
+        tonight = ask(repo, *arguments, code=1)[0]["nights"][0]
+        status, text = by_name(tonight)["baseline"]
         assert status == "changed" and said in text and "look at what the identity does not record" in text
-        assert one["bisect"] is None and one["culprits"] == []
+        assert tonight["bisect"] is None and tonight["culprits"] == []
     kit.edit(repo, f"float(open({str(machine)!r}).read())", noisy, "Noise")
     approve(repo, "elsewhere", text="outs: [3]\n")
     kit.edit(repo, f"scale = {noisy}", "scale = 1.0", "No noise")
-    one = ask(repo, code=3)[0]["nights"][0]
-    status, text = by_name(one)["baseline"]
+    tonight = ask(repo, code=3)[0]["nights"][0]
+    status, text = by_name(tonight)["baseline"]
     assert status == "flaky" and "does not reproduce itself: two replays differ at step 0" in text

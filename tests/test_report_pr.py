@@ -250,8 +250,8 @@ def test_thousands_of_metrics_fit(tmp_path: Path) -> None:
 def test_a_comment_fits_whatever_is_in_it(names: list[tuple[str, int]]) -> None:
     """Any names, repeated any number of times: within the limit, each verdict said, the same command below."""
     entries = [Failed(name * times, name * times) for name, times in names]
-    found = replace(report(*entries), command="repro report pr a..b" + "".join(f" --case {n * t}" for n, t in names))
-    text = comment(found, limit=20_000)
+    changed = replace(report(*entries), command="repro report pr a..b" + "".join(f" --case {n * t}" for n, t in names))
+    text = comment(changed, limit=20_000)
     assert len(text.encode()) <= 20_000
     assert text.count("error") >= len(entries) or re.search(r"error: .+ more", text)
     assert "Reproduce with:" in text and text.startswith(marker("default"))

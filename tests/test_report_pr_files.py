@@ -87,15 +87,15 @@ def test_json_and_xml_say_the_same(tmp_path: Path) -> None:
     early = replace(pair(tmp_path, a, a[:2], bounds), case="early")
     bits = replace(pair(tmp_path, a, with_step(1, a, loss=NAN)), case="bits")
     unknown = replace(bits, case="unknown", verdict="unverifiable", compared=None, reason="why \x00\ufffe]]>")
-    found = report(moved, within, early, bits, unknown, Failed("broken", "no rollouts"))
-    paths = write_report(found, tmp_path / "out")
+    page = report(moved, within, early, bits, unknown, Failed("broken", "no rollouts"))
+    paths = write_report(page, tmp_path / "out")
     assert [path.name for path in paths] == ["comment.md", "report.html", "report.json", "junit.xml"]
 
     def refuse(word: str) -> None:
         raise AssertionError(f"JSON has no {word}")
 
     data = json.loads(paths[2].read_text(), parse_constant=refuse)
-    assert data["format"] == 1 and data["reproduce"] == found.command and data["exit_code"] == 1
+    assert data["format"] == 1 and data["reproduce"] == page.command and data["exit_code"] == 1
     assert [r["verdict"] for r in data["results"]] == ["moved", "within", "moved", "moved", "unverifiable", "error"]
     assert data["results"][0]["line"].startswith("numbers moved out of bounds at step 1 in loss")
     assert isinstance(data["results"][3]["compared"]["drift"]["metrics"]["loss"]["worst"]["b"], str), "NaN by its bits"

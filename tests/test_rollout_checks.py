@@ -137,9 +137,9 @@ def test_each_rule_finds_what_it_is_for(number: int, tmp_path: Path) -> None:
     """A dump that breaks a rule is found, with the sample; one near it that is in order is not."""
     rule, broken, near, sample = CASES[number]
     severity = next(r.severity for r in RULES if r.id == rule)
-    found = [f for f in checked(tmp_path, broken) if f.rule == rule]
-    assert found and found[0].severity == severity and found[0].where.sample == sample, found
-    assert "\n" not in found[0].message
+    findings = [f for f in checked(tmp_path, broken) if f.rule == rule]
+    assert findings and findings[0].severity == severity and findings[0].where.sample == sample, findings
+    assert "\n" not in findings[0].message
     if near is not None:
         assert rule not in {f.rule for f in checked(tmp_path, near)}
 

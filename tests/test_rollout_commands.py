@@ -34,8 +34,8 @@ class Said:
     @property
     def data(self) -> dict[str, Any]:
         """The JSON that it printed."""
-        found: dict[str, Any] = json.loads(self.out)
-        return found
+        answer: dict[str, Any] = json.loads(self.out)
+        return answer
 
 
 @pytest.fixture
@@ -91,8 +91,8 @@ def test_an_error_is_exit_1_with_why_and_cure(say: Any, tmp_path: Path) -> None:
     assert said.code == 1
     assert "error log-probs-finite: 1.pt, sample 1: rollout_log_probs is nan at response token 2" in said.out
     assert "(and 1 more)" in said.out and "  cure: " in said.out
-    found = say("show", "d", "--json").data["findings"]
-    assert [(f["file"], f["rule"], f["sample"]) for f in found] == [("1.pt", "log-probs-finite", k) for k in (1, 2)]
+    reported = say("show", "d", "--json").data["findings"]
+    assert [(f["file"], f["rule"], f["sample"]) for f in reported] == [("1.pt", "log-probs-finite", k) for k in (1, 2)]
     assert say("show", "d/0.pt", "--group-size", 2).code == 0
     assert say("show", "d/0.pt", "--group-size", 4).code == 1
     assert say("show", "d/0.pt", "--layers", 2, "--topk", 2).code == 1

@@ -80,9 +80,9 @@ def test_two_iterations_twice_have_the_same_bits(fork: Repo, tmp_path: Path, sgl
     assert done.returncode == 0, done.stderr
     again = fork.repro("rollout", "record", "round", "--out", str(tmp_path / "again"))
     assert again.returncode == 0, again.stderr
-    one, two = RolloutSet(fork.root / "golden/rollouts/round"), RolloutSet(tmp_path / "again")
-    assert len(one) == 3 and one.digests == two.digests
-    metas = [one.read(k).meta for k in range(3)]
+    rollouts, two = RolloutSet(fork.root / "golden/rollouts/round"), RolloutSet(tmp_path / "again")
+    assert len(rollouts) == 3 and rollouts.digests == two.digests
+    metas = [rollouts.read(k).meta for k in range(3)]
     assert [meta["weight_version"] for meta in metas] == ["0", "1", "2"]
     assert len({meta["weights"] for meta in metas}) == 3
     assert all(meta["engine"]["name"] == "sglang" and meta["engine"]["stand_ins"] for meta in metas)

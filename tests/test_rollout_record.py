@@ -164,8 +164,8 @@ def test_rollouts_alone_start_no_trainer(fork: Repo, tmp_path: Path) -> None:
     assert fork.repro("rollout", "record", "--out", str(trained)).returncode == 0
     done = fork.repro("rollout", "record", "--debug-rollout-only", "--out", str(alone))
     assert done.returncode == 0, done.stderr
-    one, two = RolloutSet(trained), RolloutSet(alone)
-    assert one.digests[0] == two.digests[0] and one.digests[1] != two.digests[1]
+    rollouts, two = RolloutSet(trained), RolloutSet(alone)
+    assert rollouts.digests[0] == two.digests[0] and rollouts.digests[1] != two.digests[1]
     config = find_case(fork.root, "mini").subject.config  # type: ignore[union-attr]
     wanted = repro_core.rollouts_only({"config": config})
     for number in range(3):

@@ -50,8 +50,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     def make(folder: Path) -> None:
         (folder / "told.json").write_text(json.dumps(drive("sglang_driver.py", folder)))
 
-    found: dict[str, Any] = json.loads((once(tmp_path_factory, "sglang-driver", make) / "told.json").read_text())
-    return found
+    data: dict[str, Any] = json.loads((once(tmp_path_factory, "sglang-driver", make) / "told.json").read_text())
+    return data
 
 
 def _responses(plain: list[dict[str, Any]]) -> list[Response]:

@@ -149,11 +149,11 @@ def test_a_server_of_experts_through_all_that_befalls_it(tmp_path: Path) -> None
 def _check_experts(engine: SglangServer) -> None:
     prompts, policy = prompts_of(8), tiny_policy(EXPERTS)
     sampling = Sampling(8, 0.8, EOS, ignore_eos=True, prompt_log_probs=True, routed_experts=True)
-    found = engine.generate(prompts, sampling, list(range(8)))
+    answers = engine.generate(prompts, sampling, list(range(8)))
     alone = [engine.generate([prompt], sampling, [seed])[0] for seed, prompt in enumerate(prompts)]
-    assert found == alone
-    assert gap(policy, prompts, found, 0.8) <= 1e-5
-    for prompt, response in zip(prompts, found, strict=True):
+    assert answers == alone
+    assert gap(policy, prompts, answers, 0.8) <= 1e-5
+    for prompt, response in zip(prompts, answers, strict=True):
         assert response.routed_experts is not None
         wanted = _routes(policy, [*prompt, *response.tokens])
         mine = response.routed_experts[:-1].sort(-1).values
@@ -172,8 +172,8 @@ def _eventually(ask: Callable[[], Any]) -> Any:
     """What `ask` gives when it first gives something; ends the test after a minute."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        if found := ask():
-            return found
+        if answer := ask():
+            return answer
         time.sleep(0.02)
     raise AssertionError("it did not come about")
 

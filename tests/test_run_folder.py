@@ -61,8 +61,8 @@ def test_rows_are_the_same_whether_read_while_the_run_writes_or_after_it(tmp_pat
     poll()
     text = (tmp_path / "whole" / "run.log").read_text().splitlines(keepends=True)
     for rollout in range(3):
-        own = [line for line in text if f"step {rollout}:" in line or f"rollout {rollout}:" in line]
-        for line in own:
+        lines = [line for line in text if f"step {rollout}:" in line or f"rollout {rollout}:" in line]
+        for line in lines:
             for part in (line[:30], line[30:]):
                 with log.open("a") as file:
                     file.write(part)
@@ -320,8 +320,8 @@ def test_hashes_are_waited_for_since_they_come_after_the_dumps(tmp_path: Path) -
     run.write(tmp_path, rollouts=range(2))
     side_files(tmp_path, Run("miles", rollouts=2))
     folder = RunFolder("miles", tmp_path, ranks=1)
-    found = folder.rows(0)
-    assert found is not None and "model_hash/layer_0000" in names(found)
+    rows_read = folder.rows(0)
+    assert rows_read is not None and "model_hash/layer_0000" in names(rows_read)
     assert folder.rows(1) is None
     run.write(tmp_path, rollouts=range(2, 3))
     assert folder.rows(1) is not None
@@ -456,6 +456,6 @@ def test_the_command_line_makes_and_compares_traces_of_dumps(tmp_path: Path, cap
 def test_what_cannot_be_traced_is_said_in_one_line(tmp_path: Path, arguments: list[str], said: str) -> None:
     """Options that do not go together, and folders without dumps."""
     (tmp_path / "empty").mkdir()
-    filled = [one.replace("{}", str(tmp_path / "empty")) for one in arguments]
+    filled = [argument.replace("{}", str(tmp_path / "empty")) for argument in arguments]
     with pytest.raises((ReproError, click.UsageError), match=said):
         invoke("trace", "--out", str(tmp_path / "out"), *filled)

@@ -95,11 +95,11 @@ def test_ci_history_keeps_what_is_not_finite(tmp_path: Path) -> None:
         '{"metric": "train/grad_norm", "series": [[0, 0.25], [1, "NaN"], [2, "-Infinity"], [null, 3.0]]}\n'
         '{"metric": "train/ppo_kl", "series": [[1, "Infinity"]]}\n\n'
     )
-    found = ci_history(path)
-    assert [step for step, _ in found["train/grad_norm"]] == [0, 1, 2]
-    assert math.isnan(found["train/grad_norm"][1][1])
-    assert found["train/grad_norm"][2] == (2, -math.inf)
-    assert found["train/ppo_kl"] == [(1, math.inf)]
+    history = ci_history(path)
+    assert [step for step, _ in history["train/grad_norm"]] == [0, 1, 2]
+    assert math.isnan(history["train/grad_norm"][1][1])
+    assert history["train/grad_norm"][2] == (2, -math.inf)
+    assert history["train/ppo_kl"] == [(1, math.inf)]
     points = [f'{{"metric": "a", "series": [{point}]}}' for point in ('[0, "x"]', "1", "[0, true]", "[0.5, 1]")]
     for bad in ('{"metric": 1, "series": []}', *points, "{", "5"):
         path.write_text(bad)
@@ -202,13 +202,13 @@ def test_events_give_metrics_checksums_and_optimizer_state_by_name(tmp_path: Pat
     assert math.isnan(log.steps[3]["train/grad_norm"])
     assert log.rollouts[1]["rollout/raw_reward"] == 0.25
     assert log.problems == ["actor_cell0_rank0.jsonl has events of type 'a_new_kind', which are not read"]
-    (one,) = log.of("train_engine_local_weight_checksum", 1)
-    found = checksums(one)
-    assert set(found) == {"pp0.w", "buffer/pp0.b", "pp0.w/step", "pp0.w/exp_avg", "optimizer.0/param_groups"}
-    assert found["pp0.w"] == bytes.fromhex(sha("w1"))
-    assert found["pp0.w/exp_avg"] == bytes.fromhex(sha("m1"))
+    (measured,) = log.of("train_engine_local_weight_checksum", 1)
+    sums = checksums(measured)
+    assert set(sums) == {"pp0.w", "buffer/pp0.b", "pp0.w/step", "pp0.w/exp_avg", "optimizer.0/param_groups"}
+    assert sums["pp0.w"] == bytes.fromhex(sha("w1"))
+    assert sums["pp0.w/exp_avg"] == bytes.fromhex(sha("m1"))
     (engines,) = log.of("inference_engine_weight_checksum", None)
-    assert [set(one) for one in engine_checksums(engines)] == [{"w"}, {"w"}]
+    assert [set(engine) for engine in engine_checksums(engines)] == [{"w"}, {"w"}]
     ((source, samples),) = witness_advantages(log.of("train_advantage_computation", 1)).items()
     assert source == ("actor", 0, 0)
     assert [number for number, _ in samples] == [9, 2]
@@ -222,7 +222,7 @@ def test_events_are_read_as_they_grow_and_a_torn_line_waits(tmp_path: Path) -> N
     line = checksum_event(0)
     path = write_events(tmp_path / "events", checksum_event(5), line[:40])
     log.read()
-    assert [one.rollout for one in log.events] == [5]
+    assert [event.rollout for event in log.events] == [5]
     assert log.torn == [path]
     write_events(tmp_path / "events", line[40:])
     log.read()
@@ -239,7 +239,7 @@ def test_a_log_that_was_put_back_is_read_anew(tmp_path: Path) -> None:
     log.read()
     path.write_text(checksum_event(7))
     log.read()
-    assert [one.rollout for one in log.events] == [7]
+    assert [event.rollout for event in log.events] == [7]
     assert checksums(log.events[0])["pp0.w"] == bytes.fromhex(sha("w7"))
 
 
@@ -264,8 +264,8 @@ def test_of_several_attempts_the_last_counts(tmp_path: Path) -> None:
     )  # fmt: skip
     log = EventLog(tmp_path)
     log.read()
-    (one,) = log.of("train_engine_local_weight_checksum", 0)
-    assert checksums(one)["pp0.w"] == bytes.fromhex(sha("again0"))
+    (measured,) = log.of("train_engine_local_weight_checksum", 0)
+    assert checksums(measured)["pp0.w"] == bytes.fromhex(sha("again0"))
     assert log.steps[0] == {"train/step": 0.0, "train/loss": 2.0}
 
 
@@ -298,12 +298,12 @@ def test_whatever_an_event_holds_reading_ends_in_values_or_one_line(tmp_path_fac
     try:
         log = EventLog(folder)
         log.read()
-        for one in log.events:
+        for event in log.events:
             read = {
                 "train_engine_local_weight_checksum": checksums,
                 "inference_engine_weight_checksum": engine_checksums,
             }
-            read.get(one.kind, lambda single: witness_advantages([single]))(one)
+            read.get(event.kind, lambda single: witness_advantages([single]))(event)
     except ReproError as error:
         said = str(error)
         assert "\n" not in said
@@ -324,7 +324,7 @@ def test_arbitrary_bytes_are_one_line_in_every_reader(tmp_path_factory, raw: byt
 
 def loss_call(rank: int, call: int, samples: list[dict[str, Any]]) -> dict[str, Any]:
     """A file of the policy loss."""
-    count = sum(len(one["train_log_probs"].array) for one in samples)
+    count = sum(len(sample["train_log_probs"].array) for sample in samples)
     flat = f32(np.arange(count))
     return {"rank": rank, "call": call, "samples": samples, "ppo_kl": flat, "pg_loss": flat, "finite": {}}
 

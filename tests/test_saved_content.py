@@ -78,8 +78,8 @@ def test_what_is_left_out_of_a_file_is_counted() -> None:
         "out/last", r"C:\out", "2026-11-20", "run_20261120_154701", "at 15:47", "Nov20_15-47-01", uuid.uuid4().hex,
         str(uuid.uuid4()), "<Model at 0x7f12345678>", "10.0.0.12", Path("x/y"), datetime.now(UTC),
     ]  # fmt: skip
-    found, left = content({"of": passing, "it": [object(), torch.empty(1, device="meta")]})
-    assert not found
+    read_back, left = content({"of": passing, "it": [object(), torch.empty(1, device="meta")]})
+    assert not read_back
     assert left == f"{len(passing)} texts that look like paths or dates, 1 tensor (it is on meta), 1 object (object)"
     assert content(["relu", "v1.2.3", "100", "cuda:0", "a-b_c", "0x1f", "deadbeef"])[1] == ""
 
@@ -123,12 +123,12 @@ def test_a_quantized_tensor_is_read_in_parts() -> None:
     plain = torch.arange(4.0).reshape(2, 2)
     whole = torch.quantize_per_tensor(plain, 0.1, 3, torch.qint8)
     rows = torch.quantize_per_channel(plain, torch.tensor([0.1, 0.2]), torch.tensor([0, 1]), 0, torch.qint8)
-    found = of_parts({"w": whole, "r": rows, "x": plain})
-    assert found.keys() == {
+    parts = of_parts({"w": whole, "r": rows, "x": plain})
+    assert parts.keys() == {
         "w", "w.scale", "w.zero_point", "r", "r.scale", "r.zero_point", "r.axis", "x",
     }  # fmt: skip
-    assert torch.equal(found["w"], whole.int_repr()) and found["w.scale"] == 0.1 and found["w.zero_point"] == 3
-    assert found["r.scale"].tolist() == pytest.approx([0.1, 0.2])
+    assert torch.equal(parts["w"], whole.int_repr()) and parts["w.scale"] == 0.1 and parts["w.zero_point"] == 3
+    assert parts["r.scale"].tolist() == pytest.approx([0.1, 0.2])
     assert content({"w": whole})[0].keys() == {"w", "w.scale", "w.zero_point"}
 
 

@@ -117,10 +117,10 @@ def test_a_run_that_was_stopped_lacks_no_file(runs: Mapping[str, Trace]) -> None
     assert files(runs["whole"], 2).keys() == {"saved/last.pt", "saved/final.pt"}
     assert bounded(runs["whole"], runs["two"]).equal
     for a, b, side in (("whole", "stopped", "the baseline's"), ("stopped", "whole", "the run's")):
-        found = bounded(runs[a], runs[b])
-        assert found.equal, found.divergence
-        assert {f"final.pt ({side})", f"last.pt ({side})"} <= {*found.looked.alone}
-        assert not found.looked.files
+        comparison = bounded(runs[a], runs[b])
+        assert comparison.equal, comparison.divergence
+        assert {f"final.pt ({side})", f"last.pt ({side})"} <= {*comparison.looked.alone}
+        assert not comparison.looked.files
 
 
 def test_a_file_that_is_no_longer_written_is_a_difference(runs: Mapping[str, Trace]) -> None:

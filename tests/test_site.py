@@ -179,8 +179,8 @@ def test_a_red_that_goes_on_is_told_once() -> None:
     """Nights without a trace, and flaky ones, between red nights of one chain do not make the red begin again."""
     green, red = night(number=1), {"chain": "b", "status": "changed"}
     between = [night(number=3, chain="", status="error"), night(number=4, chain="c", status="flaky")]
-    found = changes([green, night(number=2, **red), *between, night(number=5, **red)])
-    assert [change.night.commit["commit"] for change in found] == [point(2).commit]
+    changed = changes([green, night(number=2, **red), *between, night(number=5, **red)])
+    assert [change.night.commit["commit"] for change in changed] == [point(2).commit]
 
 
 def test_machines_are_compared_with_themselves_and_told_together() -> None:
@@ -190,9 +190,9 @@ def test_machines_are_compared_with_themselves_and_told_together() -> None:
         for number in range(4)
         for machine in ("a", "b")
     ]
-    found = changes(history)
-    assert [(change.night.machine, change.night.at[8:10]) for change in found] == [("a", "03"), ("b", "03")]
-    (group,) = together(found)
+    changed = changes(history)
+    assert [(change.night.machine, change.night.at[8:10]) for change in changed] == [("a", "03"), ("b", "03")]
+    (group,) = together(changed)
     assert [change.night.machine for change in group] == ["a", "b"]
     assert changes([]) == []
 
@@ -226,14 +226,14 @@ def test_decisive_metrics_come_first() -> None:
     """grad_norm, KL, loss and the log-prob gap lead, under whatever folder they were logged; cost comes last."""
     summary = Summary(1.0, 1.0, 1.0, 1.0, 1.0)
     names = ("a", "train/loss", "train/grad_norm", "kl_loss", "train_rollout_logprob_abs_diff")
-    found = figures([night(metrics=dict.fromkeys(names, summary))])
-    assert [(figure.name, figure.group) for figure in found] == [
+    plots = figures([night(metrics=dict.fromkeys(names, summary))])
+    assert [(figure.name, figure.group) for figure in plots] == [
         ("train/grad_norm", "first"), ("KL k3", "first"), ("kl_loss", "first"), ("train/loss", "first"),
         ("train_rollout_logprob_abs_diff", "first"), ("a", "other"), ("KL k1", "other"),
         ("step time", "cost"), ("memory of the host", "cost"), ("wall time", "cost"),
     ]  # fmt: skip
     assert [unit_of(name) for name in names] == ["", "", "", "nats", "nats"] and unit_of("train/entropy") == "nats"
-    assert [figure.unit for figure in found[-3:]] == ["s", "MiB", "s"]
+    assert [figure.unit for figure in plots[-3:]] == ["s", "MiB", "s"]
 
 
 def test_what_is_not_finite_is_kept() -> None:
@@ -243,8 +243,8 @@ def test_what_is_not_finite_is_kept() -> None:
         night(number=9, metrics={})
     ]
     drawn = figures(nights)
-    found = case_data(Results(nights, (), Path()), nights, (), drawn)
-    assert found["charts"]["m"]["values"]["last"] == ["NaN", "Infinity", "-Infinity", 1e-310, 0.3, None]
+    data = case_data(Results(nights, (), Path()), nights, (), drawn)
+    assert data["charts"]["m"]["values"]["last"] == ["NaN", "Infinity", "-Infinity", 1e-310, 0.3, None]
     names = {layer.get("name") for layer in drawn[0].spec["layer"]}
     assert {"edge_nan", "edge_above", "edge_below", "changes", "marks"} <= names
 
@@ -275,7 +275,7 @@ def test_charts_name_their_axes_and_describe_themselves(files: dict[str, bytes])
             assert len(spec["description"]) > 30 and "$schema" in spec and "config" not in spec
             layers = spec.get("layer", [spec])
             encodings = {axis: [layer["encoding"].get(axis, {}) for layer in layers] for axis in "xy"}
-            titles = {axis: [e.get("title") for e in own if "field" in e] for axis, own in encodings.items()}
+            titles = {axis: [e.get("title") for e in encoding if "field" in e] for axis, encoding in encodings.items()}
             assert all(titles["x"]) and (all(titles["y"]) or key == "heat"), f"{name} {key}: {titles}"
 
 

@@ -152,8 +152,8 @@ def test_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     for name in ("one", "two"):
         done = published("--out", name, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        found = (path for path in (tmp_path / name).rglob("*") if path.is_file())
-        outs.append({path.relative_to(tmp_path / name): path.read_bytes() for path in found})
+        paths = (path for path in (tmp_path / name).rglob("*") if path.is_file())
+        outs.append({path.relative_to(tmp_path / name): path.read_bytes() for path in paths})
     assert outs[0] == outs[1] and len(outs[0]) > 8
     assert (tmp_path / "one" / "assets" / "vega.js").stat().st_size > 500_000
 
@@ -214,11 +214,11 @@ def test_command_prints_counts_and_paths(tmp_path: Path) -> None:
     site_kit.write(tmp_path / "golden/nights", [night(number=n) for n in range(3)], pulls)
     done = published("--out", "site", "--pull", "report.json", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["nights"], found["cases"], found["comparisons"], found["newest"]) == (3, 1, 1, "2026-11-21T15:00:00Z")
-    assert found["index"] == "site/index.html" and all((tmp_path / path).is_file() for path in found["paths"])
-    assert found["bytes"] == sum((tmp_path / path).stat().st_size for path in found["paths"])
-    again = published(*found["reproduce"].split()[3:], cwd=tmp_path)
+    data = json.loads(done.stdout)
+    assert (data["nights"], data["cases"], data["comparisons"], data["newest"]) == (3, 1, 1, "2026-11-21T15:00:00Z")
+    assert data["index"] == "site/index.html" and all((tmp_path / path).is_file() for path in data["paths"])
+    assert data["bytes"] == sum((tmp_path / path).stat().st_size for path in data["paths"])
+    again = published(*data["reproduce"].split()[3:], cwd=tmp_path)
     assert again.returncode == 0 and "3 nights, 1 case, 1 comparison, up to 2026-11-21T15:00:00Z" in again.stdout
 
 
@@ -278,9 +278,9 @@ def test_reports_are_read_in_every_shape(tmp_path: Path) -> None:
     }
     for name, value in (("one.json", pair), ("failed.json", report)):
         (tmp_path / name).write_text(json.dumps(value))
-    found = read_results(tmp_path / "none", [tmp_path / "one.json", tmp_path / "failed.json", tmp_path / "one.json"])
-    assert [(one.case, one.status) for one in found.pulls] == [("broken", "error"), ("tiny-grpo", "unverifiable")]
-    built = build(found, OPTIONS)
+    results = read_results(tmp_path / "none", [tmp_path / "one.json", tmp_path / "failed.json", tmp_path / "one.json"])
+    assert [(one.case, one.status) for one in results.pulls] == [("broken", "error"), ("tiny-grpo", "unverifiable")]
+    built = build(results, OPTIONS)
     assert any("no such case" in page.text and "repro x" in page.text for _, page in pages(built))
     assert "assets/vega.js" not in built, "no page has a chart"
 
@@ -301,12 +301,12 @@ def test_first_page_loads_no_series(files: dict[str, bytes]) -> None:
 
 def test_series_are_columns_of_short_numbers(files: dict[str, bytes]) -> None:
     """A value takes its digits and a comma: no names, no repeated texts."""
-    found = data(files, "data/tiny-grpo.js")
-    values = [column for chart in found["charts"].values() for column in chart["values"].values()]
+    shown = data(files, "data/tiny-grpo.js")
+    values = [column for chart in shown["charts"].values() for column in chart["values"].values()]
     count = sum(map(len, values))
     assert count > 8000 and len(json.dumps(values, separators=(",", ":"))) / count < 14
-    assert len(found["texts"]) == len(set(found["texts"]))
-    assert all(len(column) == len(found["nights"]["at"]) for column in [*found["nights"].values(), *values])
+    assert len(shown["texts"]) == len(set(shown["texts"]))
+    assert all(len(column) == len(shown["nights"]["at"]) for column in [*shown["nights"].values(), *values])
     assert number(1 / 3) == 0.333333333 and number(2.0) == 2 and number(-0.0) == 0 and number(1e300) == 1e300
 
 
@@ -325,11 +325,11 @@ def test_work_grows_with_the_nights_and_no_faster() -> None:
         sys.setprofile(counted)
         try:
             matrix(results)
-            found = changes(nights)
-            together(found)
+            changed = changes(nights)
+            together(changed)
             drawn = figures(nights)
             _ = [figure.log for figure in drawn]
-            case_data(results, nights, found, ())
+            case_data(results, nights, changed, ())
         finally:
             sys.setprofile(None)
         return count

@@ -22,8 +22,8 @@ def test_skips_of_one_reason_are_one_line() -> None:
 
 def test_another_diagnosis_is_another_line() -> None:
     """What is known of one failure is not said of another."""
-    found = skipped({"a": REASON, "b": REASON}, "commit", {"b": "torch is missing"})
-    assert [(group.points, group.diagnosis) for group in found] == [(["a"], ""), (["b"], "torch is missing")]
+    skips = skipped({"a": REASON, "b": REASON}, "commit", {"b": "torch is missing"})
+    assert [(group.points, group.diagnosis) for group in skips] == [(["a"], ""), (["b"], "torch is missing")]
 
 
 def test_colours_of_ray_are_no_part_of_a_reason(tmp_path: Path) -> None:

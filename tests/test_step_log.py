@@ -66,8 +66,8 @@ def test_a_log_with_an_index_is_searched_without_its_lines(long: Path, tmp_path:
     seal(folder)
     a, b = Trace(long), Trace(folder)
     assert isinstance(a.steps, IndexedSteps) and a.steps._every is None
-    found = first_difference(a, b)
-    assert found is not None and (found.step, found.name) == (31, "loss")
+    divergence = first_difference(a, b)
+    assert divergence is not None and (divergence.step, divergence.name) == (31, "loss")
     assert a.steps._every is None and b.steps._every is None
     assert a.end == {"reason": "finished"} and a.complete is (len(a.steps) == HEADER.steps)
 

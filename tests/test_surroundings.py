@@ -204,8 +204,8 @@ def test_data_under_root_in_a_search(tmp_path: Path, bisect: Bisect) -> None:
     (repo.root / "data").mkdir()
     for limit in (2, 3):
         (repo.root / "data" / "limit").write_text(str(limit))
-        found = bisect(repo, sys.executable, "judge.py", "{root}/data/limit")
-        assert found["culprit"]["commit"] == commits[limit], limit
+        result = bisect(repo, sys.executable, "judge.py", "{root}/data/limit")
+        assert result["culprit"]["commit"] == commits[limit], limit
 
 
 def test_large_files_and_whole_trees(tmp_path: Path) -> None:
@@ -349,9 +349,9 @@ def test_a_secret_counts_where_the_program_gets_it(monkeypatch: pytest.MonkeyPat
     digests: dict[bool, set[str]] = {True: set(), False: set()}
     for value in ("one", "two"):
         monkeypatch.setenv("DATA_TOKEN", value)
-        for passed, found in digests.items():
+        for passed, digest in digests.items():
             subject = {"kind": "command", "command": "a", "pass_env": ["DATA_TOKEN"] if passed else []}
-            found.add(variables_digest(Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject})))
+            digest.add(variables_digest(Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject})))
     assert (len(digests[True]), len(digests[False])) == (2, 1)
 
 

@@ -69,9 +69,9 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("five")
     done, _ = traced(folder, *python(folder, TRAIN + "train(5)"))
     assert done.returncode == 0, done.stderr
-    found = roots(folder / "trace")
-    assert len(set(found)) == 5
-    return found
+    names = roots(folder / "trace")
+    assert len(set(names)) == 5
+    return names
 
 
 @pytest.mark.whole
@@ -320,8 +320,8 @@ def test_an_incomplete_trace_does_not_agree(tmp_path: Path) -> None:
         assert done.returncode == 3
         assert f"B is incomplete: {why}" in done.stdout
         done = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True, check=False)
-        found = json.loads(done.stdout)
-        assert (found["equal"], found["divergence"], len(found["incomplete"])) == (False, None, 1)
+        data = json.loads(done.stdout)
+        assert (data["equal"], data["divergence"], len(data["incomplete"])) == (False, None, 1)
 
 
 @pytest.mark.whole

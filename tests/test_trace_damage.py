@@ -122,10 +122,10 @@ def accepted(directory: Path, whole: list[Any]) -> str | None:
     """What a reader takes from a damaged trace: None for one error line or an honest, incomplete prefix."""
     try:
         trace = Trace(directory)
-        found = content(trace)
+        read_back = content(trace)
     except ReproError as error:
         return "several lines" if "\n" in str(error) else None
-    if found != whole[: len(found)]:
+    if read_back != whole[: len(read_back)]:
         return "other content"
     return "a complete trace" if trace.complete else None
 

@@ -76,11 +76,11 @@ def test_rows_are_the_same_in_every_layout(tmp_path_factory, system: str, layout
     folder = tmp_path_factory.mktemp("layout")
     tp, cp, dp = layout
     run = Run(system, tp=tp, cp=cp, dp=dp, pp=pp, shuffle=shuffle)
-    found = rows(folder, run, rollout=run.rollout_dump(0)["samples"])
+    rows_read = rows(folder, run, rollout=run.rollout_dump(0)["samples"])
     expected = rows(folder / "one", Run("slime"))
     if system == "relax" and dp > 1:
         expected.pop(("input", "raw_reward"))  # Relax cuts it to the length of each rank's list
-    assert found == expected
+    assert rows_read == expected
 
 
 @pytest.mark.parametrize("said", [True, False])
@@ -90,12 +90,12 @@ def test_bshd_is_put_together_by_its_padded_length(tmp_path: Path, said: bool) -
     dumps = files(tmp_path, run)
     assert dumps[0].qkv_format == "bshd"
     if not said:
-        for one in dumps:
-            for sample in one.samples:
+        for dump in dumps:
+            for sample in dump.samples:
                 del sample["max_seq_lens"]
-    found = joined(dumps)
+    gathered = joined(dumps)
     whole = Run("slime", count=9).columns(0)
-    assert same(found.columns["log_probs"][None], whole["log_probs"])
+    assert same(gathered.columns["log_probs"][None], whole["log_probs"])
 
 
 def test_replicas_that_differ_stand_for_themselves(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_replicas_that_differ_stand_for_themselves(tmp_path: Path) -> None:
 )
 def test_a_missing_rank_is_named(tmp_path: Path, system: str, layout, lost: int, how, said: str) -> None:
     """Whether it is one's whole shard or a part under context parallelism that nobody else holds."""
-    dumps = [one for one in files(tmp_path, Run(system, **layout)) if one.rank != lost]
+    dumps = [file for file in files(tmp_path, Run(system, **layout)) if file.rank != lost]
     with pytest.raises(ReproError, match=said):
         joined(dumps, **how)
 
@@ -191,9 +191,9 @@ def test_samples_of_one_index_are_told_apart_by_their_content(tmp_path: Path) ->
     found = []
     for k, order in enumerate(([0, 1, 2], [2, 1, 0])):
         write_archive(tmp_path / f"{k}.pt", miles_train_dump(0, 0, turns(order)))
-        one = joined([read_train_dump(tmp_path / f"{k}.pt")])
-        assert one.indices == [3, 7, 7]
-        found.append(contents(column_rows(one)))
+        whole = joined([read_train_dump(tmp_path / f"{k}.pt")])
+        assert whole.indices == [3, 7, 7]
+        found.append(contents(column_rows(whole)))
     assert found[0] == found[1]
 
 
@@ -225,11 +225,11 @@ def test_whole_rewards_stand_in_the_order_of_the_samples(tmp_path: Path) -> None
     """raw_reward is over the whole rollout, in its order; rows give it by sample where the dumps say whose it is."""
     columns = turns([0, 1, 2]) | {"sample_indices": [7, 8, 3], "raw_reward": [0.1, 0.2, 0.3], "partition": [2, 0, 1]}
     write_archive(tmp_path / "0.pt", slime_train_dump(0, [Shard(0, 0, columns)]))
-    found = joined([read_train_dump(tmp_path / "0.pt")])
-    assert found.indices == [3, 7, 8]
-    assert found.whole["raw_reward"] == [0.2, 0.3, 0.1]
+    gathered = joined([read_train_dump(tmp_path / "0.pt")])
+    assert gathered.indices == [3, 7, 8]
+    assert gathered.whole["raw_reward"] == [0.2, 0.3, 0.1]
     values = Tensor("float64", np.array([0.2, 0.3, 0.1]))  # which no float32 holds
-    assert same(concatenated(found.whole["raw_reward"], ""), values)
+    assert same(concatenated(gathered.whole["raw_reward"], ""), values)
 
 
 @pytest.mark.parametrize(
@@ -341,8 +341,8 @@ def test_masked_values_are_zero_and_masked_nans_are_not(dtype: str) -> None:
 )
 def test_lists_get_the_dtypes_that_tensors_have(values: list[Any], expected: Tensor | None) -> None:
     """Integers int64, floats float32 unless one needs more, and text is no signal."""
-    found = concatenated(values, "a column")
-    assert found is None if expected is None else same(found, expected)
+    column = concatenated(values, "a column")
+    assert column is None if expected is None else same(column, expected)
 
 
 def test_a_column_that_some_samples_lack_is_refused() -> None:

@@ -69,8 +69,8 @@ def test_the_flags_get_to_the_entry_point_however_it_is_launched(tmp_path: Path,
     argv, count, _ = json.loads(done.stdout.splitlines()[-1])
     assert argv == ["--num-rollout", "50", "--debug-train-only", "--num-rollout", "3"]
     assert count == 3  # the last one wins
-    found = read_parsers(tmp_path / "said", FLAGS, {"NCCL_ALGO": "Ring"})
-    assert (found.processes, found.refused, found.ignored, found.overridden) == (1, {}, {}, {})
+    parsers = read_parsers(tmp_path / "said", FLAGS, {"NCCL_ALGO": "Ring"})
+    assert (parsers.processes, parsers.refused, parsers.ignored, parsers.overridden) == (1, {}, {}, {})
 
 
 def test_other_processes_get_none(tmp_path: Path) -> None:
@@ -86,10 +86,10 @@ def test_a_flag_that_nobody_knows_is_refused_and_the_users_are_named(tmp_path: P
     asked = settings(tmp_path, flags=[word for one in added for word in one])
     done = run(tmp_path, sys.executable, "train.py", "--use-tsi", "--use-tis", asked=asked)
     assert done.returncode == 0, done.stderr
-    found = read_parsers(tmp_path / "said", added, {"NCCL_ALGO": "Tree", "NVTE": "0"})
-    assert found.refused == {"--dump-details": "no parser of it has this flag"}
-    assert found.ignored == {"--use-tsi": "--use-tis"}
-    assert found.overridden == {"NCCL_ALGO": "Ring", "NVTE": ""}
+    parsers = read_parsers(tmp_path / "said", added, {"NCCL_ALGO": "Tree", "NVTE": "0"})
+    assert parsers.refused == {"--dump-details": "no parser of it has this flag"}
+    assert parsers.ignored == {"--use-tsi": "--use-tis"}
+    assert parsers.overridden == {"NCCL_ALGO": "Ring", "NVTE": ""}
 
 
 def test_a_flag_that_came_to_another_value_is_refused(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_a_trainer_that_cannot_be_told_does_not_start(tmp_path: Path) -> None:
 @given(st.lists(st.sampled_from(["a/train.py", "train.py", "xtrain.py", "-m", "-c", "", "pack.train"]), max_size=3))
 def test_an_entry_point_is_told_by_the_end_of_its_path(argv: list[str]) -> None:
     """`train.py` is a whole last part of a path; a module counts behind -m alone, and nothing else does."""
-    found = is_entry(["train.py", "pack.train"], argv, ["python", *(["-m", "pack.train"] if "-m" in argv else argv)])
-    assert found == bool(argv and (argv[0] in ("a/train.py", "train.py", "-m", "pack.train")))
+    entry = is_entry(["train.py", "pack.train"], argv, ["python", *(["-m", "pack.train"] if "-m" in argv else argv)])
+    assert entry == bool(argv and (argv[0] in ("a/train.py", "train.py", "-m", "pack.train")))
 
 
 def test_a_line_that_is_being_written_is_no_line_yet(tmp_path: Path) -> None:

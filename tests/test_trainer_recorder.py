@@ -105,9 +105,9 @@ def test_a_bisect_names_the_column_before_the_gradients(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["culprit"]["commit"] == culprit
-    found = result["divergence"]
-    assert (found["step"], found["phase"], found["signal"]) == (0, "forward", "returns")
-    assert found["differing"]["grad"] > 0
+    divergence = result["divergence"]
+    assert (divergence["step"], divergence["phase"], divergence["signal"]) == (0, "forward", "returns")
+    assert divergence["differing"]["grad"] > 0
 
 
 @pytest.fixture

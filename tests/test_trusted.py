@@ -86,8 +86,8 @@ def test_nan_in_the_past_counts_for_nothing(
 @given(FINITE, st.lists(FINITE, max_size=4), st.integers(0, 5))
 def test_too_few_nights_are_never_a_pass(value: float, history: list[float], least: int) -> None:
     """With fewer than asked for, and with none at all, nothing is known."""
-    found = judge(value, history, mads=6.0, least=least)
-    assert (found.verdict == "unknown") == (len(history) < max(1, least))
+    judgement = judge(value, history, mads=6.0, least=least)
+    assert (judgement.verdict == "unknown") == (len(history) < max(1, least))
     assert judge(value, [], mads=6.0, least=least).verdict == "unknown"
 
 
@@ -101,8 +101,8 @@ def test_bit_stable_numbers_have_no_noise(was: float, value: float, count: int) 
 def test_the_formula() -> None:
     """|x - median| > max(mads * 1.4826 * MAD, bound), the limit itself being inside."""
     history = [1.0, 2.0, 3.0, 4.0, 100.0]  # median 3, deviations 2 1 0 1 97: MAD 1
-    found = judge(3.0, history, mads=2.0, least=5)
-    assert (found.median, found.mad, found.limit) == (3.0, 1.0, 2 * 1.4826)
+    judgement = judge(3.0, history, mads=2.0, least=5)
+    assert (judgement.median, judgement.mad, judgement.limit) == (3.0, 1.0, 2 * 1.4826)
     assert verdict(3 + 2.9, history, mads=2.0) == "inside" and verdict(3 + 2.97, history, mads=2.0) == "outside"
     wide = Bound(rtol=1.0, atol=0.5)
     assert verdict(6.5, history, wide, mads=2.0) == "inside" and verdict(6.51, history, wide, mads=2.0) == "outside"
@@ -186,8 +186,8 @@ def by(nights: list[Night], baseline: Baseline, **given: Any) -> list[int]:
     asked: dict[str, Any] = {
         "machine": "m1", "key": "key", "rollouts": "rollouts", "steps": 3, "since": {COMMIT}, "baseline": baseline,
     }  # fmt: skip
-    found = trusted(nights, **asked | given)
-    return [k for k, n in enumerate(nights) if any(n is f for f in found)]
+    trust = trusted(nights, **asked | given)
+    return [k for k, n in enumerate(nights) if any(n is f for f in trust)]
 
 
 @pytest.mark.parametrize(

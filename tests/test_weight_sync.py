@@ -47,8 +47,8 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     def make(folder: Path) -> None:
         (folder / "said.json").write_text(json.dumps(drive("weight_sync_driver.py", folder)))
 
-    found: dict[str, Any] = json.loads((once(tmp_path_factory, "weight-sync", make) / "said.json").read_text())
-    return found
+    data: dict[str, Any] = json.loads((once(tmp_path_factory, "weight-sync", make) / "said.json").read_text())
+    return data
 
 
 @pytest.mark.whole
@@ -134,8 +134,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         lines = [json.loads(out.splitlines()[-1]) for out in outputs(ended)]
         (folder / "ranks.json").write_text(json.dumps(lines))
 
-    found: list[dict[str, Any]] = json.loads((once(tmp_path_factory, "weight-ranks", make) / "ranks.json").read_text())
-    return found
+    data: list[dict[str, Any]] = json.loads((once(tmp_path_factory, "weight-ranks", make) / "ranks.json").read_text())
+    return data
 
 
 @pytest.mark.whole

@@ -133,8 +133,8 @@ class _Answer(BaseHTTPRequestHandler):
             heads = {f"{p['head']['user']['login']}:{p['head']['ref']}": p for p in self.server.pulls}
             self._say([heads[h] for h in query["head"] if h in heads])
         elif parts[0] == "pulls":
-            (found,) = [p for p in self.server.pulls if p["number"] == int(parts[1])]
-            self._say(found)
+            (pull,) = [p for p in self.server.pulls if p["number"] == int(parts[1])]
+            self._say(pull)
         elif parts[0] == "commits":  # of forks, GitHub says nothing here
             self._say(
                 [p for p in self.server.pulls if p["head"]["sha"] == parts[1] and p["head"]["user"]["login"] == "owner"]

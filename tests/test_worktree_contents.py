@@ -172,8 +172,8 @@ def files_of(repo: Repo, commit: str = "HEAD") -> dict[str, bytes]:
     worktrees = Worktrees(find_checkout(repo.root))
     try:
         with worktrees.at(repo.git("rev-parse", commit), None) as place:
-            found = [p for p in place.root.rglob("*") if p.is_file() and p.name != ".git"]
-            return {str(p.relative_to(place.root)): p.read_bytes() for p in found}
+            ps = [p for p in place.root.rglob("*") if p.is_file() and p.name != ".git"]
+            return {str(p.relative_to(place.root)): p.read_bytes() for p in ps}
     finally:
         worktrees.close()
 
@@ -203,10 +203,10 @@ def test_a_submodule_has_every_file_as_it_was_committed(tmp_path: Path) -> None:
     Repo(kept).git("config", "filter.mangle.required", "true")
     shutil.rmtree(repo.root / "at")
     before = {p: p.read_bytes() for p in kept.rglob("*") if p.is_file()}
-    found = files_of(repo)
-    assert {name: found[f"at/outer/{name}"] for name in content} == content
-    assert found["at/outer/link"] == content["hidden.py"]
-    assert found["at/outer/deep/values.py"] == b"SCALE = 2.0\n"
+    files = files_of(repo)
+    assert {name: files[f"at/outer/{name}"] for name in content} == content
+    assert files["at/outer/link"] == content["hidden.py"]
+    assert files["at/outer/deep/values.py"] == b"SCALE = 2.0\n"
     assert not (tmp_path / "filter-ran").exists()
     assert {p: p.read_bytes() for p in kept.rglob("*") if p.is_file()} == before
 

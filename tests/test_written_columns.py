@@ -161,5 +161,7 @@ def test_what_is_shown_is_no_row(tmp_path: Path) -> None:
         logs.append(Trace(tmp_path / name))
     assert logs[0].steps[0].root == logs[1].steps[0].root
     assert logs[1].steps[0].metrics == {"loss": 0.5, "acc": 0.5} and logs[1].steps[0].compared == {"loss": 0.5}
-    found = compare(*logs)
-    assert found.equal and str(found.looked).endswith("read from lines of text, and not compared by bits: acc")
+    comparison = compare(*logs)
+    assert comparison.equal and str(comparison.looked).endswith(
+        "read from lines of text, and not compared by bits: acc"
+    )

@@ -27,8 +27,8 @@ def main() -> None:
     plain = sglang_engine.server_arguments
 
     def arguments(*given: Any) -> dict[str, Any]:
-        found = plain(*given)
-        return {**found, "custom_weight_loader": [*found["custom_weight_loader"], LOADER]}
+        copies = plain(*given)
+        return {**copies, "custom_weight_loader": [*copies["custom_weight_loader"], LOADER]}
 
     sglang_engine.server_arguments = arguments
     engines = TorchEngines(CONFIG, ".")

@@ -93,15 +93,15 @@ def _tried(asked: Asked, each: Format, folder: Path, tries: int) -> Promise:
         (place / each.file).chmod(0o644)
         (place / each.file).write_bytes(damaged)
         try:
-            found = each.read(place)
+            content = each.read(place)
         except (ReproError, CheckpointError) as error:
             said += 1
             promise.judge("\n" not in str(error) and len(str(error)) > 10, f"{each.file}, {how}: says {error}")
         except Exception as error:  # noqa: BLE001 - whatever it is, it would be a traceback
             promise.judge(False, f"{each.file}, {how}: {type(error).__name__}: {str(error)[:200]}")
         else:
-            alike = found == answer
-            part = not alike and each.less(found, answer)
+            alike = content == answer
+            part = not alike and each.less(content, answer)
             same, less = same + alike, less + part
             promise.judge(alike or part, f"{each.file}, {how}: is read as something else")
     promise.figures = {
@@ -254,8 +254,8 @@ def _rollouts(folder: Path) -> None:
 
 
 def _of_rollouts(folder: Path) -> Any:
-    found = RolloutSet(folder / "r")
-    return found.digest, [found.read(number).digest for number in range(len(found))]
+    rollouts = RolloutSet(folder / "r")
+    return rollouts.digest, [rollouts.read(number).digest for number in range(len(rollouts))]
 
 
 def _rollout_dump(folder: Path) -> None:

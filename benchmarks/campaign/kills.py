@@ -63,8 +63,8 @@ def _killed(asked: Asked, scenario: Scenario, folder: Path, kills: int) -> Promi
             faults.append(f"the next run {why}")
         elif again.code not in (scenario.again if state == after else (undisturbed.code,)):
             faults.append(f"the next run ended with {again.code}: {again.text.strip()[-200:]}")
-        if (found := scenario.answer(again, place)) != answer:
-            faults.append(f"the next run says {str(found)[:200]}, not {str(answer)[:100]}")
+        if (answered := scenario.answer(again, place)) != answer:
+            faults.append(f"the next run says {str(answered)[:200]}, not {str(answer)[:100]}")
         if again.code in (undisturbed.code, *scenario.again) and (made := _runs(place)) > runs + scenario.lost:
             faults.append(f"{made} runs were made, and {runs} without the kill")
         if left := leftovers(place) + scenario.elsewhere():

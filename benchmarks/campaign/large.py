@@ -48,10 +48,10 @@ def of_traces(asked: Asked, what: str, steps: int, signals: Sequence[Signal]) ->
     promise = Promise(f"{what}: the first difference is found where it is")
     for number in range(2):
         moved = draw.randrange(steps)
-        found, figures, memory = apart(
+        result, figures, memory = apart(
             in_traces, asked.work / f"{len(signals)}-{number}", steps, signals, moved, number
         )
-        promise.judge(found == (moved, "loss"), f"{what}, moved at {moved}: {found}")
+        promise.judge(result == (moved, "loss"), f"{what}, moved at {moved}: {result}")
         promise.figures = figures | {"peak of memory": f"{memory >> 20} MiB"}
     yield promise
 

@@ -245,10 +245,10 @@ def _by_ranks(program: str, place: Path, asked: Mapping[str, Any] | None) -> tup
         if not kept.exists():
             code = 1
             continue
-        own, held = pickle.loads(kept.read_bytes())  # noqa: S301 - our own
+        data, held = pickle.loads(kept.read_bytes())  # noqa: S301 - our own
         if asked is None:
-            counts["ranks"].append(own)
-        counts["done"] = counts["done"] or own["done"]
+            counts["ranks"].append(data)
+        counts["done"] = counts["done"] or data["done"]
         for (step, phase, name), value in held.items():
             name = f"{name} of rank {rank}" if name.startswith((STATE, UNSHOWN)) else name
             signals[step, phase, name] = signals.get((step, phase, name), b"") + value

@@ -209,10 +209,10 @@ def _flaky(asked: Asked) -> Promise:
     right = list[bool]()
     seeds = range(asked.seed * 10_000, asked.seed * 10_000 + asked.count(400, 5))
     for rate in WRONG_RATES:
-        found = sheet(rate, seeds)
+        searches = sheet(rate, seeds)
         for number in range(len(seeds)):
-            kept.judge(number >= found.silently_wrong, f"rate {rate}: {found}")
-        refused, right = refused + len(found.refused), right + found.told(0.95)
+            kept.judge(number >= searches.silently_wrong, f"rate {rate}: {searches}")
+        refused, right = refused + len(searches.refused), right + searches.told(0.95)
     kept.figures = {"rates": ", ".join(f"{rate:g}" for rate in WRONG_RATES), "refused": str(refused)}
     kept.figures["told at 0.95 and right"] = f"{sum(right)} of {len(right)}"
     return kept

@@ -260,7 +260,7 @@ def page(cases: Mapping[str, Mapping[str, Any]], kept: Mapping[str, Mapping[str,
 
 def total(found: Sequence[Mapping[str, Any]], side: str, key: str) -> float:
     """Of all cases that both searched."""
-    return sum(one[side].get(key) or 0 for one in found)
+    return sum(finding[side].get(key) or 0 for finding in found)
 
 
 def row(name: str, case: Mapping[str, Any], found: Mapping[str, Any]) -> str:

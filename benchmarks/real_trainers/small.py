@@ -191,17 +191,17 @@ def write_page(told: dict[str, Any], under: str) -> None:
     lines = [f"{facts['device']}, {facts['date']}; {versions}.", "", "| | command | by the clock | named |"]
     lines += ["|---|---|---|---|"]
     printed: list[str] = []
-    for name, one in told.items():
+    for name, finding in told.items():
         if name == "machine" or name.endswith(" init"):
             continue
-        named = one["culprit"] and re.search(f"(?m)^(commit )?{one['culprit']}", one["output"])
-        said = "the right commit" if named else f"exit code {one['code']}"
-        command = one["command"].replace("|", "\\|")
-        lines.append(f"| {one['repository']}: {one['what']} | `{command}` | {one['seconds']} s | {said} |")
+        named = finding["culprit"] and re.search(f"(?m)^(commit )?{finding['culprit']}", finding["output"])
+        said = "the right commit" if named else f"exit code {finding['code']}"
+        command = finding["command"].replace("|", "\\|")
+        lines.append(f"| {finding['repository']}: {finding['what']} | `{command}` | {finding['seconds']} s | {said} |")
         output = [
-            line if len(line) <= LONGEST else f"{line[:LONGEST]} ..." for line in one["output"].strip().splitlines()
+            line if len(line) <= LONGEST else f"{line[:LONGEST]} ..." for line in finding["output"].strip().splitlines()
         ]
-        printed += ["", f"`{one['command']}`:", "", "```text", *output, "```"]
+        printed += ["", f"`{finding['command']}`:", "", "```text", *output, "```"]
     head, _, rest = PAGE.read_text().partition(f"<!-- {under} -->")
     tail = rest.partition(f"<!-- end of {under} -->")[2]
     text = "\n".join([*lines, *printed])

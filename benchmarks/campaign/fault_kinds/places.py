@@ -126,8 +126,8 @@ def _full(asked: Asked, scenario: Scenario, whole: Path, place: Path, tries: int
                     faults.append(f"left {str(state)[:200]}")
             filler.unlink()
             again = run(scenario, there)
-            if (found := scenario.answer(again, there)) != answer:
-                faults.append(f"with space again {again.fault() or 'it ended'}: {str(found)[-300:]}")
+            if (answered := scenario.answer(again, there)) != answer:
+                faults.append(f"with space again {again.fault() or 'it ended'}: {str(answered)[-300:]}")
             if extra := leftovers(there):
                 faults.append(f"left for ever: {extra[:3]}")
         promise.judge(not faults, f"{left} bytes left: {'; '.join(faults)}")
@@ -150,8 +150,8 @@ def _read_only(_asked: Asked, scenario: Scenario, whole: Path, place: Path, trie
                 faults.append(why)
             subprocess.run(["mount", "-o", "remount,rw", str(place)], check=True)
             again = run(scenario, there)
-            if (found := scenario.answer(again, there)) != answer:
-                faults.append(f"once it may write it says {str(found)[:300]}")
+            if (answered := scenario.answer(again, there)) != answer:
+                faults.append(f"once it may write it says {str(answered)[:300]}")
         promise.judge(not faults, "; ".join(faults))
     return promise
 

@@ -166,8 +166,11 @@ def _said_of(attempt: Attempt, _place: Path) -> Any:
         said = json.loads(attempt.out)
         found = said.get("results") or said["nights"]
         return [
-            (one.get("verdict") or one["status"], [culprit["commit"]["subject"] for culprit in one["culprits"]])
-            for one in found
+            (
+                finding.get("verdict") or finding["status"],
+                [culprit["commit"]["subject"] for culprit in finding["culprits"]],
+            )
+            for finding in found
         ]
     return f"exit code {attempt.code}: {attempt.text[-300:]}"
 

@@ -229,8 +229,8 @@ def _comment(place: Place, text: str) -> str:
             result, case=said, compared=replace(result.compared, drift=drift), culprits=[culprit], notes=[said],
             head=point("b", said), machine=said, unnamed="",
         )  # fmt: skip
-        found = report(changed, Failed(said, said))
-        return comment(found), page(found), junit(found)
+        summary = report(changed, Failed(said, said))
+        return comment(summary), page(summary), junit(summary)
 
     said, shown, xml = whole(text)
     seen = rendered(said)
