@@ -13,7 +13,7 @@ from repro_bisect.axes.layouts import EPSILON, LayoutComparison, compare_layouts
 from repro_bisect.axes.sets import LayoutLine
 from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise
-from repro_bisect.probe.answers import Skip, differ_twice, trace_of
+from repro_bisect.probe.answers import Skip, differ_twice, trace_of, unlike_before
 from repro_bisect.probe.cost import Cost
 from repro_bisect.probe.executors import Signal
 from repro_bisect.probe.progress import Watch
@@ -22,7 +22,7 @@ from repro_bisect.probe.scheduler import Scheduler
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 from repro_golden.compare.step_difference import differing, unlike
-from repro_golden.compare.traces import ended_early, first_difference
+from repro_golden.compare.traces import ended_early
 from repro_golden.repository.checkout import Checkout
 from repro_golden.trace import Trace
 
@@ -165,16 +165,19 @@ class _Replays:
         requests = [Request(end, steps, stage="confirmation", run=2, full=True, dump=wanted) for end in both]
         answers = self.scheduler.ask(*requests)
         dumped = [trace_of(answer, end) for answer, end in zip(answers, both, strict=True)]
+        third = "a third replay of it"
         flaky = {
-            end: f"a third replay of it differs from the first two at {differs}"
+            end: how
             for (end, first), again in zip(both.items(), dumped, strict=True)
-            if (differs := first_difference(first, again))
+            if (how := unlike_before(first, again, steps, third, f"{third} differs from the first two"))
         }
+        if flaky:
+            return seen, flaky
         whole = self._compared(dumped[0], dumped[1])
         if whole.parted or seen.parted:
-            return whole, flaky
+            return whole, {}
         worst = max((c.worst for c in (seen, whole) if c.worst), key=lambda p: p.units or 0.0, default=None)
-        return replace(seen, first=whole.first, worst=worst), flaky
+        return replace(seen, first=whole.first, worst=worst), {}
 
     def _dumps(self, traces: Sequence[Trace], seen: LayoutComparison) -> list[Signal]:
         """The signals whose whole tensors are wanted: those that differ in the first step that does, and the last."""
