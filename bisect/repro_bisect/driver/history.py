@@ -12,7 +12,7 @@ from repro_bisect.driver.drift import Drift, HistoryResult, Rename, Row, drift
 from repro_bisect.driver.result import in_order
 from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise, looked_between
-from repro_bisect.probe.answers import Answer, Code, differ_twice, trace_of, unusable
+from repro_bisect.probe.answers import Answer, Code, differ_twice, trace_of, unlike_before, unusable
 from repro_bisect.probe.executors import Signal
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
@@ -22,7 +22,7 @@ from repro_bisect.search.first_bad import Verdict
 from repro_golden.base.errors import NotVerifiableError
 from repro_golden.case.file import Case
 from repro_golden.compare.renames import aligned
-from repro_golden.compare.traces import Divergence, ended_early, first_difference
+from repro_golden.compare.traces import ended_early, first_difference
 from repro_golden.repository.checkout import Checkout
 from repro_golden.store.golden import GoldenRun
 from repro_golden.subjects.environments.builds import environment_changes
@@ -203,13 +203,10 @@ class _History:
         job: _Job = pending.job
         if job.signal or job.again:
             self.replays[self._name(job)] = answer
-            differs = first_difference(self._trace(job.point), answer) if isinstance(answer, Trace) else answer
-            if isinstance(differs, Divergence):
-                self._is_flaky(job.point, f"{_FLAKY} at {differs}")
-            elif isinstance(answer, Trace) and job.signal and answer.steps[-1].step < job.signal[0]:
-                self._is_flaky(job.point, f"a second replay of it ends after step {answer.steps[-1].step}")
-            elif differs is not None:
-                self._is_flaky(job.point, unusable("a second replay of it", differs).partition(";")[0])
+            first = self._trace(job.point)
+            steps = job.signal[0] - first.header.first_step + 1 if job.signal else self.steps
+            if unlike := unlike_before(first, answer, steps, "a second replay of it", _FLAKY):
+                self._is_flaky(job.point, unlike)
         elif self.axis.tree(job.point) in self.lost:  # it was under way
             return
         elif isinstance(answer, Trace) and len(answer.steps) >= self.steps:
