@@ -132,15 +132,15 @@ def everything(checkout: Path, history: tuple[Repo, str], folder: Path) -> Secon
 
     home = said("-c", "import repro; print(repro.__file__)").strip()
     assert Path(home).is_relative_to(checkout), home
-    found = {f"fingerprint: {name}": s for name, s in json.loads(said("-c", FINGERPRINTS)).items()}
+    seconds = {f"fingerprint: {name}": s for name, s in json.loads(said("-c", FINGERPRINTS)).items()}
     (folder / "train.py").write_text(PROGRAM)
     for shape, arguments in SHAPES.items():
         with tempfile.TemporaryDirectory(dir=folder) as out:
             trace = [*REPRO, "trace", "--out", f"{out}/trace", "--", "python", "train.py", *arguments]
-            found[f"recorder: a step of {shape}"] = last(said(*trace))
-    found["bisect: 64 commits, the culprit confirmed, `-j 1`"] = timed(lambda: searched(history, said))
-    found["`repro --help`"] = statistics.median(timed(lambda: said(*REPRO, "--help")) for _ in range(5))
-    return found
+            seconds[f"recorder: a step of {shape}"] = last(said(*trace))
+    seconds["bisect: 64 commits, the culprit confirmed, `-j 1`"] = timed(lambda: searched(history, said))
+    seconds["`repro --help`"] = statistics.median(timed(lambda: said(*REPRO, "--help")) for _ in range(5))
+    return seconds
 
 
 REPRO = ("-m", "repro")

@@ -65,15 +65,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="how long a step takes")
     options = parser.parse_args()
     if options.samples:
-        found = json.loads(options.samples.read_text())
+        samples = json.loads(options.samples.read_text())
     else:
         with tempfile.TemporaryDirectory() as folder:
-            found = {"about": about(), "search": measure_search()}
-            found["history"] = side_by_side(Path(folder), options.seconds)
-            found["window"] = window(Path(folder))
-            found["noise"] = [noise(*rates) for rates in NOISE]
-        RAW.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
-    PAGE.write_text(page(found))
+            samples = {"about": about(), "search": measure_search()}
+            samples["history"] = side_by_side(Path(folder), options.seconds)
+            samples["window"] = window(Path(folder))
+            samples["noise"] = [noise(*rates) for rates in NOISE]
+        RAW.write_text(json.dumps(samples, indent=1, sort_keys=True) + "\n")
+    PAGE.write_text(page(samples))
     print(PAGE.read_text())
 
 

@@ -155,12 +155,12 @@ def everywhere(words: int, word: int, others: list[int]) -> Iterator[Words]:
     content, places = np.full((words, 1), word, np.uint64), np.arange(words)
     base, before = lanes_of(content.T), lanes_of(content, places)
     for other in others:
-        found = base - before + lanes_of(np.full((words, 1), other, np.uint64), places)
+        lanes = base - before + lanes_of(np.full((words, 1), other, np.uint64), places)
         content[words // 3] = other
-        if not np.array_equal(lanes_of(content.T)[0], found[words // 3]):
+        if not np.array_equal(lanes_of(content.T)[0], lanes[words // 3]):
             raise RuntimeError("the lanes of a tensor are not the sum of those of its words")
         content[words // 3] = word
-        yield found
+        yield lanes
 
 
 def drawn(levels: Array, count: int, *, scatter: bool = False) -> Iterator[Words]:

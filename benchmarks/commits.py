@@ -49,9 +49,9 @@ def main() -> None:
         checkout, good = find_checkout(Path(folder)), listed.stdout.decode().strip()
         for path in (".", "folder3", "folder3/train.py"):
             began, before = time.perf_counter(), sum(os.times()[:4])
-            found = History(checkout, f"{good}..main", [path])
+            commits = History(checkout, f"{good}..main", [path])
             took, cpu = time.perf_counter() - began, sum(os.times()[:4]) - before
-            keys = {found.tree(commit) for commit in (found.good, *found.parents)}
+            keys = {commits.tree(commit) for commit in (commits.good, *commits.parents)}
             print(f"{path}: {count} commits, {len(keys)} keys, {took:.2f} s, {cpu:.2f} s of CPU")
 
 

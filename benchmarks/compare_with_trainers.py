@@ -48,21 +48,21 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="A JSON file for the result.")
     parser.add_argument("--docs", type=Path, help="A page with markers, for the table.")
     given = parser.parse_args()
-    found = {}
+    versions = {}
     for system in SYSTEMS:
         if checkout := getattr(given, system):
-            found[system] = compare(system, checkout.resolve(), given.python)
-    if not found:
+            versions[system] = compare(system, checkout.resolve(), given.python)
+    if not versions:
         parser.error("give a checkout: --slime PATH or --miles PATH")
-    text = shown(found)
+    text = shown(versions)
     print(text)
     if given.out:
-        write_atomic(given.out, json.dumps(found, indent=2, sort_keys=True) + "\n")
+        write_atomic(given.out, json.dumps(versions, indent=2, sort_keys=True) + "\n")
     if given.docs:
         page = given.docs.read_text(encoding="utf-8")
         head, _, rest = page.partition(BEGIN)
         write_atomic(given.docs, f"{head}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
-    return int(any("differs" in row.values() for one in found.values() for row in one["fields"].values()))
+    return int(any("differs" in row.values() for one in versions.values() for row in one["fields"].values()))
 
 
 def compare(system: System, checkout: Path, python: str) -> dict[str, Any]:
@@ -120,9 +120,9 @@ def dumps(system: System) -> dict[str, RolloutDump]:
     evaluation = full_dump(system)
     evaluation.evaluation = True
     old = [{name: sample[name] for name in OLD} for sample in plain_dump("slime").samples]
-    found = {"3.pt": full, "eval_3.pt": evaluation, "old.pt": RolloutDump(system, 3, False, {}, old)}
+    dumps = {"3.pt": full, "eval_3.pt": evaluation, "old.pt": RolloutDump(system, 3, False, {}, old)}
     others: tuple[System, ...] = ("slime", "miles", "relax")
-    return found | {f"from-{other}.pt": translate(full_dump(other), system)[0] for other in others if other != system}
+    return dumps | {f"from-{other}.pt": translate(full_dump(other), system)[0] for other in others if other != system}
 
 
 def in_table(system: System, name: str, theirs: dict[str, Any]) -> str:

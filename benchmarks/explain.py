@@ -150,12 +150,12 @@ def main() -> None:
     if options.out:
         if not torch.cuda.is_available():
             torch.set_num_threads(1)
-        found = {"decoder": measured(repeated(decoder()))}
+        measurements = {"decoder": measured(repeated(decoder()))}
         if not torch.cuda.is_available():
-            found["built-in"] = measured(built_in())
+            measurements["built-in"] = measured(built_in())
         identity = collect(os.environ, threads=torch.get_num_threads()).to_mapping()
         about = {"identity": identity, "commit": options.commit, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
-        options.out.write_text(json.dumps(about | {"gpu": torch.cuda.is_available(), "found": found}, indent=1))
+        options.out.write_text(json.dumps(about | {"gpu": torch.cuda.is_available(), "found": measurements}, indent=1))
     if options.page:
         text = page([json.loads(path.read_text()) for path in options.samples or [options.out]])
         options.page.write_text(text)

@@ -235,8 +235,8 @@ def avalanche(words: int = 1 << 14, tensors: int = 1 << 7) -> list[list[str]]:
     digests = [bind(Lanes(*lanes), "float32", (32,)) for lanes in lanes_of(content.reshape(-1, 16)).tolist()]
     if digests[0] != bind(reference(content[0, 0].tobytes()), "float32", (32,)):
         raise RuntimeError("these are not the fingerprints that the definition gives")
-    found = np.frombuffer(bytes.fromhex("".join(digests)), np.uint8).reshape(tensors, -1, 16)
-    changed = np.unpackbits(found[:, :1] ^ found[:, 1:], axis=-1)
+    raw = np.frombuffer(bytes.fromhex("".join(digests)), np.uint8).reshape(tensors, -1, 16)
+    changed = np.unpackbits(raw[:, :1] ^ raw[:, 1:], axis=-1)
     each, counts = changed.mean(axis=(0, 1)), changed.sum(axis=-1)
     return [*rows, ["output bits changed by one input bit, fingerprints", f"{counts.mean():.2f} of 128",
                     f"{counts.size:,} flips in fp32 tensors of 32 elements, {counts.min()}-{counts.max()}; each output "

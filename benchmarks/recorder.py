@@ -104,12 +104,12 @@ def check(steps: Sequence[Sequence[Row]], samples: Samples, signals: str = ALL_S
     for number, rows in enumerate(steps):
         want = whole if state_after(signals, number) else always
         own_rows = (r for r in rows if r.phase in READ and r.dtype != "metric" and family(r.phase, r.name) is None)
-        found = {f"{r.phase} {r.name}": r.fingerprint for r in own_rows}
-        if found.keys() != want.keys():
-            missing, more = sorted(want.keys() - found.keys()), sorted(found.keys() - want.keys())
+        recorded = {f"{r.phase} {r.name}": r.fingerprint for r in own_rows}
+        if recorded.keys() != want.keys():
+            missing, more = sorted(want.keys() - recorded.keys()), sorted(recorded.keys() - want.keys())
             sys.exit(f"recorder: step {number} lacks {missing[:3]} and has {more[:3]} too much")
-        if number == len(steps) - 1 and found != want:
-            wrong = next(name for name in want if found[name] != want[name])
+        if number == len(steps) - 1 and recorded != want:
+            wrong = next(name for name in want if recorded[name] != want[name])
             sys.exit(f"recorder: the last step's record of {wrong} is not that of the tensor in memory")
 
 

@@ -123,13 +123,13 @@ def speed(engine: Any, device: str, rounds: int) -> list[float]:
 
     prompts = Plan(**PLANS[device]).drawn(MODELS[device].get("vocab_size", 259))
     sampling = Sampling(TOKENS[device], 0.0, prompt_log_probs=False)
-    found = []
+    rates = []
     for _ in range(rounds + 1):
         engine.flush_cache()
         began = time.perf_counter()
         answers = engine.generate(prompts, sampling, None)
-        found.append(sum(len(answer.tokens) for answer in answers) / (time.perf_counter() - began))
-    return found[1:]
+        rates.append(sum(len(answer.tokens) for answer in answers) / (time.perf_counter() - began))
+    return rates[1:]
 
 
 def syncs(engine: Any, policy: Any, folder: Path, rounds: int) -> dict[str, list[float]]:
@@ -202,13 +202,13 @@ def child(name: str, options: argparse.Namespace) -> dict[str, Any]:
                     except subprocess.TimeoutExpired:
                         os.killpg(process.pid, signal.SIGKILL)
                         process.wait()
-        found: dict[str, Any] = json.loads(result.read_text()) if result.exists() else {}
+        samples: dict[str, Any] = json.loads(result.read_text()) if result.exists() else {}
         if code:
             lines = log.read_text(errors="replace").strip().splitlines()
             print(*lines[-25:], sep="\n", flush=True)
             errors = [line for line in lines if "Error" in line]
-            found["failed"] = f"exit {code}: {(errors or lines or ['no output'])[-1].strip()[:300]}"
-        return found
+            samples["failed"] = f"exit {code}: {(errors or lines or ['no output'])[-1].strip()[:300]}"
+        return samples
 
 
 def keep(path: Path | None, seen: Mapping[str, Any]) -> None:
@@ -274,10 +274,11 @@ def results(seen: Mapping[str, Any]) -> list[str]:
     lines += [""] if lines else []
     head = ["check", *(f"`{name}`: known / found" for name in legs)]
     lines += ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    found = {name: {finding["name"]: finding for finding in leg["findings"]} for name, leg in legs.items()}
-    for check in dict.fromkeys(check for one in found.values() for check in one):
+    by_check = {name: {finding["name"]: finding for finding in leg["findings"]} for name, leg in legs.items()}
+    for check in dict.fromkeys(check for one in by_check.values() for check in one):
         cells = [
-            f"{known(seen['device'], name, check)} / {cell(one.get(check), legs[name])}" for name, one in found.items()
+            f"{known(seen['device'], name, check)} / {cell(one.get(check), legs[name])}"
+            for name, one in by_check.items()
         ]
         lines.append("| " + " | ".join([check, *(text.replace("|", "\\|") for text in cells)]) + " |")
     return lines

@@ -283,6 +283,6 @@ def names(trace: Trace, step: int, phase: str) -> list[str]:
 
 def row(trace: Trace, step: int, phase: str, name: str) -> Row:
     """A row that must be there."""
-    found = trace.row(step, phase, name)
-    assert found is not None, (step, phase, name, [r.name for r in trace.rows(step)])
-    return found
+    row = trace.row(step, phase, name)
+    assert row is not None, (step, phase, name, [r.name for r in trace.rows(step)])
+    return row

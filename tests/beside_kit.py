@@ -19,5 +19,5 @@ class Network(nn.Module):
 
 def read(beside: Beside, step: int, model: nn.Module) -> dict[str, torch.Tensor]:
     """All that is read, by its whole name."""
-    found = beside.readings(step, list(model.parameters()))
-    return {prefix + name: tensor for prefix, reading in found for name, tensor in reading.tensors.items()}
+    groups = beside.readings(step, list(model.parameters()))
+    return {prefix + name: tensor for prefix, reading in groups for name, tensor in reading.tensors.items()}

@@ -63,8 +63,8 @@ def findings(name: str, *artefacts: Path) -> list[Finding]:
 
 def finding(name: str, *artefacts: Path) -> Finding:
     """The one finding."""
-    (found,) = findings(name, *artefacts)
-    return found
+    (finding,) = findings(name, *artefacts)
+    return finding
 
 
 # -- Hugging Face
@@ -77,20 +77,20 @@ def dense(layers: int = 4, *, seed: int = 0, tied: bool = False) -> Tensors:
     def matrix(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=draw).to(torch.bfloat16)
 
-    found = {"model.embed_tokens.weight": matrix(WORDS, HIDDEN), "model.norm.weight": torch.ones(HIDDEN).bfloat16()}
+    tensors = {"model.embed_tokens.weight": matrix(WORDS, HIDDEN), "model.norm.weight": torch.ones(HIDDEN).bfloat16()}
     if not tied:
-        found["lm_head.weight"] = matrix(WORDS, HIDDEN)
+        tensors["lm_head.weight"] = matrix(WORDS, HIDDEN)
     for layer in range(layers):
         at = f"model.layers.{layer}"
         for part in "qkvo":
-            found[f"{at}.self_attn.{part}_proj.weight"] = matrix(HIDDEN, HIDDEN)
+            tensors[f"{at}.self_attn.{part}_proj.weight"] = matrix(HIDDEN, HIDDEN)
         for part in "qkv":
-            found[f"{at}.self_attn.{part}_proj.bias"] = torch.zeros(HIDDEN).bfloat16()
+            tensors[f"{at}.self_attn.{part}_proj.bias"] = torch.zeros(HIDDEN).bfloat16()
         for part, shape in (("gate", (INNER, HIDDEN)), ("up", (INNER, HIDDEN)), ("down", (HIDDEN, INNER))):
-            found[f"{at}.mlp.{part}_proj.weight"] = matrix(*shape)
+            tensors[f"{at}.mlp.{part}_proj.weight"] = matrix(*shape)
         for part in ("input_layernorm", "post_attention_layernorm"):
-            found[f"{at}.{part}.weight"] = torch.ones(HIDDEN).bfloat16()
-    return found
+            tensors[f"{at}.{part}.weight"] = torch.ones(HIDDEN).bfloat16()
+    return tensors
 
 
 def experts(layers: int = 4, count: int = 4, *, first_dense: int = 1, packed: bool = False) -> Tensors:
@@ -119,7 +119,7 @@ def experts(layers: int = 4, count: int = 4, *, first_dense: int = 1, packed: bo
 
 def _config(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     layers = {int(name.split(".")[2]) for name in tensors if name.startswith("model.layers.")}
-    found: dict[str, Any] = {
+    config: dict[str, Any] = {
         "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": HIDDEN, "vocab_size": WORDS,
         "intermediate_size": INNER, "num_hidden_layers": max(layers, default=-1) + 1, "num_attention_heads": 2,
         "num_key_value_heads": 2, "torch_dtype": "bfloat16", "tie_word_embeddings": "lm_head.weight" not in tensors,
@@ -129,9 +129,9 @@ def _config(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     if routed:
         first = min(int(name.split(".")[2]) for name in routed)
         count = 1 + max(int(name.split(".")[5]) for name in routed)
-        found |= {"model_type": "glm4_moe", "n_routed_experts": count, "num_experts_per_tok": 2}
-        found |= {"first_k_dense_replace": first, "moe_intermediate_size": INNER}
-    return found
+        config |= {"model_type": "glm4_moe", "n_routed_experts": count, "num_experts_per_tok": 2}
+        config |= {"first_k_dense_replace": first, "moe_intermediate_size": INNER}
+    return config
 
 
 def hf(

@@ -147,26 +147,26 @@ class _Sound(Run):
         rng = np.random.default_rng(5 + rollout)
         sizes = [int(n) for n in rng.integers(self.length // 2, self.length + 1, self.count)]
         prompts = [rng.integers(0, 64, 3 + k) for k in range(self.prompts)]
-        found: dict[str, list[Any]] = {"sample_indices": [rollout * self.count + i for i in range(self.count)]}
+        columns: dict[str, list[Any]] = {"sample_indices": [rollout * self.count + i for i in range(self.count)]}
         own = [prompts[i // self.each] for i in range(self.count)]
-        found["tokens"] = [i64(np.concatenate([p, rng.integers(0, 64, n)])) for p, n in zip(own, sizes, strict=True)]
-        found["response_lengths"] = list(sizes)
-        found["total_lengths"] = [len(p) + n for p, n in zip(own, sizes, strict=True)]
-        found["loss_masks"] = [Tensor("int32", np.ones(n, "<i4")) for n in sizes]
-        found["raw_reward"] = [float(i % self.each) for i in range(self.count)]
-        found["rewards"] = [2.0 * one / max(self.each - 1, 1) - 1.0 for one in found["raw_reward"]]
-        found["truncated"] = [0] * self.count
+        columns["tokens"] = [i64(np.concatenate([p, rng.integers(0, 64, n)])) for p, n in zip(own, sizes, strict=True)]
+        columns["response_lengths"] = list(sizes)
+        columns["total_lengths"] = [len(p) + n for p, n in zip(own, sizes, strict=True)]
+        columns["loss_masks"] = [Tensor("int32", np.ones(n, "<i4")) for n in sizes]
+        columns["raw_reward"] = [float(i % self.each) for i in range(self.count)]
+        columns["rewards"] = [2.0 * one / max(self.each - 1, 1) - 1.0 for one in columns["raw_reward"]]
+        columns["truncated"] = [0] * self.count
         log_probs = [-np.abs(rng.normal(size=n)) - 0.01 for n in sizes]
-        found["rollout_log_probs"] = [f32(one) for one in log_probs]
+        columns["rollout_log_probs"] = [f32(one) for one in log_probs]
         for name in ("log_probs", "ref_log_probs"):
-            found[name] = [f32(log_prob + 1e-4 * rng.normal(size=len(log_prob))) for log_prob in log_probs]
-        found["advantages"] = [f32(np.full(n, r)) for n, r in zip(sizes, found["rewards"], strict=True)]
-        found["returns"] = list(found["advantages"])
-        found["kl"] = [f32(np.zeros(n)) for n in sizes]
-        found |= {name: list(values) for name, values in self.more.items()}
+            columns[name] = [f32(log_prob + 1e-4 * rng.normal(size=len(log_prob))) for log_prob in log_probs]
+        columns["advantages"] = [f32(np.full(n, r)) for n, r in zip(sizes, columns["rewards"], strict=True)]
+        columns["returns"] = list(columns["advantages"])
+        columns["kl"] = [f32(np.zeros(n)) for n in sizes]
+        columns |= {name: list(values) for name, values in self.more.items()}
         for name, change in self.change.items():
-            found[name] = [change(i, value) for i, value in enumerate(found[name])]
-        return found
+            columns[name] = [change(i, value) for i, value in enumerate(columns[name])]
+        return columns
 
     def rollout_dump(self, rollout: int) -> dict[str, Any]:
         """See `Run.rollout_dump`; with rewards and groups."""

@@ -73,16 +73,16 @@ def rows_of(step: int, **other: Any) -> list[Row]:
         "log_probs": -np.abs(rng.normal(size=96)), "advantages": np.tile([1.0, -1.0], 48), "grad": rng.normal(size=16),
         "update": np.arange(16) + step + 1,
     } | other  # fmt: skip
-    found = [column("input", "start/w", np.arange(16), kept=False)] if step == 0 else []
+    rows = [column("input", "start/w", np.arange(16), kept=False)] if step == 0 else []
     for phase, name in (("forward", "log_probs"), ("forward", "advantages")):
         if values[name] is not None:
-            found.append(column(phase, name, values[name]))
+            rows.append(column(phase, name, values[name]))
     for name, phase in (("loss", "loss"), ("grad_norm", "grad")):
         if values[name] is not None:
-            found.append(metric_row(phase, name, float(values[name])))
+            rows.append(metric_row(phase, name, float(values[name])))
     if values["grad"] is not None:
-        found.append(column("grad", "w", values["grad"], kept=False))
-    return [*found, column("update", "w", values["update"], kept=False)]
+        rows.append(column("grad", "w", values["grad"], kept=False))
+    return [*rows, column("update", "w", values["update"], kept=False)]
 
 
 def trace(

@@ -47,15 +47,15 @@ def rule(name: str) -> Rule:
 
 def read(*paths: Path) -> list[object]:
     """What the doctor's own readers make of files and folders."""
-    found: list[object] = []
+    artefacts: list[object] = []
     for path in paths:
         if path.suffix == ".log":
             log = read_log(path, tuple(phrase for one in RULES.values() for phrase in one.phrases))
-            found += [log, log.series]
+            artefacts += [log, log.series]
             continue
         reader = next(one for one in (TOKENIZER, RUN_FOLDER, ROLLOUT_DUMP, LAUNCH) if one.fits(path))
-        found += reader.read(path)
-    return found
+        artefacts += reader.read(path)
+    return artefacts
 
 
 def found(name: str, *paths: Path) -> list[Found]:

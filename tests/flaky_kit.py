@@ -76,11 +76,11 @@ class Points:
 
     def descendants(self, point: str) -> set[str]:
         """See `Axis`."""
-        found: set[str] = {point}
+        reached: set[str] = {point}
         for child in reversed(self.parents):
-            if found & set(self.parents[child]):
-                found.add(child)
-        return found - {point}
+            if reached & set(self.parents[child]):
+                reached.add(child)
+        return reached - {point}
 
     def subjects(self, points: Sequence[str]) -> dict[str, str]:
         """See `Axis`."""

@@ -155,7 +155,7 @@ def _applied(m: Source, edits: Sequence[Edit]) -> str:
 @cache
 def catalogue() -> tuple[Mutation, ...]:
     """Every change that the operators find in the trainer, each once, in the order of files, places and operators."""
-    found: dict[tuple[str, str], Mutation] = {}
+    mutations: dict[tuple[str, str], Mutation] = {}
     for path, m in sources().items():
         for node in ast.walk(m.tree):
             if not _changeable(node, m) or not isinstance(node, ast.expr):
@@ -165,8 +165,8 @@ def catalogue() -> tuple[Mutation, ...]:
                 for proposal in operator(node, m):
                     after = _applied(m, [(node, proposal)] if isinstance(proposal, str) else proposal)
                     if after != m.text_:
-                        found.setdefault((path, after), Mutation(kind, path, _function(node, m), m.text_, after))
-    return tuple(found.values())
+                        mutations.setdefault((path, after), Mutation(kind, path, _function(node, m), m.text_, after))
+    return tuple(mutations.values())
 
 
 def _order(seed: int, kinds: Sequence[str] | None) -> list[Mutation]:

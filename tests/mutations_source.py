@@ -138,8 +138,8 @@ class Package:
             for node in ast.walk(tree):
                 if isinstance(node, ast.ClassDef):
                     fields = [f for f in node.body if isinstance(f, ast.AnnAssign) and isinstance(f.target, ast.Name)]
-                    found = {ast.unparse(f.target): _annotated(f.annotation) for f in fields}
-                    self.fields |= {name: kind for name, kind in found.items() if kind}
+                    annotations = {ast.unparse(f.target): _annotated(f.annotation) for f in fields}
+                    self.fields |= {name: kind for name, kind in annotations.items() if kind}
                 elif isinstance(node, ast.FunctionDef) and node.name != "forward":
                     self.returns[node.name] = _annotated(node.returns)
         self.reached = _reached(trees)

@@ -49,12 +49,12 @@ def tier(page: Path) -> str:
 
 def blocks(text: str) -> list[Block]:
     """The blocks of code of a page, those inside of lists and quotes too."""
-    found = []
+    blocks = []
     for match in _FENCE.finditer(text):
         language, _, rest = match[3].strip().partition(" ")
         title = re.search(r'title="([^"]+)"', rest)
-        found.append(Block(language, title[1] if title else "", textwrap.dedent(match[4])))
-    return found
+        blocks.append(Block(language, title[1] if title else "", textwrap.dedent(match[4])))
+    return blocks
 
 
 def command_lines(text: str) -> Iterator[str]:

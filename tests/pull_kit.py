@@ -64,12 +64,12 @@ def report(*entries: Entry) -> PullReport:
 
 def cells(result: PairResult, title: str = "Metrics") -> dict[str, list[list[str]]]:
     """The rows of a block's table as plain text, by their first cell."""
-    found: dict[str, list[list[str]]] = {}
+    tables: dict[str, list[list[str]]] = {}
     for block in blocks_of(result):
         if block.title.endswith(title):
             for row in block.rows:
-                found.setdefault(plain(row[0]), []).append([plain(cell) for cell in row[1:]])
-    return found
+                tables.setdefault(plain(row[0]), []).append([plain(cell) for cell in row[1:]])
+    return tables
 
 
 def below(result: PairResult) -> str:

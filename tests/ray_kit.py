@@ -47,12 +47,12 @@ class Node:
 
     def trainers(self) -> list[psutil.Process]:
         """Processes of probes, but git's."""
-        found = []
+        processes = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 if "REPRO_PROBE" in (all_of := process.environ()) and all_of.get("TMPDIR") == str(self.temporary):
-                    found += [] if process.name().startswith("git") else [process]
-        return found
+                    processes += [] if process.name().startswith("git") else [process]
+        return processes
 
     def starting(self) -> list[psutil.Process]:
         """Workers that hold the folder of a probe, from the moment they made it."""
@@ -63,8 +63,8 @@ class Node:
     def left(self) -> list[str]:
         """What probes left: processes, folders, worktrees and git's notes on them."""
         folders = ["probes/*", "*/.git/repro/worktrees/*", "*/.git/worktrees/*", ".new-*"]
-        found = [str(path) for pattern in folders for path in self.folder.glob(pattern)]
-        return [*map(str, self.trainers()), *found]
+        left = [str(path) for pattern in folders for path in self.folder.glob(pattern)]
+        return [*map(str, self.trainers()), *left]
 
 
 def until(true: Callable[[], object], seconds: float = 60, every: float = 0.05) -> bool:

@@ -28,10 +28,10 @@ MODEL = ModelConfig(
 
 def ulps(value: float, count: int) -> float:
     """The fp32 number that lies `count` further from 0."""
-    found = torch.tensor(value, dtype=torch.float32)
+    value32 = torch.tensor(value, dtype=torch.float32)
     for _ in range(count):
-        found = torch.nextafter(found, torch.tensor(math.copysign(math.inf, value)))
-    return float(found)
+        value32 = torch.nextafter(value32, torch.tensor(math.copysign(math.inf, value)))
+    return float(value32)
 
 
 def moved(response: Response, count: int = 1) -> Response:

@@ -52,20 +52,22 @@ class Run:
         rng = np.random.default_rng(1000 + rollout)
         prompts, responses = rng.integers(1, 7, self.count), rng.integers(0, 12, self.count)
         responses[0] = 3
-        found: dict[str, list[Any]] = {"sample_indices": [rollout * self.count + i for i in range(self.count)]}
-        found["tokens"] = [i64(rng.integers(0, 64, p + r)) for p, r in zip(prompts, responses, strict=True)]
-        found["response_lengths"] = [int(r) for r in responses]
-        found["total_lengths"] = [int(p + r) for p, r in zip(prompts, responses, strict=True)]
-        found["loss_masks"] = [Tensor("int32", (rng.random(r) < 0.8).astype("<i4")) for r in responses]
-        found["rewards"] = [float(np.float32(r)) for r in rng.normal(size=self.count)]
-        found["truncated"] = [int(r) for r in rng.integers(0, 2, self.count)]
+        columns: dict[str, list[Any]] = {"sample_indices": [rollout * self.count + i for i in range(self.count)]}
+        columns["tokens"] = [i64(rng.integers(0, 64, p + r)) for p, r in zip(prompts, responses, strict=True)]
+        columns["response_lengths"] = [int(r) for r in responses]
+        columns["total_lengths"] = [int(p + r) for p, r in zip(prompts, responses, strict=True)]
+        columns["loss_masks"] = [Tensor("int32", (rng.random(r) < 0.8).astype("<i4")) for r in responses]
+        columns["rewards"] = [float(np.float32(r)) for r in rng.normal(size=self.count)]
+        columns["truncated"] = [int(r) for r in rng.integers(0, 2, self.count)]
         for name in SHARDED:
-            found[name] = [f32(-np.abs(rng.normal(size=r))) for r in responses]
-        found["raw_reward"] = [float(r) for r in rng.integers(0, 2, self.count)]
+            columns[name] = [f32(-np.abs(rng.normal(size=r))) for r in responses]
+        columns["raw_reward"] = [float(r) for r in rng.integers(0, 2, self.count)]
         for (at, name, index), values in self.changes.items():
             if at == rollout:
-                found[name][index] = Tensor(found[name][index].dtype, values.astype(found[name][index].array.dtype))
-        return found
+                columns[name][index] = Tensor(
+                    columns[name][index].dtype, values.astype(columns[name][index].array.dtype)
+                )
+        return columns
 
     def shard(self, dp: int) -> list[int]:
         """Which samples a data-parallel rank has, in its own order."""
@@ -95,21 +97,21 @@ class Run:
 
     def _own(self, whole: dict[str, list[Any]], cp: int, dp: int, pp: int) -> dict[str, Any]:
         longest = -(-max(whole["total_lengths"]) // 8) * 8 if self.qkv_format == "bshd" else None
-        found: dict[str, Any] = {}
+        record: dict[str, Any] = {}
         for name, values in whole.items():
             if name == "raw_reward":
-                found[name] = values[::-1]  # in the order of the rollout dump
+                record[name] = values[::-1]  # in the order of the rollout dump
             elif not (name in COMPUTED and pp < self.pp - 1):
-                found[name] = [values[i] for i in self.shard(dp)]
-            if name in SHARDED and name in found and self.cp > 1:
-                sizes = zip(found["total_lengths"], found["response_lengths"], strict=True)
-                found[name] = [
+                record[name] = [values[i] for i in self.shard(dp)]
+            if name in SHARDED and name in record and self.cp > 1:
+                sizes = zip(record["total_lengths"], record["response_lengths"], strict=True)
+                record[name] = [
                     cut(finding, total, response, cp, self.cp, padded=longest)
-                    for finding, (total, response) in zip(found[name], sizes, strict=True)
+                    for finding, (total, response) in zip(record[name], sizes, strict=True)
                 ]
         if longest is not None:
-            found["max_seq_lens"] = [longest] * len(found["tokens"])
-        return found
+            record["max_seq_lens"] = [longest] * len(record["tokens"])
+        return record
 
     def _file(self, rollout: int, rank: int, cp: int, columns: dict[str, Any]) -> dict[str, Any]:
         if self.system == "relax":

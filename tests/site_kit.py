@@ -179,7 +179,7 @@ def nights(
                 }
                 if rng.random() < 0.01 and not broken:
                     values["grad_norm"] = replace(values["grad_norm"], last=rng.choice([math.nan, math.inf, -math.inf]))
-                found = compared(seed + day, signals=sizes).to_mapping() if status == "changed" else None
+                comparison = compared(seed + day, signals=sizes).to_mapping() if status == "changed" else None
                 commit = day + 100 * case_index
                 chain = digest(case, machine, str(generation), str(day) if status == "flaky" else "")
                 searched = {"range": "aa11bb22cc..dd33ee44ff", "outcome": "found"}
@@ -189,10 +189,10 @@ def nights(
                     case, number=commit, machine=machine, at=at, status=status,
                     chain="" if broken else chain, metrics={} if broken else values,
                     kl={} if broken else {"k1": 0.0, "k3": 4e-7 * rng.random() * (generation % 2)},
-                    checks=_checks(status), compared=found,
+                    checks=_checks(status), compared=comparison,
                     baseline=Baseline("last green", point(max(0, commit - 1)).commit, digest("before")),
-                    culprits=[culprit(commit).to_mapping()] if found and generation % 2 else [],
-                    bisect=searched if found else None, spent=None if broken else spent.to_mapping(),
+                    culprits=[culprit(commit).to_mapping()] if comparison and generation % 2 else [],
+                    bisect=searched if comparison else None, spent=None if broken else spent.to_mapping(),
                 )  # fmt: skip
 
 
@@ -216,11 +216,13 @@ def _checks(status: Status) -> Sequence[Check]:
 
 def pull(number: int = 5, *, case: str = "tiny-grpo", verdict: str = "moved", odd: bool = False) -> PairResult:
     """A pair of a pull request."""
-    found = compared(number, odd=odd) if verdict == "moved" else None
+    comparison = compared(number, odd=odd) if verdict == "moved" else None
     spent = {side: Usage([900_000, 410_000 + k], 900 * 2**20 + k, 2**31) for k, side in enumerate(("base", "head"))}
     return PairResult(
-        case, point(number - 1), point(number), verdict, "" if found else "it changes nothing in core", found, {},  # type: ignore[arg-type]
-        spent, 4, [culprit(number)] if found else [], None, "", ["a note"], MACHINES[0], "2026-11-21T15:00:00Z", 71.5,
+        case, point(number - 1), point(number), verdict, "" if comparison else "it changes nothing in core",
+        comparison, {},  # type: ignore[arg-type]
+        spent, 4, [culprit(number)] if comparison else [],
+        None, "", ["a note"], MACHINES[0], "2026-11-21T15:00:00Z", 71.5,
     )  # fmt: skip
 
 

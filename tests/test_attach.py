@@ -172,13 +172,13 @@ def test_equal_runs_compare_equal_and_others_do_not(programs: Programs) -> None:
     runs = {"first": ("0.01",), "again": ("0.01",), "turned": ("0.01", "reversed"), "faster": ("0.02",)}
     traces = {out: programs.recorded(out, "ordered", arguments)[0] for out, arguments in runs.items()}
     for same in ("again", "turned"):
-        code, found = diff(programs, "first", same)
-        assert code == 0, found
+        code, printed = diff(programs, "first", same)
+        assert code == 0, printed
         assert [s.root for s in traces["first"].steps] == [s.root for s in traces[same].steps]
     expected = sorted(f"layers.{n}.{k}" for n in "abc" for k in ("bias", "weight"))
     assert [names(traces[out], 0, "grad") for out in runs] == [expected] * 4
-    code, found = diff(programs, "first", "faster")
-    assert code == 1, found
+    code, printed = diff(programs, "first", "faster")
+    assert code == 1, printed
     roots = [a.root == b.root for a, b in zip(traces["first"].steps, traces["faster"].steps, strict=True)]
     assert roots == [True, True, False, False]
-    assert found["divergence"]["step"] == 2
+    assert printed["divergence"]["step"] == 2

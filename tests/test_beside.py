@@ -37,8 +37,8 @@ from repro_golden.trace.writer import digest_row, metric_row
 
 def read_end(beside: Beside, model: nn.Module) -> set[str]:
     """The names of all that is read at the end."""
-    found = beside.readings(3, list(model.parameters()), end=True)
-    return {prefix + name for prefix, reading in found for name in reading.tensors}
+    groups = beside.readings(3, list(model.parameters()), end=True)
+    return {prefix + name for prefix, reading in groups for name in reading.tensors}
 
 
 def test_a_leaf_whose_optimizer_was_let_go() -> None:
@@ -335,8 +335,8 @@ def test_a_difference_behind_what_one_side_does_not_have_is_found(tmp_path: Path
     first = rows(w=b"1", rng__torch=b"2")
     a = trace(tmp_path / "a", first, first, rows(w=b"1", rng__torch=b"2"))
     b = trace(tmp_path / "b", first + rows(module__ema__w=b"9"), first, rows(w=b"0", rng__torch=b"2"))
-    found = compare(a, b).divergence
-    assert found is not None and (found.step, found.signal) == (2, "w")
+    divergence = compare(a, b).divergence
+    assert divergence is not None and (divergence.step, divergence.signal) == (2, "w")
 
 
 def test_files_of_an_end_that_only_one_side_has_are_not_compared() -> None:
@@ -433,11 +433,11 @@ def test_a_process_is_unseen_only_if_it_was_met_twice(tmp_path: Path, monkeypatc
     monkeypatch.setattr("repro_golden.recording.attach.unseen._start", lambda number: starts[number])
     monkeypatch.setattr("repro_golden.recording.attach.unseen._has_torch", lambda _: True)
     unseen = Unseen(tmp_path)
-    found = []
+    names = []
     for starts in looks:  # noqa: B007 - the functions above look at it
         unseen._look(0)
-        found.append(set(unseen._loaded))
-    assert found == [set(), {(2, 6)}, {(2, 6), (1, 9)}, {(2, 6), (1, 9)}]
+        names.append(set(unseen._loaded))
+    assert names == [set(), {(2, 6)}, {(2, 6), (1, 9)}, {(2, 6), (1, 9)}]
 
 
 def test_a_process_says_that_the_recorder_is_in_before_torch_is_loaded(tmp_path: Path) -> None:

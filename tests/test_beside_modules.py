@@ -31,12 +31,12 @@ def test_what_a_module_owns_is_read_as_it_is_now() -> None:
     assert read(beside, 6, model)["buffer/cover"] is other
     model.bn._parameters["gain"] = gain = nn.Parameter(torch.ones(2))
     known = [p for p in model.parameters() if p is not gain]
-    found = {prefix + n: t for prefix, reading in beside.readings(7, known) for n, t in reading.tensors.items()}
-    assert found["frozen/bn.gain"] is gain
+    tensors = {prefix + n: t for prefix, reading in beside.readings(7, known) for n, t in reading.tensors.items()}
+    assert tensors["frozen/bn.gain"] is gain
     for other in (nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))):
         model.bn._parameters["gain"] = other
-        found = {prefix + n: t for prefix, reading in beside.readings(7, known) for n, t in reading.tensors.items()}
-        assert found["frozen/bn.gain"] is other
+        tensors = {prefix + n: t for prefix, reading in beside.readings(7, known) for n, t in reading.tensors.items()}
+        assert tensors["frozen/bn.gain"] is other
     del model.bn._parameters["bias"]
     model.bn._buffers = {"gain": model.bn._parameters.pop("gain"), **model.bn._buffers}
     assert read(beside, 7, model)["buffer/bn.gain"] is other
@@ -90,15 +90,15 @@ def test_empty_tensors_are_read() -> None:
 
 def test_a_buffer_without_elements_in_vmap_is_read() -> None:
     """What stands for a tensor there shows no memory, and needs none."""
-    model, beside, found = Network(), Beside(), set[str]()
+    model, beside, names = Network(), Beside(), set[str]()
 
     def inside(x: torch.Tensor) -> torch.Tensor:
         model.register_buffer("odd", x)
-        found.update(read(beside, 3, model))
+        names.update(read(beside, 3, model))
         return x
 
     torch.func.vmap(inside)(torch.empty(2, 0))
-    assert {"buffer/odd", "unsaved/mask"} <= found and not beside.unread
+    assert {"buffer/odd", "unsaved/mask"} <= names and not beside.unread
 
 
 class Twin(nn.Module):

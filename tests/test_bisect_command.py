@@ -241,8 +241,8 @@ def test_every_culprit(merged: tuple[Repo, str, dict[str, str]]) -> None:
     """--all names each commit that moved the numbers, the one that a merge brought in by its own name."""
     repo, good, names = merged
     result, progress = bisect(repo, f"{good}..HEAD", "--all", *COMMAND)
-    found = {culprit["commit"]["commit"] for culprit in result["culprits"]}
-    assert found == {names["first"], names["side"], names["last"]}, progress
+    named = {culprit["commit"]["commit"] for culprit in result["culprits"]}
+    assert named == {names["first"], names["side"], names["last"]}, progress
     assert all(culprit["divergence"] for culprit in result["culprits"])
 
 
@@ -251,8 +251,8 @@ def test_first_parent(merged: tuple[Repo, str, dict[str, str]]) -> None:
     """With --first-parent a merge stands for all that it brought in."""
     repo, good, names = merged
     result, progress = bisect(repo, f"{good}..HEAD", "--all", "--first-parent", *COMMAND)
-    found = {culprit["commit"]["commit"] for culprit in result["culprits"]}
-    assert found == {names["first"], names["merge"], names["last"]}, progress
+    named = {culprit["commit"]["commit"] for culprit in result["culprits"]}
+    assert named == {names["first"], names["merge"], names["last"]}, progress
     assert len(result["order"]) == 7
 
 

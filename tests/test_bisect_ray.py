@@ -405,8 +405,8 @@ def test_parcel_half_made(tmp_path: Path) -> None:
         pass
     (home / ".new-k").mkdir()
     (home / ".new-k" / "half").touch()
-    with held(home, "k", lambda folder: (folder / "file").touch()) as found:
-        assert [path.name for path in found.iterdir()] == ["file"]
+    with held(home, "k", lambda folder: (folder / "file").touch()) as folder:
+        assert [path.name for path in folder.iterdir()] == ["file"]
     assert not (home / ".new-k").exists()
 
 

@@ -48,17 +48,17 @@ def test_deterministic_mode_repeats_all_bits(deterministic: RolloutChecks) -> No
 
     Every stand-in that this rests on is named. In this mode it keeps a prefix cache with few backends only.
     """
-    found = deterministic
+    report = deterministic
     assert {
-        finding.name: finding.detail for finding in found.findings if not finding.passed
-    } == {} and found.exit_code == 0
-    outcomes = {one.name: one.outcome for one in found.findings}
+        finding.name: finding.detail for finding in report.findings if not finding.passed
+    } == {} and report.exit_code == 0
+    outcomes = {one.name: one.outcome for one in report.findings}
     wanted = {name: "equal" if word == "any" else word for name, word in CHECKS.items()}
-    if found.identity["flags"]["disable_radix_cache"]:
+    if report.identity["flags"]["disable_radix_cache"]:
         wanted["prefix-cache"] = "not applicable"
-    assert found.identity["device"] != "cpu" or wanted["prefix-cache"] == "not applicable"
+    assert report.identity["device"] != "cpu" or wanted["prefix-cache"] == "not applicable"
     assert outcomes == wanted
-    assert found.identity["device"] != "cpu" or "rests on stand-ins: repro_sglang_cpu" in found.engine
+    assert report.identity["device"] != "cpu" or "rests on stand-ins: repro_sglang_cpu" in report.engine
 
 
 @pytest.mark.whole

@@ -92,13 +92,13 @@ else:
 
 def left(token: str) -> list[int]:
     """The processes with a word in their command line that have not ended."""
-    found = []
+    lines = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             ended = (folder / "stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
             if not ended and token.encode() in (folder / "cmdline").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found
+                lines.append(int(folder.name))
+    return lines
 
 
 def until(happened: Callable[[], object]) -> None:

@@ -140,12 +140,12 @@ def test_the_first_signal_is_by_phase_then_by_the_baselines_order(
 def test_each_kind_is_named(tmp_path: Path, other: list[Row], kind: str, detail: str) -> None:
     """Value, dtype, shape, missing and added signals are told apart, with both sides in words; sealed as live."""
     a, b = pair(tmp_path, [[column("loss", "x", 1.0, 2.0)]], [other])
-    found = compare(a, b).divergence
-    assert found is not None and (found.kind, found.detail) == (kind, detail)
-    assert (found.magnitude is not None) == (kind == "value")
+    divergence = compare(a, b).divergence
+    assert divergence is not None and (divergence.kind, divergence.detail) == (kind, detail)
+    assert (divergence.magnitude is not None) == (kind == "value")
     seal(a.directory)
     seal(b.directory)
-    assert compare(Trace(a.directory), Trace(b.directory)).divergence == found
+    assert compare(Trace(a.directory), Trace(b.directory)).divergence == divergence
 
 
 def test_statistics_are_not_compared(tmp_path: Path) -> None:
@@ -163,8 +163,12 @@ def test_bytes_of_cut_words_are_compared(tmp_path: Path) -> None:
         part = {"name": "w", "shape": [4], "at": [0]}
         signals.take("grad", "w", torch.tensor([1.0, 2.0, last]), {"shape": [3], "parts": [part]})
         rows += signals.rows()
-    found = compare(*pair(tmp_path, [[rows[0]]], [[rows[1]]])).divergence
-    assert rows[0].lanes == rows[1].lanes and found is not None and (found.signal, found.kind) == ("w", "value")
+    divergence = compare(*pair(tmp_path, [[rows[0]]], [[rows[1]]])).divergence
+    assert (
+        rows[0].lanes == rows[1].lanes
+        and divergence is not None
+        and (divergence.signal, divergence.kind) == ("w", "value")
+    )
 
 
 # -- bits of floats
@@ -187,9 +191,9 @@ def test_equality_is_that_of_bits(tmp_path: Path, x: float, y: float, kind: str)
 def test_a_metric_on_one_side_is_not_the_same(tmp_path: Path) -> None:
     """A metric that one side lacks is listed with None, and is never the same, NaN included."""
     a, b = pair(tmp_path, [metrics(x=1.0, y=NANS[0])], [metrics(x=1.0, z=2.0)])
-    found = {m.metric: m for m in compare(a, b).metrics}
-    assert list(found) == ["x", "y", "z"] and [m.same for m in found.values()] == [True, False, False]
-    assert found["y"].b is None and found["z"].a is None
+    changes = {m.metric: m for m in compare(a, b).metrics}
+    assert list(changes) == ["x", "y", "z"] and [m.same for m in changes.values()] == [True, False, False]
+    assert changes["y"].b is None and changes["z"].a is None
 
 
 # -- nothing compared is never a pass
@@ -231,9 +235,9 @@ def test_two_roots_for_equal_signals_are_an_error(tmp_path: Path) -> None:
 
 def bounded(folder: Path, a: dict[str, float], b: dict[str, float], **bounds: Bound) -> str | None:
     x, y = pair(folder, [metrics(**a)], [metrics(**b)] if b else [[column("loss", "other", 1.0)]])
-    found = compare(x, y, Compare(mode="bounds", bounds=bounds)).divergence
-    assert found is None or found.kind == "bound"
-    return found and found.signal
+    divergence = compare(x, y, Compare(mode="bounds", bounds=bounds)).divergence
+    assert divergence is None or divergence.kind == "bound"
+    return divergence and divergence.signal
 
 
 @pytest.mark.parametrize("bound", [Bound(rtol=0.5), Bound(atol=0.5), Bound(rtol=1e300, atol=1e300), Bound()])
@@ -263,9 +267,9 @@ def test_bounds_judge_metrics_only_and_every_step(tmp_path: Path) -> None:
     b = [[column("grad", "w", 2.0), *metrics(m=1.5, n=1.0)]] * 2 + [metrics(m=1.0, n=7.0)]
     x, y = pair(tmp_path, a, b)
     assert compare(x, y, Compare(mode="bounds", bounds={"m": Bound(atol=0.5), "n": Bound(atol=6.0)})).equal
-    found = compare(x, y, Compare(mode="bounds", bounds={"m": Bound(atol=0.5), "n": Bound(atol=5.0)})).divergence
-    assert found is not None and (found.step, found.signal) == (2, "n")
-    assert found.detail == "1.0 became 7.0, allowed +-5"
+    divergence = compare(x, y, Compare(mode="bounds", bounds={"m": Bound(atol=0.5), "n": Bound(atol=5.0)})).divergence
+    assert divergence is not None and (divergence.step, divergence.signal) == (2, "n")
+    assert divergence.detail == "1.0 became 7.0, allowed +-5"
     assert not compare(x, y).equal
 
 
@@ -298,10 +302,10 @@ def test_a_change_that_the_sketch_misses_is_not_measured(tmp_path: Path) -> None
         changed = base.clone()
         changed.view(-1)[at] = 1.5
         sides = ([[row_of("grad", "w", t)]] for t in (base, changed))
-        found = compare(*pair(tmp_path / str(k), *sides)).divergence
-        assert found is not None and found.magnitude is not None
-        sizes.append(found.magnitude)
-        assert ("abs" in str(found)) == (at != outside)
+        divergence = compare(*pair(tmp_path / str(k), *sides)).divergence
+        assert divergence is not None and divergence.magnitude is not None
+        sizes.append(divergence.magnitude)
+        assert ("abs" in str(divergence)) == (at != outside)
     assert str(sizes[0]) == "not measured" and sizes[0].max_ulp is sizes[0].max_abs is None
     assert sizes[1].differing >= 1 and sizes[1].max_abs == 0.5 and not sizes[1].exact
 
@@ -318,9 +322,9 @@ def test_whole_dumps_are_measured_exactly(tmp_path: Path) -> None:
         recorder.writer.close({})
         assert len(dump_path(tmp_path / str(side), 0, "grad", "layer/w").read_bytes()) == 8000
         traces.append(Trace(tmp_path / str(side)))
-    found = compare(*traces).divergence
-    assert found is not None and found.magnitude is not None and found.magnitude.exact
-    assert (found.magnitude.elements, found.magnitude.differing, found.magnitude.max_ulp) == (2000, 1, 1)
+    divergence = compare(*traces).divergence
+    assert divergence is not None and divergence.magnitude is not None and divergence.magnitude.exact
+    assert (divergence.magnitude.elements, divergence.magnitude.differing, divergence.magnitude.max_ulp) == (2000, 1, 1)
 
 
 # -- KL
@@ -386,7 +390,7 @@ def test_what_is_not_finite_is_found_where_nothing_masks(tmp_path: Path) -> None
     bad = torch.tensor([1.0, math.nan])
     for name, counts in (("copy/ema/w", True), ("frozen/w", True), ("buffer/mask", False), ("module/ref/mask", False)):
         trace = write(tmp_path / name, [[row_of("grad", "w", torch.ones(2)), row_of("update", name, bad)]])
-        found = (0, "update", name) if counts else None
-        assert trace.first_nonfinite() == found
+        first = (0, "update", name) if counts else None
+        assert trace.first_nonfinite() == first
         seal(trace.directory)
-        assert Trace(trace.directory).first_nonfinite() == found
+        assert Trace(trace.directory).first_nonfinite() == first

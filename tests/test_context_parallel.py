@@ -31,9 +31,9 @@ def test_every_token_lies_with_the_rank_whose_chunks_predict_it(case) -> None:
     """`ranges` agrees with the definition for any lengths, 1 to 8 ranks, padded or not."""
     total, response, size, padded = case
     for rank in range(size if size > 1 else 0):
-        found = [i for start, stop in ranges(total, response, rank, size, padded) for i in range(start, stop)]
-        assert found == slices_of_the_trainers(total, response, rank, size, padded)
-        assert held(total, response, rank, size, padded) == len(found)
+        held = [i for start, stop in ranges(total, response, rank, size, padded) for i in range(start, stop)]
+        assert held == slices_of_the_trainers(total, response, rank, size, padded)
+        assert held(total, response, rank, size, padded) == len(held)
 
 
 @given(lengths(), st.sampled_from(["list", "array", "tensor", "bfloat16"]))
@@ -70,8 +70,8 @@ def test_a_padded_length_is_found_by_what_the_ranks_hold(samples, size: int, dat
     sizes = [(prompt + response, response) for prompt, response in samples]
     padded = data.draw(st.integers(max(total for total, _ in sizes), 60))
     shown = [Held(t, r, rank, held(t, r, rank, size, padded)) for t, r in sizes for rank in range(size)]
-    found = padded_lengths(shown, size)
-    cuts = [[ranges(one.total, one.response, one.rank, size, p) for one in shown] for p in (padded, *found)]
+    lengths = padded_lengths(shown, size)
+    cuts = [[ranges(one.total, one.response, one.rank, size, p) for one in shown] for p in (padded, *lengths)]
     assert cuts[0] in cuts[1:]
     wrong = [one._replace(tokens=one.tokens + 1) for one in shown]
     assert padded_lengths(wrong, size) == []

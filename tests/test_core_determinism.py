@@ -147,9 +147,9 @@ def test_the_report_moves_no_generator_and_no_setting() -> None:
         )
 
     before = everything()
-    found = prove(SEED, 1)
+    proofs = prove(SEED, 1)
     assert everything() == before
-    assert {"seed: random", "seed: numpy", "seed: torch CPU"} <= red(found), "the generators had moved"
+    assert {"seed: random", "seed: numpy", "seed: torch CPU"} <= red(proofs), "the generators had moved"
 
 
 @at_most(20)

@@ -118,10 +118,10 @@ def test_a_signal_that_one_rank_stops_showing_is_kept_by_rank(place: Place) -> N
     """Columns, metrics and replicas that rank 1 forgets from step 1 on are no longer everybody's; the rest still is."""
     forgotten = [["input", "rewards"], ["forward", "log_probs"], ["loss", "loss"], ["update", "bias"]]
     case = case_of(2, fault={"rank": 1, "step": 1, "how": "forget", "signals": forgotten})
-    two, found = Trace(place.root / "two"), traced(case, place, "forgets")
-    assert found.steps[0].root == two.steps[0].root
+    two, trace = Trace(place.root / "two"), traced(case, place, "forgets")
+    assert trace.steps[0].root == two.steps[0].root
     for step in (1, 2):
-        shown, usual = ({(row.phase, row.name) for row in trace.rows(step)} for trace in (found, two))
+        shown, usual = ({(row.phase, row.name) for row in trace.rows(step)} for trace in (trace, two))
         assert shown ^ usual == {(phase, end) for phase, name in forgotten for end in (name, f"{name}@0")}
 
 
@@ -214,15 +214,15 @@ def _until(there: Callable[[], bool]) -> None:
 
 
 def _marked(mark: str) -> list[int]:
-    found = []
+    outcomes = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             state = (folder / "stat").read_bytes().rpartition(b")")[2].split()[0]
             if mark.encode() in (folder / "environ").read_bytes() and state not in (b"Z", b"X"):
-                found.append(int(folder.name))
+                outcomes.append(int(folder.name))
         except OSError:
             continue
-    return found
+    return outcomes
 
 
 # -- golden runs and bisects

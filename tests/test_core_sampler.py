@@ -391,10 +391,10 @@ def test_rows_go_on_without_an_end_of_sequence() -> None:
 
 def test_prompts_have_log_probs_where_asked_for() -> None:
     """They are those of a full forward over the prompt alone, for every token but the first."""
-    found = sample(
+    samples = sample(
         POLICY, PROMPTS, max_response_len=2, temperature=1.0, seeds=[0] * 5, eos_id=EOS, prompt_log_probs=True
     )
-    for prompt, response in zip(PROMPTS, found, strict=True):
+    for prompt, response in zip(PROMPTS, samples, strict=True):
         assert response.prompt_log_probs is not None
         with torch.no_grad():
             wanted = torch.log_softmax(POLICY(torch.tensor([prompt]))[0, :-1].float(), dim=-1)

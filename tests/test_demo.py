@@ -60,12 +60,12 @@ def states(seed: int) -> list[dict[str, str]]:
 
 
 def ancestors(seed: int, number: int) -> set[int]:
-    found, stack = set[int](), [number]
+    ancestors, stack = set[int](), [number]
     while stack:
-        if (at := stack.pop()) not in found:
-            found.add(at)
+        if (at := stack.pop()) not in ancestors:
+            ancestors.add(at)
             stack += history(seed).commits[at].parents
-    return found
+    return ancestors
 
 
 @cache
@@ -249,13 +249,13 @@ def test_a_missing_anchor_is_named() -> None:
 @pytest.mark.parametrize("kind", dict.fromkeys(refactors.REFACTORS), ids=lambda k: k.__name__)
 def test_every_refactor_applies_somewhere_and_compiles(kind: refactors.Refactor) -> None:
     """No refactor is dead: each changes some module, and its results compile."""
-    found = 0
+    count = 0
     for name, text in trainer_source().items():
         changed = kind(text, random.Random(name))
         if changed is not None and changed != text:
             compile(changed, name, "exec", dont_inherit=True)
-            found += 1
-    assert found >= 3
+            count += 1
+    assert count >= 3
 
 
 def test_a_refactor_leaves_names_that_are_not_its_own() -> None:
@@ -343,8 +343,8 @@ def test_every_culprit_shows_first_at_its_step(demo_case: Case, golden: Trace, t
         return f"{cause.kind} {cause.place}", divergence.step, divergence.phase
 
     with ThreadPoolExecutor(max_workers=2) as pool:
-        found = list(pool.map(first_difference, enumerate(CULPRITS)))
-    assert found == [(f"{c.kind} {c.place}", first_step, c.phase) for c in CULPRITS]
+        differences = list(pool.map(first_difference, enumerate(CULPRITS)))
+    assert differences == [(f"{c.kind} {c.place}", first_step, c.phase) for c in CULPRITS]
 
 
 @pytest.mark.campaign

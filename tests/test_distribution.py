@@ -62,9 +62,9 @@ def light(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) ->
     python = folder / "bin" / "python"
     run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "--quiet", built[1])
     (site,) = folder.glob("lib/python*/site-packages")
-    for found in needed(map(Requirement, PROJECT["dependencies"])):
-        for name in {file.parts[0] for file in found.files or [] if file.parts[0] not in ("..", "__pycache__")}:
-            (site / name).symlink_to(found.locate_file(name))
+    for requirement in needed(map(Requirement, PROJECT["dependencies"])):
+        for name in {file.parts[0] for file in requirement.files or [] if file.parts[0] not in ("..", "__pycache__")}:
+            (site / name).symlink_to(requirement.locate_file(name))
     return folder / "bin"
 
 
@@ -204,7 +204,7 @@ IN_USE = {
 
 def imported() -> dict[str, str]:
     """Top-level modules that our packages import, and a file that does."""
-    found: dict[str, str] = {}
+    imports: dict[str, str] = {}
     for package, folder in PACKAGES.items():
         for path in sorted((SOURCE / folder / package).rglob("*.py")):
             if "sglang/cpu" in str(path):
@@ -212,8 +212,10 @@ def imported() -> dict[str, str]:
             for node in ast.walk(ast.parse(path.read_text())):
                 names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
                 names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-                found |= {name.split(".")[0]: str(path) for name in names}
-    return {name: path for name, path in found.items() if name not in {*sys.stdlib_module_names, *PACKAGES, "__main__"}}
+                imports |= {name.split(".")[0]: str(path) for name in names}
+    return {
+        name: path for name, path in imports.items() if name not in {*sys.stdlib_module_names, *PACKAGES, "__main__"}
+    }
 
 
 def distributions(requirements: list[str]) -> set[str]:

@@ -98,8 +98,8 @@ def make(folder: Path, family: Family, template: bool = True) -> Path:
 @pytest.fixture(params=FAMILIES)
 def family(request: pytest.FixtureRequest) -> Family:
     """Each family."""
-    found: Family = FAMILIES[request.param]
-    return found
+    family: Family = FAMILIES[request.param]
+    return family
 
 
 def render(family: Family, messages: Messages) -> str:

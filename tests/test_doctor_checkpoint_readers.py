@@ -236,8 +236,8 @@ def test_a_template_cannot_do_harm(template: str, words: str, tmp_path: Path) ->
 def test_where_templates_and_tokens_come_from(tmp_path: Path) -> None:
     """A file beats the field, named templates have a default, ids end generation by three files."""
     folder = tokenizer(tmp_path / "words", template=None)
-    found = read_tokenizer(folder)
-    assert (found.template, found.eos, found.special, found.eos_ids, found.size) == (
+    words = read_tokenizer(folder)
+    assert (words.template, words.eos, words.special, words.eos_ids, words.size) == (
         None,
         "<|end|>",
         ("<|end|>", "w0"),
@@ -245,7 +245,7 @@ def test_where_templates_and_tokens_come_from(tmp_path: Path) -> None:
         32,
     )
     with pytest.raises(ReproError, match="no chat template"):
-        found.render([])
+        words.render([])
     (folder / "chat_template.json").write_text('{"chat_template": "old"}')
     assert read_tokenizer(folder).template == "old"
     named = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
@@ -263,21 +263,21 @@ def test_where_templates_and_tokens_come_from(tmp_path: Path) -> None:
 
 def _safely(path: Path) -> list[object]:
     """Everything that any reader makes of a path, with every rule of one artefact tried on it."""
-    found: list[object] = []
+    artefacts: list[object] = []
     for reader in READERS:
         if reader.fits(path):
             try:
                 for one in reader.read(path):
-                    found.append(one)  # noqa: PERF402 - what comes before a failure is kept
+                    artefacts.append(one)  # noqa: PERF402 - what comes before a failure is kept
             except ReproError as error:
                 lines = str(error).splitlines()
                 if len(lines) != 1:
                     raise
     for name in ALONE:
-        for one in found:
+        for one in artefacts:
             if isinstance(one, rule(name).inputs[0]):
                 assert isinstance(list(rule(name).check(one, *[None for _ in rule(name).uses])), list)
-    return found
+    return artefacts
 
 
 ALONE = (

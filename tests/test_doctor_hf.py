@@ -359,8 +359,8 @@ def test_how_much_two_checkpoints_differ(tmp_path: Path) -> None:
     _put(QUERY, 8.0)(tensors)
     tensors[QUERY].view(-1)[1:] = load_file(shard_of(first, QUERY))[QUERY].view(-1)[1:]
     gap = 8.0 - load_file(shard_of(first, QUERY))[QUERY].float().view(-1)[0].item()
-    found = finding("weights-differ", first, hf(tmp_path / "b", tensors))
-    assert found.where.value == f"by {gap:.6g} at most, 1 of 256 elements"
+    differing = finding("weights-differ", first, hf(tmp_path / "b", tensors))
+    assert differing.where.value == f"by {gap:.6g} at most, 1 of 256 elements"
     trained = hf(tmp_path / "c", {name: tensor + 1 for name, tensor in tensors.items()})
     assert {reported.severity for reported in findings("weights-differ", first, trained)} == {"note"}
     tensors.pop(QUERY)

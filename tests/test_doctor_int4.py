@@ -73,9 +73,9 @@ def test_each_matrix_is_named_with_its_shape_and_one_cure(tmp_path: Path) -> Non
         "lm_head.weight (32 x 16)",
         "model.embed_tokens.weight (32 x 16)",
     ]
-    for found in (routers, tables):
-        assert all(one.where.value in one.message for one in found)
-        (cure,) = {finding.cure for finding in found}
+    for reported in (routers, tables):
+        assert all(one.where.value in one.message for one in reported)
+        (cure,) = {finding.cure for finding in reported}
         assert cure.endswith(json.dumps(list(RECOMMENDED)))
     assert routers[0].cure.startswith(r'add "re:.*mlp\\.gate\\..*" to quantization_config.ignore')
 
@@ -141,10 +141,10 @@ def test_the_cure_cures(tmp_path: Path) -> None:
     """The rules that a finding proposes, put into the list, leave nothing to find."""
     ignore = _without(r"gate\.", "embed_tokens", "self_attn")
     folder = _quantised(tmp_path / "model", ignore)
-    found = [*findings("int4-router", folder), *findings("int4-ignore", folder)]
-    assert len(found) == 8  # three routers, the embedding, four projections of the attention
+    reported = [*findings("int4-router", folder), *findings("int4-ignore", folder)]
+    assert len(reported) == 8  # three routers, the embedding, four projections of the attention
     proposed = []
-    for one in found:
+    for one in reported:
         match = re.match(r"add (.*?) to quantization_config", one.cure)
         assert match is not None
         proposed += json.loads(f"[{match[1]}]")

@@ -44,14 +44,14 @@ def by_bash(path: Path) -> list[list[str]]:
 
 def by_reader(path: Path) -> list[list[str]]:
     """The words of each call of `python3`, by the reader alone."""
-    found = []
+    reported = []
     for command in read_script(path.read_bytes(), path).commands:
         words = [word.text for word in command.words]
         while words and words[0] != "python3":
             words = words[1:]
         if words:
-            found.append(words[1:])
-    return found
+            reported.append(words[1:])
+    return reported
 
 
 SCRIPTS = {

@@ -35,9 +35,9 @@ parser.parse_known_args()
 def read(path: Path) -> ParserDump:
     """What the reader finds."""
     assert PARSERS.fits(path)
-    found = [one for one in PARSERS.read(path) if isinstance(one, ParserDump)]
-    assert len(found) == 1
-    return found[0]
+    parsers = [one for one in PARSERS.read(path) if isinstance(one, ParserDump)]
+    assert len(parsers) == 1
+    return parsers[0]
 
 
 def test_help_lists_flags(tmp_path: Path) -> None:
@@ -90,16 +90,16 @@ def checkout(folder: Path, system: str = "slime") -> Path:
 @pytest.mark.parametrize("system", ["slime", "miles", "relax"])
 def test_a_checkout_registers_flags(tmp_path: Path, system: str) -> None:
     """By its source: certain of what is there, not of what is missing."""
-    place, found = PARSERS.read(checkout(tmp_path, system))
+    place, parsers = PARSERS.read(checkout(tmp_path, system))
     assert isinstance(place, Checkout)
     assert place.system == system
-    assert isinstance(found, ParserDump)
-    assert found.options == {"--rollout-batch-size", "--global-batch-size"}
-    assert not found.complete
+    assert isinstance(parsers, ParserDump)
+    assert parsers.options == {"--rollout-batch-size", "--global-batch-size"}
+    assert not parsers.complete
     artefact = launch(
         script(tmp_path, "--rollout-batch-sizes 4", "--tensor-model-parallel-size 2", "--no-rollout-batch-size")
     )
-    (finding,) = findings("flag-unknown", artefact, found)
+    (finding,) = findings("flag-unknown", artefact, parsers)
     assert (finding.severity, finding.certainty, finding.where.item) == ("warning", "possible", "--rollout-batch-sizes")
 
 
@@ -163,6 +163,6 @@ def test_any_content_is_a_dump_or_one_line(tmp_path: Path, content: bytes, helps
     path.write_bytes((b"usage: x\n  --a\n" if helps else b"") + content)
     PARSERS.fits(path)
     with contextlib.suppress(ReproError):
-        for found in PARSERS.read(path):
-            if isinstance(found, ParserDump):
-                findings("flag-ignored", found)
+        for parsers in PARSERS.read(path):
+            if isinstance(parsers, ParserDump):
+                findings("flag-ignored", parsers)

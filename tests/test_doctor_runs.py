@@ -30,15 +30,15 @@ def _read(path: Path) -> list[object]:
 
 def _until_refused(path: Path) -> tuple[list[object], str]:
     """What a folder gives before it is refused, and the line that refuses it; '' where it is not."""
-    found: list[object] = []
+    artefacts: list[object] = []
     reading = iter(RUN_FOLDER.read(path) if path.is_dir() else ROLLOUT_DUMP.read(path))
     try:
         while True:
-            found.append(next(reading))
+            artefacts.append(next(reading))
     except StopIteration:
-        return found, ""
+        return artefacts, ""
     except ReproError as error:
-        return found, str(error)
+        return artefacts, str(error)
 
 
 def _kinds(artefacts: list[object]) -> list[tuple[str, str]]:
@@ -75,12 +75,13 @@ def test_rollouts_know_what_came_before(tmp_path: Path) -> None:
     for number in range(3):
         rollout(tmp_path / "run", samples(), number)
     rollout(tmp_path / "run", samples(), 1, evaluation=True)
-    found = [one for one in _read(tmp_path / "run") if isinstance(one, Rollout)]
+    rollouts = [one for one in _read(tmp_path / "run") if isinstance(one, Rollout)]
     numbers = [
-        (finding.first and finding.first.rollout_id, finding.before and finding.before.rollout_id) for finding in found
+        (finding.first and finding.first.rollout_id, finding.before and finding.before.rollout_id)
+        for finding in rollouts
     ]
     assert numbers == [(None, None), (0, 0), (0, 1), (None, None)]
-    assert [one.dump.evaluation for one in found] == [False, False, False, True]
+    assert [one.dump.evaluation for one in rollouts] == [False, False, False, True]
 
 
 @pytest.mark.parametrize("part", ["rollout_data", "train_data"])

@@ -131,16 +131,16 @@ def test_records_of_any_types(one: Path, tmp_path_factory: Folders, name: str, d
 
 def _read(reader: Reader, path: Path) -> list[object]:
     """What a reader gives of a path before it refuses the rest in one line."""
-    found: list[object] = []
+    artefacts: list[object] = []
     refusal = ""
     if reader.fits(path):
         try:
             for artefact in reader.read(path):
-                found.append(artefact)  # noqa: PERF402 - what comes before a refusal counts
+                artefacts.append(artefact)  # noqa: PERF402 - what comes before a refusal counts
         except ReproError as error:
             refusal = str(error)
     assert "\n" not in refusal
-    return found
+    return artefacts
 
 
 def _never_raises(folder: Path) -> None:

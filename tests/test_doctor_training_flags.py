@@ -265,10 +265,10 @@ REWARDS = {
 def test_rewards_that_cannot_be_right(name: str, tmp_path: Path) -> None:
     """Each way in which reward type, key and label contradict each other; own reward code is left alone."""
     flags, severity, says = REWARDS[name]
-    (found,) = tried(load("reward-key"), Script(flags).read(tmp_path))
-    assert (found.severity, says in found.message) == (severity, True)
+    (finding,) = tried(load("reward-key"), Script(flags).read(tmp_path))
+    assert (finding.severity, says in finding.message) == (severity, True)
     reported = tried(load("reward-key"), Script({**flags, "--custom-rm-path": "mine.reward"}).read(tmp_path))
-    assert [finding.message for finding in reported] == ([found.message] if "--label-key" in flags else [])
+    assert [finding.message for finding in reported] == ([finding.message] if "--label-key" in flags else [])
 
 
 def test_labels_and_rewards_that_are_not_there(tmp_path: Path) -> None:

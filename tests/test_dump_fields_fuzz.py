@@ -104,14 +104,14 @@ def changes(odd: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
 
 def mutated(value: Any, many: list[Any]) -> Any:
     """A value with some of its parts replaced, removed, doubled, or cut."""
-    found = copy.deepcopy(value)
+    mutated = copy.deepcopy(value)
     for number, upper, kind, name, count, odd in many:
         # few fields are single ones: choose among the upper levels as often as among all
-        places = [path for path in _places(found) if not upper or len(path) <= 3]
+        places = [path for path in _places(mutated) if not upper or len(path) <= 3]
         if not places:
             break
         *path, key = places[number % len(places)]
-        within = found
+        within = mutated
         for step in path:
             within = within[step]
         if isinstance(within, tuple):
@@ -126,7 +126,7 @@ def mutated(value: Any, many: list[Any]) -> Any:
             within.insert(0, odd)
         else:
             within[key] = _resized(within[key], count)
-    return found
+    return mutated
 
 
 def _resized(value: Any, count: int) -> Any:

@@ -141,18 +141,18 @@ def pickles() -> list[tuple[bytes, dict[str, bytes]]]:
     """Pickles of every protocol with the storages they name."""
     import zipfile
 
-    found = []
+    outcomes = []
     with tempfile.TemporaryDirectory() as folder:
         for protocol in (2, 3, 4, 5):
             path = Path(folder) / "x.pt"
             small_dump(path, protocol)
             with zipfile.ZipFile(path) as made:
                 names = [name for name in made.namelist() if "/data/" in name]
-                found.append((made.read("x/data.pkl"), {name.rpartition("/")[2]: made.read(name) for name in names}))
+                outcomes.append((made.read("x/data.pkl"), {name.rpartition("/")[2]: made.read(name) for name in names}))
         write_archive(path, {"r": Record("a.B", {"x": 1}, (Unknown("c.D"), Tensor.of(torch.ones(2))))})
         with zipfile.ZipFile(path) as made:
-            found.append((made.read("archive/data.pkl"), {"0": made.read("archive/data/0")}))
-    return found
+            outcomes.append((made.read("archive/data.pkl"), {"0": made.read("archive/data/0")}))
+    return outcomes
 
 
 @pytest.mark.whole

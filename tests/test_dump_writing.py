@@ -55,12 +55,12 @@ def test_other_content_gives_other_bytes(tmp_path: Path) -> None:
     nan = np.frombuffer(b"\1\0\0\0\0\0\xf8\x7f")[0].item()
     values = [0.0, -0.0, float("nan"), nan, 0, False, None, np.float64(0), np.float32(0), np.zeros(2), np.zeros((2, 1))]
     values += [(), [], {}, OrderedDict(), set(), frozenset(), "", b"", bytearray(), 0j, -0j]
-    found = set()
+    kinds = set()
     for value in values:
         write_archive(tmp_path / "a.pt", value)
-        found.add((tmp_path / "a.pt").read_bytes())
+        kinds.add((tmp_path / "a.pt").read_bytes())
         assert [same(value, other) for other in values].count(True) == 1, value
-    assert len(found) == len(values)
+    assert len(kinds) == len(values)
 
 
 def test_torch_reads_it(tmp_path: Path) -> None:

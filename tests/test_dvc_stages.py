@@ -132,8 +132,8 @@ def test_plots_diff_draws_both_sides(checked: Repo) -> None:
 def test_exp_show_has_our_metrics(checked: Repo) -> None:
     """`dvc exp show` lists the check's numbers of HEAD and of the working tree, as JSON and as CSV."""
     done = dvc(checked, "exp", "show", "--json")
-    found = [e["data"]["metrics"]["golden/check.json"]["data"]["toy"] for e in json.loads(done.stdout)]
-    assert [e["agrees"] for e in found] == [0, 1]
+    revisions = [e["data"]["metrics"]["golden/check.json"]["data"]["toy"] for e in json.loads(done.stdout)]
+    assert [e["agrees"] for e in revisions] == [0, 1]
     rows = list(csv.DictReader(io.StringIO(dvc(checked, "exp", "show", "--csv").stdout)))
     assert [row["toy.divergent_step"] for row in rows] == ["2", "-1"]
 

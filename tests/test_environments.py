@@ -150,27 +150,27 @@ def toy(setup: str, **subject: object) -> Case:
 @contextlib.contextmanager
 def using(case: Case, place: Place, cancel: threading.Event | None = None) -> Iterator[Environment]:
     """The environment of a case that has one."""
-    with held(case, case.subject, place, cancel) as found:  # type: ignore[arg-type]
-        assert found is not None
-        yield found
+    with held(case, case.subject, place, cancel) as environment:  # type: ignore[arg-type]
+        assert environment is not None
+        yield environment
 
 
 def together(count: int, work: object) -> list[object]:
     """What several threads that start at once return or raise."""
-    found: list[object] = []
+    environments: list[object] = []
 
     def one() -> None:
         try:
-            found.append(work())  # type: ignore[operator]
+            environments.append(work())  # type: ignore[operator]
         except ChildFailure as failure:
-            found.append(failure.message)
+            environments.append(failure.message)
 
     threads = [threading.Thread(target=one) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return environments
 
 
 COUNT = "echo x >> {root}/made; "
@@ -190,18 +190,18 @@ def test_one_is_built_for_each_content(repo: Repo) -> None:
     assert made.read_text() == "x\n"
     assert (folders[0] / "path").read_text() == "\n"  # type: ignore[operator] # the code is no part of it
     worktrees = Worktrees(find_checkout(repo.root))
-    with worktrees.at(repo.git("rev-parse", "HEAD"), None) as place, using(case, place) as found:
-        assert found.folder == folders[0]
+    with worktrees.at(repo.git("rev-parse", "HEAD"), None) as place, using(case, place) as environment:
+        assert environment.folder == folders[0]
         (place.root / "lock").write_text("two")
         with using(case, place) as other:
-            assert other.folder != found.folder
+            assert other.folder != environment.folder
         changed = toy(COUNT + "touch {out}/x")
         with using(changed, place) as other:
-            assert other.folder != found.folder
+            assert other.folder != environment.folder
     worktrees.close()
     assert made.read_text() == "x\n" * 3
-    shutil.rmtree(found.folder)  # by whoever cleans up
-    assert work() == found.folder
+    shutil.rmtree(environment.folder)  # by whoever cleans up
+    assert work() == environment.folder
 
 
 def test_what_does_not_build_is_skipped_with_its_cause(repo: Repo, tmp_path: Path) -> None:

@@ -42,10 +42,10 @@ RUNS = st.dictionaries(st.integers(0, 5), st.dictionaries(NAMES, st.floats(), ma
 def single(value: float) -> float:
     """Rounded to float32, by the C library and not by what is tested."""
     try:
-        found: float = struct.unpack("<f", struct.pack("<f", value))[0]
+        single: float = struct.unpack("<f", struct.pack("<f", value))[0]
     except OverflowError:
         return math.copysign(math.inf, value)
-    return found
+    return single
 
 
 def bits(value: float) -> bytes:

@@ -187,9 +187,9 @@ def test_an_expanded_tensor_of_more_than_2_31_elements() -> None:
     whole = torch.frombuffer(bytearray(row), dtype=torch.uint8).expand((1 << 11) + 1, -1)
     rows, width = whole.shape
     parts = [(0, 1), (1, 1000), (1000, rows - 1), (rows - 1, rows)]
-    found = [shares(whole[a:b], box("", whole.shape, (a, 0), (b - a, width)))[""] for a, b in parts]
-    assert [found[k].lanes for k in (0, 3)] == [reference(row), reference(row, (rows - 1) * width // 8)]
-    assert merge(found).lanes == scan(whole).lanes
+    parts_ = [shares(whole[a:b], box("", whole.shape, (a, 0), (b - a, width)))[""] for a, b in parts]
+    assert [parts_[k].lanes for k in (0, 3)] == [reference(row), reference(row, (rows - 1) * width // 8)]
+    assert merge(parts_).lanes == scan(whole).lanes
 
 
 @pytest.mark.whole
@@ -218,5 +218,5 @@ def test_without_kernels_the_cpu_serves() -> None:
     """Where the kernels do not work, one warning says why, and the CPU's backend serves."""
     device = torch.device("cuda")
     with pytest.warns(RuntimeWarning, match="made on the CPU") as seen:
-        found = [backend_for(device), backend_for(device)]
-    assert len(seen) == 1 and all(type(b) is Cpu for b in found)
+        backends = [backend_for(device), backend_for(device)]
+    assert len(seen) == 1 and all(type(b) is Cpu for b in backends)

@@ -32,8 +32,8 @@ def test_every_dtype_can_be_read(dtype: torch.dtype) -> None:
         ([0], [1], 0),
     ]
     for v in [view(dtype, *layout) for layout in layouts]:
-        found = observe([v.on(CPU)], on_cpu=True).result()[0][0]
-        assert (found.lanes, found.values) == (reference(v.content()), v.content()), v
+        scan = observe([v.on(CPU)], on_cpu=True).result()[0][0]
+        assert (scan.lanes, scan.values) == (reference(v.content()), v.content()), v
         assert fingerprint(v.on(CPU)) == bind(reference(v.content()), dtype_name(dtype), v.shape)
 
 
@@ -46,8 +46,8 @@ class Meddling(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = super().__torch_function__(func, types, args, kwargs or {})
-        return found + 1 if type(found) is cls and func.__name__ != "add" else found
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        return result + 1 if type(result) is cls and func.__name__ != "add" else result
 
 
 @pytest.mark.parametrize(

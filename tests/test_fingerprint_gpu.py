@@ -139,9 +139,9 @@ def test_the_largest_magnitude_is_found_wherever_it_lies(dtype: torch.dtype) -> 
     tensors += [tensors[0][:middle], tensors[0][1:middle:3].contiguous(), tensors[1].clone()]
     tensors[-1][middle] = float("nan")
     expected = observe([t.to(CPU) for t in tensors], on_cpu=True).result()
-    found = observe(tensors).result()
-    assert [(s[0].absmax, s[0].nonfinite) for s in found] == [(s[0].absmax, s[0].nonfinite) for s in expected]
-    assert [s[0].absmax for s in found[:6]] == [3.0, most, 3.0, most, least, 0.0]
+    scans = observe(tensors).result()
+    assert [(s[0].absmax, s[0].nonfinite) for s in scans] == [(s[0].absmax, s[0].nonfinite) for s in expected]
+    assert [s[0].absmax for s in scans[:6]] == [3.0, most, 3.0, most, least, 0.0]
 
 
 @kernels

@@ -25,12 +25,12 @@ def test_numpy_serves_where_numba_is_missing(dtype: torch.dtype) -> None:
             [at + 5, 90, 40, item, 7, 40, 0, 4, kind, lut, item, 91],
             [at + 2, 3, 400, 900, 1, 7, 0, 5, kind, lut, 1, 2],
             [at + 2, 1, 300, 0, 9, 0, 0, 6, kind, lut, item, 0]]  # fmt: skip
-    found = []
+    lanes = []
     for module in (_numba, _numpy):
         sums, stats, words = np.zeros((7, 2), np.uint64), np.zeros((7, 3)), np.zeros(8, np.uint64)
         module.run(np.array(jobs), kinds.luts(), sums, stats)
         module.gather(np.array([[at + k, k + 1] for k in range(8)]), words)
-        found.append((sums.tolist(), stats[:, :2].tolist(), words.tolist(), stats[:, 2].tolist()))
-    assert found[0][:3] == found[1][:3]
-    for a, b in zip(found[0][3], found[1][3], strict=True):
+        lanes.append((sums.tolist(), stats[:, :2].tolist(), words.tolist(), stats[:, 2].tolist()))
+    assert lanes[0][:3] == lanes[1][:3]
+    for a, b in zip(lanes[0][3], lanes[1][3], strict=True):
         assert a == b or math.isclose(a, b, rel_tol=1e-12)

@@ -37,7 +37,7 @@ Key = tuple[int, str, str]
 
 def signals(out: Path, printed: str, per_rollout: int) -> dict[Key, list[Any]]:
     """What a run left, by step, phase and name, read by nothing but the archive's reader."""
-    found: dict[Key, list[Any]] = {}
+    signals_: dict[Key, list[Any]] = {}
     for path in sorted((out / "train_data").iterdir()):
         payload = read_archive(path)
         step = payload["rollout_id"] * per_rollout
@@ -48,7 +48,7 @@ def signals(out: Path, printed: str, per_rollout: int) -> dict[Key, list[Any]]:
         for name, values in columns.items():
             phase = "input" if name in INPUT else "forward"
             if name in INPUT + FORWARD:
-                found.setdefault((step, phase, name), []).append(values)
+                signals_.setdefault((step, phase, name), []).append(values)
     for line in _LINE.finditer(printed):
         label, number = line["label"], int(line["number"])
         step = number * per_rollout if label == "rollout" else number
@@ -56,8 +56,8 @@ def signals(out: Path, printed: str, per_rollout: int) -> dict[Key, list[Any]]:
             short = name.removeprefix("train/")
             phase = "grad" if short.endswith("grad_norm") else "update" if label == "perf" else "loss"
             if label != "perf":
-                found[step, phase, short] = [value]
-    return found
+                signals_[step, phase, short] = [value]
+    return signals_
 
 
 def differing(a: Mapping[Key, Any], b: Mapping[Key, Any]) -> list[Key]:
@@ -210,15 +210,15 @@ def test_refactors_change_nothing(tmp_path: Path) -> None:
     """Commits around the culprit move no bit of what a run leaves, whatever they do to the code."""
     fork = make_fork(tmp_path, commits=9)
     replay = ["--load-debug-rollout-data", f"{fork.rollouts}/{{rollout_id}}.pt", "--dump-details"]
-    found = []
+    names = []
     for commit in (fork.good, fork.bad):
         fork.repo.git("checkout", "--quiet", commit)
         printed = run_program(fork.repo.root, "slime", [*usual_flags((), 1), *replay, f"{tmp_path}/{commit}"])
-        found.append(signals(tmp_path / commit, printed, 1))
+        names.append(signals(tmp_path / commit, printed, 1))
     assert len(fork.commits) == 9
     assert len(fork.repo.git("diff", "--stat", fork.good, fork.bad).splitlines()) == 10
-    assert found[0]
-    assert not differing(*found)
+    assert names[0]
+    assert not differing(*names)
 
 
 def test_a_fork_holds_one_culprit(tmp_path: Path) -> None:

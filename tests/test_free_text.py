@@ -76,8 +76,8 @@ def test_what_is_compared_is_read_as_before() -> None:
 
 def test_nan_is_read() -> None:
     """A loss that is NaN or infinite is shown as such."""
-    found = shown_in("loss nan kl=-inf")
-    assert math.isnan(found["loss"]) and found["kl"] == -math.inf
+    shown = shown_in("loss nan kl=-inf")
+    assert math.isnan(shown["loss"]) and shown["kl"] == -math.inf
 
 
 @given(st.text(max_size=80) | st.text("loss kl=:|,.[]0123456789e-+%/{}'\"in fas\r\t", max_size=80))

@@ -62,8 +62,8 @@ class GitHub(BaseHTTPRequestHandler):
             self._answer(403, {"message": "Resource not accessible by integration"})
         elif url.path == "/repos/o/r/issues/7/comments" and self.command == "POST":
             self._answer(201, self._create(raw))
-        elif (found := re.fullmatch(r"/repos/o/r/issues/comments/(\d+)", url.path)) and self.command == "PATCH":
-            comment = next(c for c in served.comments if c["id"] == int(found[1]))
+        elif (match := re.fullmatch(r"/repos/o/r/issues/comments/(\d+)", url.path)) and self.command == "PATCH":
+            comment = next(c for c in served.comments if c["id"] == int(match[1]))
             comment["body"] = json.loads(raw)["body"]
             self._answer(200, comment)
         else:

@@ -103,10 +103,10 @@ ANY = st.lists(st.integers(0, 3), min_size=2, max_size=30)
 
 def counted(moves: Sequence[bool]) -> list[int]:
     """Numbers that never come back."""
-    found = [0]
+    numbers = [0]
     for moved in moves:
-        found.append(found[-1] + moved)
-    return found
+        numbers.append(numbers[-1] + moved)
+    return numbers
 
 
 @given(FRESH, st.integers(1, 4), st.integers(0, 5))
@@ -235,13 +235,13 @@ def merged(draw: st.DrawFn) -> World:
 
 def reached(parents: Mapping[str, Sequence[str]], tip: str) -> set[str]:
     """A commit and its ancestors."""
-    found, stack = set[str](), [tip]
+    reached, stack = set[str](), [tip]
     while stack:
         commit = stack.pop()
-        if commit not in found:
-            found.add(commit)
+        if commit not in reached:
+            reached.add(commit)
             stack += parents.get(commit, ())
-    return found
+    return reached
 
 
 def planted(world: World) -> set[str]:

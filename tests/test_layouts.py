@@ -415,23 +415,23 @@ def sides(repo: Repo, layout: str, *arguments: str, code: int = 0) -> tuple[dict
 def test_the_key_that_computes_something_else(tmp_path: Path) -> None:
     """A layout with another loss parts from the case where it is another, and of two keys the right one is named."""
     repo = kit.start(tmp_path, TRAIN, CASE)
-    found, report = sides(repo, "case..scaled,threads=1", "-j", "1")
-    parted = found["comparison"]["parted"]
-    assert (found["outcome"], parted["step"], parted["phase"], parted["how"]) == ("part", 1, "grad", "whole")
-    assert [(b["key"], b["comparison"]["verdict"] == "part") for b in found["between"]] == [
+    result, report = sides(repo, "case..scaled,threads=1", "-j", "1")
+    parted = result["comparison"]["parted"]
+    assert (result["outcome"], parted["step"], parted["phase"], parted["how"]) == ("part", 1, "grad", "whole")
+    assert [(b["key"], b["comparison"]["verdict"] == "part") for b in result["between"]] == [
         ("table: case -> scaled", True),
         ("threads: the layout's own -> 1", False),
     ]
     assert report.startswith("# case and scaled,threads=1 part on toy: step 1, phase grad")
-    assert found["reproduce"].startswith("repro bisect --layout case..scaled,threads=1 --at ")
+    assert result["reproduce"].startswith("repro bisect --layout case..scaled,threads=1 --at ")
 
 
 @pytest.mark.whole
 def test_a_layout_that_does_not_reproduce_itself(tmp_path: Path) -> None:
     """It is said to, with how it differs from itself, and nothing is compared."""
     repo = kit.start(tmp_path, TRAIN, CASE)
-    found, report = sides(repo, "case..noisy", code=3)
-    assert (found["outcome"], found["comparison"], list(found["flaky"])) == ("flaky", None, ["noisy"])
+    result, report = sides(repo, "case..noisy", code=3)
+    assert (result["outcome"], result["comparison"], list(result["flaky"])) == ("flaky", None, ["noisy"])
     assert "noisy does not reproduce itself on toy" in report
 
 
@@ -456,18 +456,18 @@ def keys(repo: Repo, layouts: str) -> list[str]:
     axis = layout_axis(checkout, case, layouts, at=None)
     executor = Local(checkout, axis.roomy, None, 1)
     prober = Prober(checkout, axis.roomy, axis, "", identity_of(axis.roomy, repo.root), executor, Bitwise())
-    found = [prober.key(point) for point in (axis.good, *axis.parents)]
+    journal_keys = [prober.key(point) for point in (axis.good, *axis.parents)]
     prober.close()
     executor.close()
-    return found
+    return journal_keys
 
 
 def test_a_run_of_the_case_serves_every_layout(tmp_path: Path) -> None:
     """What was replayed of the case beside one layout is not replayed beside another of other threads or ranks."""
     repo = kit.start(tmp_path, TRAIN, CASE)
-    found = [keys(repo, f"case..{other}") for other in ("threads=2", "scaled,threads=3", "ddp", "scaled")]
-    assert len({points[0] for points in found}) == 1
-    assert all(len({*points}) == len(points) for points in found)
+    by_layout = [keys(repo, f"case..{other}") for other in ("threads=2", "scaled,threads=3", "ddp", "scaled")]
+    assert len({points[0] for points in by_layout}) == 1
+    assert all(len({*points}) == len(points) for points in by_layout)
 
 
 def test_a_layout_in_another_python(tmp_path: Path) -> None:
@@ -476,14 +476,14 @@ def test_a_layout_in_another_python(tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=False)
     (site / "ours.pth").write_text("".join(f"{path}\n" for path in sys.path if path and Path(path).is_dir()))
     table = f'[layouts.other]\ncommand = "{tmp_path}/venv/bin/python train.py"\n'
-    repo, found = kit.start(tmp_path / "repo", TRAIN, CASE + table), []
+    repo, journal_keys = kit.start(tmp_path / "repo", TRAIN, CASE + table), []
     for version in ("1.0", "1.1"):
         (site / "limit-1.dist-info").mkdir(exist_ok=True)
         about = f"Metadata-Version: 2.1\nName: limit\nVersion: {version}\n"
         (site / "limit-1.dist-info" / "METADATA").write_text(about)
         builds._asked.cache_clear()
-        found.append(keys(repo, "case..other"))
-    assert [a == b for a, b in zip(*found, strict=True)] == [True, False]
+        journal_keys.append(keys(repo, "case..other"))
+    assert [a == b for a, b in zip(*journal_keys, strict=True)] == [True, False]
 
 
 @pytest.mark.campaign
@@ -493,22 +493,22 @@ def test_two_ranks(tmp_path: Path) -> None:
     The sharded weights that they start from are seen to be equal, without being gathered.
     """
     repo = kit.start(tmp_path, TRAIN, CASE)
-    found, _ = sides(repo, "case..ddp")
-    assert (found["outcome"], found["comparison"]["first"]["how"]) == ("agree", "whole")
-    found, _ = sides(repo, "case..wrong")
-    first, parted = found["comparison"]["first"], found["comparison"]["parted"]
+    result, _ = sides(repo, "case..ddp")
+    assert (result["outcome"], result["comparison"]["first"]["how"]) == ("agree", "whole")
+    result, _ = sides(repo, "case..wrong")
+    first, parted = result["comparison"]["first"], result["comparison"]["parted"]
     assert (first["step"], first["phase"], first["beyond"], parted["step"]) == (0, "grad", "", 1)
-    found, report = sides(repo, "case..fsdp", "--tolerance", "100")
-    comparison = found["comparison"]
-    assert (found["outcome"], comparison["first"]["phase"]) == ("agree", "grad")
+    result, report = sides(repo, "case..fsdp", "--tolerance", "100")
+    comparison = result["comparison"]
+    assert (result["outcome"], comparison["first"]["phase"]) == ("agree", "grad")
     assert comparison["unmeasured"] > 0, "shards keep no values"
     assert "as far as is known" in report
-    assert "--tolerance 100" in found["reproduce"]
+    assert "--tolerance 100" in result["reproduce"]
 
 
 @pytest.mark.campaign
 def test_threads_of_the_built_in_trainer(recorded: Repo) -> None:
     """Another number of threads is another layout of the built-in trainer, replayed on the same rollouts."""
-    found, _ = sides(recorded, "threads=1..threads=2")
-    assert found["outcome"] in ("equal", "agree")
-    assert found["comparison"]["steps"] == 3
+    result, _ = sides(recorded, "threads=1..threads=2")
+    assert result["outcome"] in ("equal", "agree")
+    assert result["comparison"]["steps"] == 3

@@ -150,8 +150,8 @@ def test_no_line_is_an_error(text: str, label: str) -> None:
     """Any text at all gives a dict of names to floats, with user patterns and without."""
     patterns = [re.compile(r"(?P<name>\w)?[=:](?P<value>\S+)?"), re.compile(r"(?P<loss>.)")]
     for line in (label + text, f"{label}{{{text}}}", f"(A pid=1) {label}{{'{text}': 1}}"):
-        for found in (metrics_of(line), metrics_of(line, patterns)):
-            assert all(type(k) is str and type(v) is float for k, v in found.items())
+        for metrics in (metrics_of(line), metrics_of(line, patterns)):
+            assert all(type(k) is str and type(v) is float for k, v in metrics.items())
 
 
 def test_many_keys_and_long_lines() -> None:
@@ -239,11 +239,11 @@ def lines_by_definition(text: str) -> list[str]:
 @example(["a" * 70_000, "\rkept\n", "x" * 70_000 + "y", "y\nafter\n"])
 def test_pieces_of_a_stream_do_not_change_its_lines(pieces: list[str]) -> None:
     """However a text is cut into pieces, its lines are the same; those beyond 64 KiB are dropped."""
-    found: list[str] = []
-    lines = Lines(found.append)
+    taken: list[str] = []
+    lines = Lines(taken.append)
     for piece in pieces:
         lines.write(piece)
-    assert found == [line for line in lines_by_definition("".join(pieces)) if len(line) <= 65_536]
+    assert taken == [line for line in lines_by_definition("".join(pieces)) if len(line) <= 65_536]
 
 
 def test_an_unfinished_line_is_held_up_to_its_limit() -> None:
@@ -263,11 +263,11 @@ def test_threads_do_not_tear_each_others_lines() -> None:
         thread.start()
         thread.join()
 
-    found: list[str] = []
+    taken: list[str] = []
     stream = io.StringIO()
 
     def take(line: str) -> None:
-        found.append(line)
+        taken.append(line)
         if line == "one line":
             elsewhere(stream.write, "while that is heard\n")
 
@@ -277,14 +277,14 @@ def test_threads_do_not_tear_each_others_lines() -> None:
         write("one ")
         elsewhere(write, "between\nunfinished")
         write("line\n")
-    assert found == ["between", "one line", "while that is heard"] * 2
+    assert taken == ["between", "one line", "while that is heard"] * 2
 
 
 def test_many_threads_at_once() -> None:
     """Four threads that print at once: every line of each is heard, in that thread's order."""
-    found: list[str] = []
+    taken: list[str] = []
     stream = io.StringIO()
-    listen(stream, found.append)
+    listen(stream, taken.append)
     before = sys.getswitchinterval()
 
     def write(thread: int) -> None:
@@ -301,8 +301,8 @@ def test_many_threads_at_once() -> None:
     finally:
         sys.setswitchinterval(before)
     for i in range(4):
-        assert [line for line in found if line.startswith(f"{i}-")] == [f"{i}-{k}" for k in range(300)]
-    assert len(found) == 1200
+        assert [line for line in taken if line.startswith(f"{i}-")] == [f"{i}-{k}" for k in range(300)]
+    assert len(taken) == 1200
 
 
 class Refuses:
@@ -344,10 +344,10 @@ def wrapped() -> io.TextIOWrapper:
 )
 def test_listening_changes_nothing_and_hears_all(writes: list[tuple[bool, str]], make: Callable[[], Any]) -> None:
     """Through write and writelines, a listened stream does what another does, and each line is heard once."""
-    found: list[str] = []
+    taken: list[str] = []
     plain, heard = make(), make()
     for _ in range(3):
-        listen(heard, found.append)
+        listen(heard, taken.append)
     for many, text in writes:
         answers = [s.writelines(list(text)) if many else s.write(text) for s in (plain, heard)]
         assert answers[0] == answers[1]
@@ -355,16 +355,16 @@ def test_listening_changes_nothing_and_hears_all(writes: list[tuple[bool, str]],
         assert plain.got == heard.got
     else:
         assert plain.seek(0) == heard.seek(0) and plain.read() == heard.read()
-    assert found == lines_by_definition("".join(text for _, text in writes))
+    assert taken == lines_by_definition("".join(text for _, text in writes))
 
 
 def test_errors_stay_the_streams_own() -> None:
     """The stream's errors are raised and then nothing is heard; `take`'s are not, and what it prints is not heard."""
-    found: list[str] = []
+    taken: list[str] = []
     stream = wrapped()
 
     def take(line: str) -> None:
-        found.append(line)
+        taken.append(line)
         print("from take", file=stream)
         raise RuntimeError(line)
 
@@ -376,11 +376,11 @@ def test_errors_stay_the_streams_own() -> None:
     with pytest.raises(TypeError):
         stream.write()  # type: ignore[call-arg]
     assert stream.write("one\ntwo\n") == 8 and stream.write("three\n") == 6
-    assert found == ["one", "three"]
+    assert taken == ["one", "three"]
     stream.close()
     with pytest.raises(ValueError, match="closed"):
         stream.write("four\n")
-    assert found == ["one", "three"]
+    assert taken == ["one", "three"]
 
 
 def test_streams_that_cannot_be_listened_to() -> None:
@@ -393,12 +393,12 @@ def test_streams_that_cannot_be_listened_to() -> None:
 
 def test_progress_bars_do_not_hide_lines() -> None:
     """A line that tqdm writes between the redraws of its bar on the same stream is heard as it was written."""
-    found: list[str] = []
+    taken: list[str] = []
     stream = io.StringIO()
-    listen(stream, found.append)
+    listen(stream, taken.append)
     for i in tqdm(range(3), file=stream, mininterval=0, ascii=True):
         tqdm.write(str({"loss": str(i / 2)}), file=stream)
-    assert [metrics_of(line) for line in found if "{" in line] == [{"loss": i / 2} for i in range(3)]
+    assert [metrics_of(line) for line in taken if "{" in line] == [{"loss": i / 2} for i in range(3)]
 
 
 PROGRAM = """

@@ -184,8 +184,8 @@ def test_names_and_phases_of_metrics() -> None:
         "eval/a": 1.0, "train/lr-pg_0": 1.0, "rollout/log_probs": 1.0, "rollout/raw_reward": 1.0,
         "passrate/pass@1": 1.0, "rollout/time": 1.0, "train/tokens_per_s": 1.0, "rollout/partition": 7.5,
     }  # fmt: skip
-    found = wanted(metrics)
-    assert {name: phase_of(name) for name in found} == {
+    kept = wanted(metrics)
+    assert {name: phase_of(name) for name in kept} == {
         "grad_norm": "grad",
         "critic-grad_norm": "grad",
         "lr-pg_0": "update",

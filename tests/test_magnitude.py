@@ -30,11 +30,11 @@ def raw(values: torch.Tensor) -> bytes:
 def walk(dtype: str) -> list[bytes]:
     """Every finite value of a 16-bit format from the lowest up, found step by step with nextafter; one zero."""
     up = torch.tensor(INF, dtype=HALVES[dtype])
-    at, found = torch.nextafter(-up, up), []
+    at, values = torch.nextafter(-up, up), []
     while at.isfinite():
-        found.append(raw(at))
+        values.append(raw(at))
         at = torch.nextafter(at, up)
-    return found
+    return values
 
 
 # -- units in the last place

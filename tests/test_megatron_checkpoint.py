@@ -144,9 +144,9 @@ def _run(folder: Path) -> None:
 def placed(jobs: Jobs, name: str, out: str) -> dict[tuple[str, str], Tensor]:
     """All weights, main weights, moments and step counts of a job's end, by phase and canonical name."""
     kinds = ("model", "main", "exp_avg", "exp_avg_sq", "step", "sample")
-    found = {(phase, key): value for (_, phase, key), value in jobs.joined(name, out).items() if phase in kinds}
-    assert {"model", "main", "exp_avg", "exp_avg_sq"} <= {phase for phase, _ in found}
-    return found
+    tensors = {(phase, key): value for (_, phase, key), value in jobs.joined(name, out).items() if phase in kinds}
+    assert {"model", "main", "exp_avg", "exp_avg_sq"} <= {phase for phase, _ in tensors}
+    return tensors
 
 
 @pytest.mark.whole
@@ -208,16 +208,16 @@ def test_what_cannot_be_loaded_is_refused_in_one_line(world: int, jobs: Jobs) ->
 @pytest.mark.parametrize("name", OTHER)
 def test_a_checkpoint_of_another_run_is_refused(name: str, jobs: Jobs) -> None:
     """Another architecture, dtype or kind of estimator: one line with both sides."""
-    (found,) = jobs.ranks(f"other {name}", "loaded")
-    ((kind, said),) = found.said
+    (rank,) = jobs.ranks(f"other {name}", "loaded")
+    ((kind, said),) = rank.said
     assert kind == "CheckpointError" and "\n" not in said and said.endswith(OTHER[name][1]), said
 
 
 @pytest.mark.whole
 def test_policies_refuse_each_others_checkpoints(jobs: Jobs) -> None:
     """The built-in policy names what it was given."""
-    (found,) = jobs.ranks("to torch", "loaded")
-    ((kind, said),) = found.said
+    (rank,) = jobs.ranks("to torch", "loaded")
+    ((kind, said),) = rank.said
     assert kind == "CheckpointError" and said.endswith("was saved with policy 'megatron': load it with that"), said
 
 

@@ -118,9 +118,9 @@ def _run(folder: Path) -> None:
 
 def trained(jobs: Jobs, name: str) -> dict[Key, Tensor]:
     """What a job observed; the rollout's own columns left out."""
-    found = {key: value for key, value in jobs.joined(name).items() if key[1] != "weights"}
-    assert {key[0] for key in found} == {0, 1}, "two updates"
-    return {key: value for key, value in found.items() if key[1] != "input" or key[2].startswith("start/")}
+    signals = {key: value for key, value in jobs.joined(name).items() if key[1] != "weights"}
+    assert {key[0] for key in signals} == {0, 1}, "two updates"
+    return {key: value for key, value in signals.items() if key[1] != "input" or key[2].startswith("start/")}
 
 
 def distances(a: Mapping[Key, Tensor], b: Mapping[Key, Tensor]) -> dict[str, float]:
@@ -196,8 +196,8 @@ def test_a_layer_run_again_uses_the_same_experts(jobs: Jobs) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_rollout_without_experts_is_refused(policy: str, jobs: Jobs) -> None:
     """By name, and nothing has changed: the trainer goes on with a whole rollout as if nothing had been."""
-    (found,) = jobs.ranks(f"moe {policy} unrouted")
-    assert found.said == [
+    (rank,) = jobs.ranks(f"moe {policy} unrouted")
+    assert rank.said == [
         (
             "ConfigError",
             "rollout 0 has no routed_experts, but use_rollout_routing_replay needs [layers, experts per token] = "

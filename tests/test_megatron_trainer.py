@@ -132,8 +132,8 @@ def within_bounds(jobs: Jobs, name: str) -> None:
     whole, other = jobs.joined(reference), jobs.joined(name)
     measured = {phase: eps_units(other, whole, phase) for phase in ("input", "forward", "loss", "grad", "update")}
     assert measured.pop("input") == 0.0
-    for (phase, found), bound in zip(measured.items(), bounds, strict=True):
-        assert found <= bound, f"{phase}: {found:.1f} epsilons, of {measured}"
+    for (phase, gap), bound in zip(measured.items(), bounds, strict=True):
+        assert gap <= bound, f"{phase}: {gap:.1f} epsilons, of {measured}"
     assert differing(jobs, name, reference)
 
 
@@ -216,13 +216,13 @@ def test_weights_at_load_have_one_fingerprint_in_every_layout(name: str, jobs: J
     if settings.get("dtype") == "bf16":
         wanted = {name: weight.bfloat16().float() for name, weight in wanted.items()}
     expected = {f"start/{name}": fingerprint(weight.detach()) for name, weight in wanted.items()}
-    found = started(jobs, name)
+    start = started(jobs, name)
     if settings.get("advantage_estimator") == "ppo":
         expected |= {f"start/critic/{name}": fingerprint(weight.detach()) for name, weight in wanted.items()}
         del expected["start/critic/lm_head.weight"]
         hidden = wanted["model.norm.weight"].numel()
         expected["start/critic/score.weight"] = fingerprint(torch.zeros(1, hidden))
-    assert found == expected
+    assert start == expected
 
 
 @pytest.mark.whole

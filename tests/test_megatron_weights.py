@@ -284,10 +284,10 @@ def test_a_wrong_placement_is_seen() -> None:
         part["name"] = part["name"].translate(str.maketrans({"k": "v", "v": "k"})).replace("_kroj", "_proj")
     local = to_local(QWEN2, Where(), WHOLE[QWEN2])[QKV]
     try:
-        found = {name: share.fingerprint for name, share in shares(local, said).items()}
+        fingerprints = {name: share.fingerprint for name, share in shares(local, said).items()}
     except ReproError:
         return
-    assert sum(found.get(name) == fingerprint(t) for name, t in WHOLE[QWEN2].items()) == 1  # the queries alone
+    assert sum(fingerprints.get(name) == fingerprint(t) for name, t in WHOLE[QWEN2].items()) == 1  # the queries alone
 
 
 REAL = """
@@ -357,15 +357,15 @@ def real(folder: Path, world: int, configs: list[dict[str, Any]]) -> list[list[t
 def test_megatrons_own_models_load_it_and_compute_the_same(tmp_path: Path) -> None:
     """GPTModel's names are exactly these, and its fp32 logits have the bits of the policy in plain torch."""
     kinds: list[dict[str, Any]] = [TIED, UNTIED, {"model_type": "qwen3", "kv_channels": 16} | UNTIED, SPARSE | TIED]
-    (found,) = real(tmp_path, 1, [{"model": SIZES | kind} for kind in kinds])
-    assert [equal for _, equal in found] == [True] * len(kinds)
-    assert ["output_layer.weight" in loaded for loaded, _ in found] == [False, True, True, False]
+    (rank,) = real(tmp_path, 1, [{"model": SIZES | kind} for kind in kinds])
+    assert [equal for _, equal in rank] == [True] * len(kinds)
+    assert ["output_layer.weight" in loaded for loaded, _ in rank] == [False, True, True, False]
 
 
 @pytest.mark.campaign  # test_megatron_checkpoint joins what every layout holds in every run
 def test_megatrons_own_models_load_it_on_two_processes(tmp_path: Path) -> None:
     """Under PP with a tied embedding, TP and EP, each rank's names are these, it loads its own, and they join again."""
-    found = real(
+    ranks = real(
         tmp_path,
         2,
         [
@@ -374,7 +374,7 @@ def test_megatrons_own_models_load_it_on_two_processes(tmp_path: Path) -> None:
             {"model": SIZES | SPARSE, "megatron": {"expert_model_parallel_size": 2}},
         ],
     )
-    stages, halves, experts = zip(*([loaded for loaded, _ in rank] for rank in found), strict=True)
+    stages, halves, experts = zip(*([loaded for loaded, _ in rank] for rank in ranks), strict=True)
     assert ["output_layer.weight" in loaded for loaded in stages] == [False, True]  # its copy of the embedding
     for loads, each in ((halves, 4), (experts, 2)):
         assert [sum("experts" in name and "fc2" in name for name in loaded) for loaded in loads] == [2 * each] * 2

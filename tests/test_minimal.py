@@ -44,12 +44,12 @@ def answered(asking: Asking[Minimal], ask: Asked) -> Minimal:
 def found_by(count: int, does: Does, slots: int) -> Minimal:
     """The answer, which always moves the numbers."""
     ask = Asked(does, slots)
-    found = answered(minimal(count, slots), ask)
+    smallest = answered(minimal(count, slots), ask)
     every = frozenset(range(count))
-    assert found.asked == len(ask.seen)
+    assert smallest.asked == len(ask.seen)
     assert not {frozenset(), every} & set(ask.seen)
-    assert frozenset(found.chosen) == every or does(frozenset(found.chosen)) is MOVES
-    return found
+    assert frozenset(smallest.chosen) == every or does(frozenset(smallest.chosen)) is MOVES
+    return smallest
 
 
 def parts(whole: Sequence[int]) -> list[frozenset[int]]:

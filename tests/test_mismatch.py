@@ -33,12 +33,12 @@ SAMPLES = st.lists(st.lists(TOKEN, max_size=9), max_size=5)
 
 def tokens_of(samples: Sequence[Sequence[tuple[float, float, int]]]) -> list[tuple[int, int, int, float, float]]:
     """Every unmasked token as (sample, position, length, trainer, rollout), by plain loops."""
-    found = []
+    values = []
     for sample, tokens in enumerate(samples):
         for position, (trainer, rollout, mask) in enumerate(tokens):
             if mask:
-                found.append((sample, position, len(tokens), trainer, rollout))
-    return found
+                values.append((sample, position, len(tokens), trainer, rollout))
+    return values
 
 
 def nearest_rank(values: list[float], percent: str) -> float:
@@ -58,16 +58,16 @@ def slow(samples: Sequence[Sequence[tuple[float, float, int]]]) -> dict[str, Any
     """The same numbers from Python's floats, one token at a time."""
     every = tokens_of(samples)
     good = [t for t in every if math.isfinite(t[3]) and math.isfinite(t[4])]
-    found: dict[str, Any] = dict.fromkeys(NUMBERS)
-    found |= {"tokens": len(good), "nonfinite": len(every) - len(good)}
+    numbers: dict[str, Any] = dict.fromkeys(NUMBERS)
+    numbers |= {"tokens": len(good), "nonfinite": len(every) - len(good)}
     if not good:
-        return found
+        return numbers
     d = [trainer - rollout for *_, trainer, rollout in good]
     gaps, ratios = [abs(x) for x in d], [exp(x) for x in d]
     largest = max(d)
     weights = [math.exp(x - largest) for x in d]
-    found |= {name: nearest_rank(gaps, name) for name in ("p50", "p90", "p99", "p999")}
-    return found | {
+    numbers |= {name: nearest_rank(gaps, name) for name in ("p50", "p90", "p99", "p999")}
+    return numbers | {
         "mean": sum(gaps) / len(d),
         "max": max(gaps),
         "k1": sum(-x for x in d) / len(d),
@@ -311,15 +311,15 @@ def test_a_change_is_over_all_common_steps(tmp_path: Path) -> None:
     two: list[Sample] = [[(-1.0, -2.0, 1)], [(-1.0, -1.0, 1)]]
     a = traced(tmp_path / "a", [step_rows(one), step_rows(one), step_rows(one)])
     b = traced(tmp_path / "b", [step_rows(one), step_rows(two)])
-    found = mismatch_change(a, b)
-    assert found is not None and not found.same and found.before.steps == found.after.steps == [0, 1]
-    assert (found.before.tokens, found.before.mean, found.after.mean, found.after.max) == (4, 0.25, 0.375, 1.0)
-    numbers = {number.metric: number for number in found.numbers()}
+    change = mismatch_change(a, b)
+    assert change is not None and not change.same and change.before.steps == change.after.steps == [0, 1]
+    assert (change.before.tokens, change.before.mean, change.after.mean, change.after.max) == (4, 0.25, 0.375, 1.0)
+    numbers = {number.metric: number for number in change.numbers()}
     assert numbers["mean"].ratio == 1.5 and numbers["tokens"].ratio == 1.0 and list(numbers) == list(NUMBERS)
-    assert found.after.worst is not None and found.after.worst.step == 1
+    assert change.after.worst is not None and change.after.worst.step == 1
     equal = mismatch_change(a, a)
     assert equal is not None and equal.same and equal.after is equal.before
-    raw = json.loads(json.dumps(found.to_mapping(), allow_nan=False))
+    raw = json.loads(json.dumps(change.to_mapping(), allow_nan=False))
     assert raw["numbers"][2] == {"metric": "mean", "before": 0.25, "after": 0.375, "ratio": 1.5}
     none = traced(tmp_path / "c", [[column("forward", "log_probs", [-1.0])]])
     assert mismatch_change(none, none) is None

@@ -49,9 +49,9 @@ def test_what_is_lacking_is_what_is_unmet(before: Installed, own: Installed, fix
     marks, after = {"extra": "", "python_version": "3.11"}, before | own
     asked, needs = {(name, "") for name in own}, set[tuple[str, tuple[str, str, int, str]]]()
     for _ in range(9):  # there are eight pairs of a name and an extra, and four of a name alone
-        found = [(k, n, more) for k, e in asked for n, more in after[k][1] if n[3] == e]
-        needs |= {(k, n) for k, n, _ in found}
-        asked |= {(n[0], more.strip("[]")) for _, n, more in found if more and n[0] in after}
+        needed = [(k, n, more) for k, e in asked for n, more in after[k][1] if n[3] == e]
+        needs |= {(k, n) for k, n, _ in needed}
+        asked |= {(n[0], more.strip("[]")) for _, n, more in needed if more and n[0] in after}
     left = {n for _, n in needs if not met(n, after)}
     wanted, wishes = lacking(own, fixed, listed(before), listed(after), marks)
     assert {text[0] for text in wanted} == {n[0] for n in left} - fixed

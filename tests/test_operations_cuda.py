@@ -48,8 +48,8 @@ def recorded(folder: Path, loss_of: Callable[[Tensor], Tensor]) -> tuple[Stream,
 
 def test_a_recorded_step_has_the_bits_of_a_plain_one(tmp_path: Path) -> None:
     """Parameters, gradients and loss are those of the same step without the recorder; all has a content and a phase."""
-    stream, found = recorded(tmp_path, lambda y: y.square().mean())
-    assert found == fingerprints(trained(model(), lambda y: y.square().mean()))
+    stream, trace = recorded(tmp_path, lambda y: y.square().mean())
+    assert trace == fingerprints(trained(model(), lambda y: y.square().mean()))
     assert not stream.problem
     assert {o.phase for o in stream.operations} == {"forward", "backward", "optimizer"}
     assert all(o.forward is not None for o in stream.operations if o.name == "aten.gelu_backward.default")

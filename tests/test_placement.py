@@ -39,12 +39,12 @@ def placed(t: Tensor, cut: tuple[range, ...], name: str = "") -> Held:
 @st.composite
 def boxes(draw: st.DrawFn, shape: Sequence[int]) -> list[tuple[range, ...]]:
     """Boxes that make up a tensor: cut in two along any dimension at any place, time and again."""
-    found: list[tuple[range, ...]] = [tuple(map(range, shape))]
+    boxes: list[tuple[range, ...]] = [tuple(map(range, shape))]
     for _ in range(draw(st.integers(0, 5)) if shape else 0):
-        old, dim = found.pop(draw(st.integers(0, len(found) - 1))), draw(st.integers(0, len(shape) - 1))
+        old, dim = boxes.pop(draw(st.integers(0, len(boxes) - 1))), draw(st.integers(0, len(shape) - 1))
         k = draw(st.integers(0, len(old[dim])))
-        found += [(*old[:dim], side, *old[dim + 1 :]) for side in (old[dim][:k], old[dim][k:])]
-    return found
+        boxes += [(*old[:dim], side, *old[dim + 1 :]) for side in (old[dim][:k], old[dim][k:])]
+    return boxes
 
 
 @st.composite
@@ -71,15 +71,15 @@ def pairs(part: Part) -> Iterator[tuple[int, int]]:
 
 def by_hand(local: Tensor, placement: Placement) -> dict[str, Share]:
     """Each canonical tensor's share, found byte by byte."""
-    item, raw, found = local.element_size(), local.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(), {}
+    item, raw, pieces = local.element_size(), local.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(), {}
     for name in {part.name for part in placement.parts}:
         parts = [part for part in placement.parts if part.name == name]
         places = [(here * item + k, there * item + k) for p in parts for here, there in pairs(p) for k in range(item)]
         nbytes = math.prod(parts[0].shape) * item
         lanes, left = complete(nbytes, [Edge(there, raw[here : here + 1]) for here, there in places])
         runs = union([Run(there, 1) for _, there in places])
-        found[name] = Share(dtype_name(local.dtype), parts[0].shape, nbytes, lanes, runs, left)
-    return found
+        pieces[name] = Share(dtype_name(local.dtype), parts[0].shape, nbytes, lanes, runs, left)
+    return pieces
 
 
 @given(st.builds(noise, SHAPES, DTYPES), st.data())
@@ -166,10 +166,10 @@ def test_a_window_is_the_elements_inside_it(dims: list[tuple[int, int, int]], da
     size, to = tuple(n for n, _, _ in dims), tuple(t for _, _, t in dims)
     part = Part("x", (999,), size, data.draw(small), steps_of(room), data.draw(small), to)
     start, stop = sorted(data.draw(st.tuples(place, place)))
-    found = list(part.window(start, stop))
+    parts = list(part.window(start, stop))
     inside = [(here - start, there) for here, there in pairs(part) if start <= here < stop]
-    assert sorted(pair for p in found for pair in pairs(p)) == sorted(inside)
-    assert len(found) <= 2 * len(dims) + 1 and all(p.elements and (p.name, p.shape) == ("x", (999,)) for p in found)
+    assert sorted(pair for p in parts for pair in pairs(p)) == sorted(inside)
+    assert len(parts) <= 2 * len(dims) + 1 and all(p.elements and (p.name, p.shape) == ("x", (999,)) for p in parts)
 
 
 def test_local_tensors_need_not_be_contiguous() -> None:

@@ -55,10 +55,10 @@ def same(
     tensors: Sequence[Tensor], placements: Sequence[Placement | None] | None = None, *, keep: bool = False
 ) -> list[list[Scan]]:
     """What the plain collector finds, equal to what the fast one does."""
-    found, expected = (scans(kind, tensors, placements, keep=keep) for kind in (PlainCollector, Collector))
-    for ours, theirs in zip(found, expected, strict=True):
+    plainly, expected = (scans(kind, tensors, placements, keep=keep) for kind in (PlainCollector, Collector))
+    for ours, theirs in zip(plainly, expected, strict=True):
         equal(ours, theirs)
-    return found
+    return plainly
 
 
 # -- the same bits
@@ -84,8 +84,8 @@ def test_any_tensors_have_the_same_bits(drawn: list[tuple[View, int]], keep: boo
     tensors = [v.on(CPU) for v, _ in drawn]
     lazy = [(lambda t: t, Tensor.conj, lambda t: t.conj().imag)[k if v.dtype.is_complex else 0] for v, k in drawn]
     tensors = [look(t) for look, t in zip(lazy, tensors, strict=True)]
-    found = same(tensors, keep=keep)
-    for t, (v, _), (scan,) in zip(tensors, drawn, found, strict=True):
+    scans = same(tensors, keep=keep)
+    for t, (v, _), (scan,) in zip(tensors, drawn, scans, strict=True):
         if not t.is_conj() and not t.is_neg():
             assert scan.lanes == reference(v.content()) and scan.values == (v.content() if keep else None)
         assert bytes(torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()).tolist()) == v.raw

@@ -69,11 +69,11 @@ def test_what_has_no_size_gets_none(tmp_path: Path) -> None:
     ]]  # fmt: skip
     plot_data = plot_data_of(*traces(tmp_path, a, b))
     assert plot_data is not None
-    found = {plot_data.signals[cell.signal].split()[1]: cell for cell in plot_data.cells}
-    assert {name for name, cell in found.items() if cell.relative is None} == {"nan", "gone", "cut", "missed"}
-    assert found["zero"].relative == 0.0 and found["zero"].text == ""
-    assert found["gone"].text == "missing" and found["cut"].text == "shape" and found["nan"].text == "1 not finite"
-    assert found["missed"].text == "differs, size not measured" and not found["missed"].exact
+    cells = {plot_data.signals[cell.signal].split()[1]: cell for cell in plot_data.cells}
+    assert {name for name, cell in cells.items() if cell.relative is None} == {"nan", "gone", "cut", "missed"}
+    assert cells["zero"].relative == 0.0 and cells["zero"].text == ""
+    assert cells["gone"].text == "missing" and cells["cut"].text == "shape" and cells["nan"].text == "1 not finite"
+    assert cells["missed"].text == "differs, size not measured" and not cells["missed"].exact
     json.dumps(plot_data.to_mapping(), allow_nan=False)
 
 

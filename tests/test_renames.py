@@ -194,7 +194,7 @@ def rounds_of(names: Sequence[str], steps: int = 4, changed: Changed | None = No
         steps: Of all of them.
         changed: Bits of a gradient, by round and name, in place of its own.
     """
-    found = []
+    verdicts = []
     for step in range(steps):
         round_, place = divmod(step, len(names))
         name = sorted(names)[place]
@@ -210,11 +210,11 @@ def rounds_of(names: Sequence[str], steps: int = 4, changed: Changed | None = No
         ]
         if place == len(names) - 1:
             rows += [tensor_row("update", name, bytes([round_, 4])) for name in ("buffer/mean", "rng/torch")]
-        found.append(rows)
+        verdicts.append(rows)
     ends = [(f"optimizer.{place}/" if place else "", name) for place, name in enumerate(sorted(names))]
-    found[-1] += [tensor_row("update", f"end/{p}{name}", bytes([names.index(name), 5])) for p, name in ends]
-    found[-1].append(tensor_row("update", "end/rng/torch", bytes([6])))
-    return found
+    verdicts[-1] += [tensor_row("update", f"end/{p}{name}", bytes([names.index(name), 5])) for p, name in ends]
+    verdicts[-1].append(tensor_row("update", "end/rng/torch", bytes([6])))
+    return verdicts
 
 
 @pytest.mark.parametrize(

@@ -110,22 +110,22 @@ def test_a_change_stays_text_and_within_bounds(tmp_path: Path) -> None:
     assert max(len(line) for file in wide.files for _, line in file.lines) == 200
     assert change_in("c", []) is None and change_of(None) is None
 
-    found = culprit(3)
-    assert found.explanation and found.explanation.named and found.explanation.named.place
-    place = replace(found.explanation.named.place, file="a/<b>.py", hunk=hunk, text="the(named)")
-    after = found.explanation.after
+    explained = culprit(3)
+    assert explained.explanation and explained.explanation.named and explained.explanation.named.place
+    place = replace(explained.explanation.named.place, file="a/<b>.py", hunk=hunk, text="the(named)")
+    after = explained.explanation.after
     assert after.explained
-    found = replace(found, explanation=replace(
-        found.explanation, before=replace(after, explained=None),
+    explained = replace(explained, explanation=replace(
+        explained.explanation, before=replace(after, explained=None),
         after=replace(after, explained=replace(after.explained, place=place)),
     ))  # fmt: skip
-    text, page = written(result(found), tmp_path)
+    text, page = written(result(explained), tmp_path)
     assert "````diff" in text and "\x1b" not in text + page and EVIL.split("<")[1] in text
     seen = Page(page.encode())
     assert not seen.all("script") and not seen.all("img") and not seen.all("b.py")
     assert "+line 240" in page and "+line 239" not in page and "+line 261" not in page
-    pair = PairResult("t", point(1), point(6), "moved", "", None, {}, {}, 1, [found], None, "", [], "m", "", 1.0)
-    assert [block.change for block in blocks_of(pair) if block.change] == [change_of(found.explanation)]
+    pair = PairResult("t", point(1), point(6), "moved", "", None, {}, {}, 1, [explained], None, "", [], "m", "", 1.0)
+    assert [block.change for block in blocks_of(pair) if block.change] == [change_of(explained.explanation)]
 
 
 @pytest.mark.parametrize("folder", ["report", "pulls", "nightly", "site"])

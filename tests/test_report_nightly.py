@@ -371,8 +371,8 @@ def test_other_threads_batches_and_layouts(tmp_path: Path) -> None:
     repo = kit.start(tmp_path, train, kit.CASE + OBSERVE + LAYOUTS + table)
     approve(repo, "elsewhere")
     data, _ = ask(repo, code=1)
-    found = {name: check[0] for name, check in by_name(data["nights"][0]).items()}
-    assert found == {
+    statuses = {name: check[0] for name, check in by_name(data["nights"][0]).items()}
+    assert statuses == {
         "run-to-run": "green", "baseline": "green", "metrics": "not judged", "threads=2": "green",
         "threads=1": "error", "batch scaled": "changed", "batch same": "green", "layout noisy": "flaky",
     }  # fmt: skip

@@ -210,5 +210,7 @@ def test_checks_never_fail(data: st.DataObject, system: System) -> None:
     fields = ("rollout_log_probs", "loss_mask", "reward", "rollout_routed_experts", "multimodal_train_inputs")
     for name in data.draw(st.sets(st.sampled_from(fields))):
         dump.samples[0][name] = data.draw(odd)
-    for found in check_dump(dump, group_size=2, layers=2, topk=2):
-        assert "\n" not in found.message and (found.where.sample is None or 0 <= found.where.sample < len(dump.samples))
+    for finding in check_dump(dump, group_size=2, layers=2, topk=2):
+        assert "\n" not in finding.message and (
+            finding.where.sample is None or 0 <= finding.where.sample < len(dump.samples)
+        )

@@ -264,7 +264,7 @@ def test_miles_to_slime_names_what_is_lost() -> None:
 @pytest.fixture(scope="module")
 def captured() -> list[RolloutData]:
     """Two rollouts of the built-in trainer, one with experts."""
-    found = []
+    refused = []
     model = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
     for own in ({}, {"model": model, "use_rollout_routing_replay": True}):
         config = TrainConfig.from_mapping(
@@ -278,8 +278,8 @@ def captured() -> list[RolloutData]:
             ends = tensors["total_lengths"].cumsum(0) - 1
             routed[ends] = 0
             tensors["routed_experts"] = routed
-        found.append(RolloutData(rollout.meta, tensors))
-    return found
+        refused.append(RolloutData(rollout.meta, tensors))
+    return refused
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

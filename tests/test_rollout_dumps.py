@@ -254,9 +254,9 @@ def test_miles_dumps_with_numpy_and_tensors_are_read(tmp_path: Path) -> None:
     experts = np.arange(8, dtype=np.int32).reshape(2, 2, 2)
     pixels = torch.tensor([1.5, float("nan")], dtype=torch.bfloat16)
     own = plain_sample(rollout_routed_experts=experts, multimodal_train_inputs={"pixel_values": pixels})
-    found = read_rollout_dump(saved(tmp_path / "3.pt", [own], metadata={})).samples[0]
-    assert same(np.array(found["rollout_routed_experts"]), experts)
-    assert same(found["multimodal_train_inputs"]["pixel_values"], Tensor.of(pixels))
+    sample = read_rollout_dump(saved(tmp_path / "3.pt", [own], metadata={})).samples[0]
+    assert same(np.array(sample["rollout_routed_experts"]), experts)
+    assert same(sample["multimodal_train_inputs"]["pixel_values"], Tensor.of(pixels))
 
 
 def test_form_says_which_revision_fits() -> None:

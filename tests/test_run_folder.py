@@ -26,9 +26,9 @@ def finished(run: Run, folder: Path, *, log: bool = True, **how: Any) -> RunFold
     """A folder whose run has ended."""
     path = folder / "run.log" if log else None
     run.write(folder, log=path)
-    found = RunFolder("slime" if run.system == "old" else run.system, folder, path, **how)  # type: ignore[arg-type]
-    found.ended()
-    return found
+    opened = RunFolder("slime" if run.system == "old" else run.system, folder, path, **how)  # type: ignore[arg-type]
+    opened.ended()
+    return opened
 
 
 @pytest.mark.parametrize("system", ["slime", "miles", "relax", "old"])
@@ -171,9 +171,9 @@ def test_another_number_of_updates_than_said_is_refused_with_the_right_one(tmp_p
             write_archive(tmp_path / "c" / f"grad_norm-actor-{rollout}-{update}.pt", 0.5)
     with pytest.raises(ReproError, match=f"set it to {updates}"):
         folder.rows(0)
-    found = RunFolder("miles", tmp_path / "c", steps_per_rollout=None)
-    found.ended()
-    assert found.steps_per_rollout == updates
+    opened = RunFolder("miles", tmp_path / "c", steps_per_rollout=None)
+    opened.ended()
+    assert opened.steps_per_rollout == updates
 
 
 def test_a_step_with_two_lines_is_fine_and_with_two_numbers_refused(tmp_path: Path) -> None:
@@ -378,14 +378,14 @@ def test_a_change_at_a_masked_token_is_no_difference_and_a_nan_there_is_one(tmp_
     index = next(i for i, mask in enumerate(masks) if (mask.array == 0).any())
     at = int(np.flatnonzero(masks[index].array == 0)[0])
     values = Run().columns(0)["log_probs"][index].array
-    found = []
+    names = []
     for k, other in enumerate((values[at], 99.0, np.nan)):
         changed = values.copy()
         changed[at] = other
         run = Run(changes={(0, "log_probs", index): changed})
-        found.append(contents(finished(run, tmp_path / str(k)).rows(0)))
-    assert found[0] == found[1]
-    assert found[0] != found[2]
+        names.append(contents(finished(run, tmp_path / str(k)).rows(0)))
+    assert names[0] == names[1]
+    assert names[0] != names[2]
 
 
 def test_a_folder_becomes_a_trace_that_compares_with_another(tmp_path: Path) -> None:
@@ -404,9 +404,9 @@ def test_a_folder_becomes_a_trace_that_compares_with_another(tmp_path: Path) -> 
         assert problems == []
         assert traces[name].complete
     assert compare(traces["a"], traces["b"]).equal
-    found = compare(traces["a"], traces["c"]).divergence
-    assert found is not None
-    assert (found.step, found.phase, found.signal) == (1, "forward", "advantages")
+    divergence = compare(traces["a"], traces["c"]).divergence
+    assert divergence is not None
+    assert (divergence.step, divergence.phase, divergence.signal) == (1, "forward", "advantages")
     assert traces["a"].header.identity["layout"] == {"cp": "1", "dp": "1", "ranks": "1"}
 
 

@@ -126,10 +126,10 @@ def test_a_run_that_was_stopped_lacks_no_file(runs: Mapping[str, Trace]) -> None
 def test_a_file_that_is_no_longer_written_is_a_difference(runs: Mapping[str, Trace]) -> None:
     """Also in a run that was stopped, where the baseline wrote it between two steps."""
     for a, b, kind in (("whole", "silent", "missing"), ("stopped", "silent", "missing"), ("silent", "whole", "added")):
-        found = bounded(runs[a], runs[b]).divergence
-        assert found is not None
-        assert (found.step, found.kind) == (0, kind)
-        assert found.signal.startswith("saved/last.pt/")
+        divergence = bounded(runs[a], runs[b]).divergence
+        assert divergence is not None
+        assert (divergence.step, divergence.kind) == (0, kind)
+        assert divergence.signal.startswith("saved/last.pt/")
 
 
 OTHERS = """\

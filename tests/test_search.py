@@ -101,18 +101,18 @@ def check_every_culprit(problem: tuple[Dag[str], str, dict[str, str]]) -> None:
     dag, _, skips = problem
     for skipped in ({}, skips):
         stack, expected, worst = [(Search(dag, "bad"), 0)], brute_force(dag, skipped), 0
-        found = set[str]()
+        suspects = set[str]()
         while stack:  # every verdict that some culprit gives
             search, probes = stack.pop()
             if search.answer is not None:
                 assert all(members(search.answer) == expected[c] for c in search.suspects)
-                found |= search.suspects
+                suspects |= search.suspects
                 worst = max(worst, probes)
                 continue
             (commit,) = search.next()
             verdicts = [("SKIP", skipped[commit])] if commit in skipped else [("GOOD", ""), ("BAD", "")]
             stack += [(judged(search, commit, *v), probes + 1) for v in verdicts]
-        assert found == set(dag)
+        assert suspects == set(dag)
         if not skipped:
             assert worst <= git_depth(dag) + 1
 

@@ -126,9 +126,9 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
 @given(st.lists(st.text(min_size=1) | st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]*", fullmatch=True), unique=True))
 def test_no_two_cases_share_a_file(names: list[str]) -> None:
     """File names are plain, and differ even where the file system does not tell capitals apart."""
-    found = [page_name(name) for name in names]
-    assert len({name.lower() for name in found}) == len(names)
-    assert all(re.fullmatch(r"[a-z0-9_~.-]{1,80}", name) and not name.startswith(".") for name in found)
+    pages = [page_name(name) for name in names]
+    assert len({name.lower() for name in pages}) == len(names)
+    assert all(re.fullmatch(r"[a-z0-9_~.-]{1,80}", name) and not name.startswith(".") for name in pages)
 
 
 def test_names_that_differ_in_case_alone_and_devices_are_kept_apart() -> None:

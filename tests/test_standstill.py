@@ -81,12 +81,12 @@ def silent(repo: Repo) -> Iterator[None]:
 
 def working_on(repo: Repo) -> list[psutil.Process]:
     """The processes of DVC in it."""
-    found = []
+    lines = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if "dvc" in process.cmdline() and process.cwd() == str(repo.root):
-                found.append(process)
-    return found
+                lines.append(process)
+    return lines
 
 
 @pytest.mark.whole

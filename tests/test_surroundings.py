@@ -150,29 +150,29 @@ def test_paths_amid_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word
     data = tmp_path / "data"
     data.mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
-    found = []
+    keys = []
     for content in ("1", "2"):
         for name in ("a", "a b", "x.bin", "part-1", "0.pt"):
             (data / name).write_text(content)
         env = {"WORD": word.replace("{data}", str(data))}
         subject = {"kind": "command", "command": "a", "env": env}
         case = Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject})
-        found.append(outside_of(case, tmp_path / "repo"))
-    assert found[0] and found[0] != found[1]
+        keys.append(outside_of(case, tmp_path / "repo"))
+    assert keys[0] and keys[0] != keys[1]
 
 
 def test_data_on_pythonpath(tmp_path: Path) -> None:
     """Of a folder that PYTHONPATH alone names the code counts; of one that the command names too, all."""
     data = tmp_path / "data"
     data.mkdir()
-    found: dict[str, list[list[str]]] = {"a": [], f"a {data}": []}
+    keys: dict[str, list[list[str]]] = {"a": [], f"a {data}": []}
     for content in ("1", "2"):
         (data / "rows.json").write_text(content)
-        for command, facts in found.items():
+        for command, facts in keys.items():
             subject = {"kind": "command", "command": command, "env": {"PYTHONPATH": str(data)}}
             case = Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject})
             facts.append(outside_of(case, tmp_path / "repo"))
-    assert [a == b != [] for a, b in found.values()] == [True, False]
+    assert [a == b != [] for a, b in keys.values()] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -319,14 +319,14 @@ def test_links_to_folders_are_followed(tmp_path: Path) -> None:
         (tmp_path / name / "deep" / "rows").write_text("same")
     data.mkdir()
     (data / "up").symlink_to(data)
-    found = []
+    keys = []
     for target in ("store1", "store2"):
         (data / "train").unlink(missing_ok=True)
         (data / "train").symlink_to(tmp_path / target)
-        found.append(outside_facts(data, root))
+        keys.append(outside_facts(data, root))
     (tmp_path / "store2" / "deep" / "rows").write_text("other")
-    found.append(outside_facts(data, root))
-    assert len({tuple(facts) for facts in found}) == 3 and found[2] == outside_facts(data, root)
+    keys.append(outside_facts(data, root))
+    assert len({tuple(facts) for facts in keys}) == 3 and keys[2] == outside_facts(data, root)
     (data / "up").unlink()
     (data / "again").symlink_to(tmp_path / "store1", target_is_directory=True)
     (tmp_path / "store1" / "back").symlink_to(data)

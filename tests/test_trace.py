@@ -108,13 +108,13 @@ def test_metrics_keep_their_bits(tmp_path: Path, value: float) -> None:
 
 def test_one_metric_name_in_two_phases_loses_neither(tmp_path: Path) -> None:
     """Two metrics that share a name in different phases are both readable, or the second is refused in one line."""
-    writer, found = TraceWriter(tmp_path / "t", HEADER), [1.0, 2.0]
+    writer, metrics = TraceWriter(tmp_path / "t", HEADER), [1.0, 2.0]
     writer.add(metric_row("loss", "norm", 1.0))
     with suppress(ReproError):
         writer.add(metric_row("grad", "norm", 2.0))
-        found = sorted(writer.end_step(0).metrics.values())
+        metrics = sorted(writer.end_step(0).metrics.values())
     kill(writer)
-    assert found == [1.0, 2.0]
+    assert metrics == [1.0, 2.0]
 
 
 # -- the header

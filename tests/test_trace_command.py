@@ -57,8 +57,8 @@ def python(folder: Path, program: str, *flags: str) -> list[str]:
 
 def roots(trace: Path) -> list[str]:
     """What was recorded of each step, with every row read back; not what was left when the program ended."""
-    found = Trace(trace)
-    steps = [found.rows(k) for k in range(len(found.steps))]
+    opened = Trace(trace)
+    steps = [opened.rows(k) for k in range(len(opened.steps))]
     assert all(steps)
     return [root([row for row in rows if family(row.phase, row.name) != "end"]) for rows in steps]
 

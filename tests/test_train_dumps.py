@@ -21,11 +21,11 @@ from repro_golden.dumps.values import Tensor, same
 
 def files(folder: Path, run: Run) -> list[Any]:
     """A run's train dumps of its first rollout, written and read again."""
-    found = []
+    values = []
     for name, value in run.files(0):
         write_archive(folder / name, value)
-        found.append(read_train_dump(folder / name))
-    return found
+        values.append(read_train_dump(folder / name))
+    return values
 
 
 def rows(folder: Path, run: Run, **how: Any) -> dict[tuple[str, str], Any]:
@@ -188,26 +188,26 @@ def turns(order: list[int], *, outputs: tuple[float, float] = (0.5, 0.25)) -> di
 
 def test_samples_of_one_index_are_told_apart_by_their_content(tmp_path: Path) -> None:
     """Two turns of a conversation share an index: their order in the list plays no part."""
-    found = []
+    values = []
     for k, order in enumerate(([0, 1, 2], [2, 1, 0])):
         write_archive(tmp_path / f"{k}.pt", miles_train_dump(0, 0, turns(order)))
         whole = joined([read_train_dump(tmp_path / f"{k}.pt")])
         assert whole.indices == [3, 7, 7]
-        found.append(contents(column_rows(whole)))
-    assert found[0] == found[1]
+        values.append(contents(column_rows(whole)))
+    assert values[0] == values[1]
 
 
 def test_samples_that_nothing_tells_apart_are_interchangeable(tmp_path: Path) -> None:
     """Equal inputs with other outputs, without indices: the rows are those of the set, not of the order."""
-    found = []
+    values = []
     for k, order in enumerate(([0, 1, 2], [1, 0, 2])):
         columns = turns(order)
         columns["tokens"] = [i64([1, 2, 3]) for _ in range(3)]
         del columns["sample_indices"]
         write_archive(tmp_path / f"{k}.pt", relax_train_dump(0, 0, columns))
-        found.append(contents(column_rows(joined([read_train_dump(tmp_path / f"{k}.pt")]))))
-    assert found[0] == found[1]
-    assert ("input", "sample_index") not in found[0]
+        values.append(contents(column_rows(joined([read_train_dump(tmp_path / f"{k}.pt")]))))
+    assert values[0] == values[1]
+    assert ("input", "sample_index") not in values[0]
 
 
 def test_relax_samples_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:

@@ -40,17 +40,17 @@ SCRIPT = "set -e\npython3 train.py --num-rollout 50 --save kept --use-tsi --sgla
 
 def samples(rollout: int) -> list[dict[str, object]]:
     """Two groups of two, the last sample first."""
-    found: list[dict[str, object]] = []
+    signals: list[dict[str, object]] = []
     for index in range(4):
         tokens = [(7 * index + 3 * k + rollout) % 64 for k in range(8 + index)]
-        found.append(
+        signals.append(
             {
                 "index": 4 * rollout + index, "group_index": 2 * rollout + index // 2, "prompt": "p", "response": "r",
                 "tokens": tokens, "response_length": 4 + index, "reward": float(index % 2), "status": "completed",
                 "rollout_log_probs": [-0.5 - 0.125 * k for k in range(4 + index)], "label": None,
             }
         )  # fmt: skip
-    return found[::-1]
+    return signals[::-1]
 
 
 def start(folder: Path, script: str = SCRIPT) -> Repo:

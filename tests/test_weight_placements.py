@@ -72,31 +72,34 @@ def loaded(model: ModelConfig, rank: int, ranks: int, weights: Mapping[str, Tens
         return out
 
     embedding = "model.embed_tokens.weight"
-    found = {embedding: vocabulary(embedding), "lm_head.weight": vocabulary(embedding if tied else "lm_head.weight")}
-    found["model.norm.weight"] = weights["model.norm.weight"].clone()
+    placements = {
+        embedding: vocabulary(embedding),
+        "lm_head.weight": vocabulary(embedding if tied else "lm_head.weight"),
+    }
+    placements["model.norm.weight"] = weights["model.norm.weight"].clone()
     for n in range(model.num_hidden_layers):
         layer = f"model.layers.{n}."
         at, mlp = f"{layer}self_attn.", f"{layer}mlp."
-        found[f"{at}qkv_proj.weight"] = qkv(at, "weight")
+        placements[f"{at}qkv_proj.weight"] = qkv(at, "weight")
         if model.qkv_bias:
-            found[f"{at}qkv_proj.bias"] = qkv(at, "bias")
-        found[f"{at}o_proj.weight"] = row_parallel(f"{at}o_proj.weight")
+            placements[f"{at}qkv_proj.bias"] = qkv(at, "bias")
+        placements[f"{at}o_proj.weight"] = row_parallel(f"{at}o_proj.weight")
         for name in ("o_proj.bias", "q_norm.weight", "k_norm.weight"):
             if f"{at}{name}" in weights:
-                found[f"{at}{name}"] = weights[f"{at}{name}"].clone()
+                placements[f"{at}{name}"] = weights[f"{at}{name}"].clone()
         for name in ("input_layernorm.weight", "post_attention_layernorm.weight"):
-            found[f"{layer}{name}"] = weights[f"{layer}{name}"].clone()
+            placements[f"{layer}{name}"] = weights[f"{layer}{name}"].clone()
         if not model.has_experts:
-            found[f"{mlp}gate_up_proj.weight"] = merged([f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"])
-            found[f"{mlp}down_proj.weight"] = row_parallel(f"{mlp}down_proj.weight")
+            placements[f"{mlp}gate_up_proj.weight"] = merged([f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"])
+            placements[f"{mlp}down_proj.weight"] = row_parallel(f"{mlp}down_proj.weight")
             continue
-        found[f"{mlp}gate.weight"] = weights[f"{mlp}gate.weight"].clone()
+        placements[f"{mlp}gate.weight"] = weights[f"{mlp}gate.weight"].clone()
         experts = [f"{mlp}experts.{e}." for e in range(model.num_experts)]
-        found[f"{mlp}experts.w13_weight"] = torch.stack(
+        placements[f"{mlp}experts.w13_weight"] = torch.stack(
             [merged([f"{e}gate_proj.weight", f"{e}up_proj.weight"]) for e in experts]
         )
-        found[f"{mlp}experts.w2_weight"] = torch.stack([row_parallel(f"{e}down_proj.weight") for e in experts])
-    return found
+        placements[f"{mlp}experts.w2_weight"] = torch.stack([row_parallel(f"{e}down_proj.weight") for e in experts])
+    return placements
 
 
 def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -190,7 +190,7 @@ def test_ranks_meet_in_spite_of_what_an_earlier_run_left(tmp_path: Path) -> None
         "import os\nos._exit(0) if len(sys.argv) > 2 else None\n"
     )
     environment = {"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "29500", "MASTER_ADDR": "localhost"}
-    found = []
+    reports = []
     for more in ([str(tmp_path), "crash"], [str(tmp_path)]):
         processes = [
             subprocess.Popen(
@@ -203,8 +203,8 @@ def test_ranks_meet_in_spite_of_what_an_earlier_run_left(tmp_path: Path) -> None
         ]
         said_ = {process.communicate(timeout=60)[0] for process in processes}
         assert len(said_) == 1
-        found += said_
-    assert len(set(found)) == 2
+        reports += said_
+    assert len(set(reports)) == 2
 
 
 def test_ranks_of_several_machines_are_told_to_name_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,8 +152,8 @@ def filled(page: str, results: Mapping[str, Any]) -> str:
     """The page with its tables written anew; the text around them is written by hand."""
     for part in PARTS:
         begin, end = f"<!-- {part} -->", f"<!-- end of {part} -->"
-        head, found, rest = page.partition(begin)
-        if not found:
+        head, middle, rest = page.partition(begin)
+        if not middle:
             raise SystemExit(f"{PAGE} has no {begin}")
         told = shown(results[part]) if part in results else "Not run yet."
         page = f"{head}{begin}\n{told}\n{end}{rest.partition(end)[2]}"

@@ -71,10 +71,10 @@ def in_traces(
         written, sealed = written + ended - began, sealed + time.perf_counter() - ended
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     read = seconds(lambda: [xxh3_128_hexdigest(path.read_bytes()) for path in folder.rglob("*") if path.is_file()])
-    located, found = timed(lambda: first_difference(Trace(places[0]), Trace(places[1])))
+    located, divergence = timed(lambda: first_difference(Trace(places[0]), Trace(places[1])))
     compared, result = timed(lambda: compare(Trace(places[0]), Trace(places[1])))
-    assert result.divergence == found
-    return (found.step, found.name) if found else None, {
+    assert result.divergence == divergence
+    return (divergence.step, divergence.name) if divergence else None, {
         "a row": f"{size / steps / (len(signals) + 1) / 2:.0f} bytes",
         "sealing": f"{sealed / written:.2f} times as long as writing",
         "opened and the first difference located in": f"{located:.3f} s",
@@ -188,5 +188,5 @@ def apart(task: Callable[..., tuple[object, dict[str, str]]], *given: object) ->
 
 
 def _measured(task: Callable[..., Any], given: Sequence[object]) -> tuple[object, dict[str, str], int]:
-    found, figures = task(*given)
-    return found, figures, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    result, figures = task(*given)
+    return result, figures, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

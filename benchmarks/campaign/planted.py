@@ -227,22 +227,22 @@ def _rows(title: str, clean: dict[str, Any], judged: Sequence[tuple[Change, dict
         if "expected" not in answer:
             seen.judge(False, f"{where}: {answer.get('error')}")
             continue
-        expected, found = answer["expected"], answer["found"]
+        expected, named = answer["expected"], answer["found"]
         if expected is None and answer["unshown"]:
             unshown += 1
         elif expected is None:
-            equal.judge(answer["equal"], f"{where}: named {found} {answer['ended']}")
+            equal.judge(answer["equal"], f"{where}: named {named} {answer['ended']}")
             if change["where"] == "number" and answer.get("done"):
                 unmoved[answer["done"].split()[1]] += 1
         if expected is None:
             continue
         truth = [expected[0], expected[1], answer["first"] or expected[2][0]]
-        seen.judge(found is not None, f"{where}: not seen, but {truth} differs")
-        if found is not None:
-            step.judge(found[0] == truth[0], f"{where}: named {found}, and not {truth}")
+        seen.judge(named is not None, f"{where}: not seen, but {truth} differs")
+        if named is not None:
+            step.judge(named[0] == truth[0], f"{where}: named {named}, and not {truth}")
             signal.judge(
-                found[:2] == truth[:2] and _bare(found[2]) == _bare(truth[2]),
-                f"{where}: named {found}, and not {truth}",
+                named[:2] == truth[:2] and _bare(named[2]) == _bare(truth[2]),
+                f"{where}: named {named}, and not {truth}",
             )
     kinds = Counter(change["where"] for change, _ in judged)
     made = sum(answer.get("done", "") not in ("", "nothing") for _, answer in judged)

@@ -83,10 +83,10 @@ def measured(case: Mapping[str, Any], folder: Path, options: argparse.Namespace)
     driver = str(HERE / "drivers" / case["driver"])
     python = environment(case["environment"]) if "environment" in case else options.python
     command = [*launcher(case, python), driver, *case.get("arguments", [])]
-    found: dict[str, Any] = {"about": about(), "ours": by_repro(case, clone, command, options)}
+    result: dict[str, Any] = {"about": about(), "ours": by_repro(case, clone, command, options)}
     if "package" not in case:
-        found["git"] = by_git(case, clone, command)
-    return found
+        result["git"] = by_git(case, clone, command)
+    return result
 
 
 def environment(needs: Sequence[str]) -> str:

@@ -186,7 +186,7 @@ class _Pages:
             for name, last in pages.items()
         }
 
-    def case(self, case: str, nights: Sequence[Night], found: Sequence[Change]) -> dict[str, bytes]:
+    def case(self, case: str, nights: Sequence[Night], changes: Sequence[Change]) -> dict[str, bytes]:
         """A case's page and its data."""
         drawn = figures(nights)
         name = page_name(case)
@@ -199,40 +199,40 @@ class _Pages:
             own=nights,
             last=[night for night in nights[::-1] if night.at[:10] == nights[-1].at[:10]],
             machines=sorted({night.machine for night in nights}),
-            found=[_told(self._results, group) for group in together(found)],
+            found=[_told(self._results, group) for group in together(changes)],
             figures=drawn,
             statistics=STATISTICS,
             data=f"../data/{name}.js",
         )
-        data = script(key, case_data(self._results, nights, found, drawn))
+        data = script(key, case_data(self._results, nights, changes, drawn))
         return {f"cases/{name}.html": page, f"data/{name}.js": data.encode()}
 
-    def comparison(self, found: Comparison) -> dict[str, bytes]:
+    def comparison(self, comparison: Comparison) -> dict[str, bytes]:
         """A comparison's page, and its data where it has charts."""
-        compared = found.compared
+        compared = comparison.compared
         plot_data = compared["picture"] if compared else None
-        sides = (short(str(found.before["commit"])) or "the baseline", short(str(found.after["commit"])))
+        sides = (short(str(comparison.before["commit"])) or "the baseline", short(str(comparison.after["commit"])))
         drawn = difference_charts(plot_data, sides) if plot_data else []
-        key = f"comparison:{found.name}"
+        key = f"comparison:{comparison.name}"
         page = self._page(
             "comparison.html.jinja",
             "../",
-            found=found,
+            found=comparison,
             key=key,
             drift=compared["drift"] if compared else None,
             metrics=metrics(compared["drift"]) if compared else [],
             violations=compared["violations"] if compared else [],
             flaky=compared["flaky"] if compared else "",
             drawn=drawn,
-            culprits=list(explanations(found.culprits)),
-            spent=spent_rows(found.spent),
-            data=f"../data/comparisons/{found.name}.js" if drawn else "",
-            has_case=any(night.case == found.case for night in self._results.nights),
+            culprits=list(explanations(comparison.culprits)),
+            spent=spent_rows(comparison.spent),
+            data=f"../data/comparisons/{comparison.name}.js" if drawn else "",
+            has_case=any(night.case == comparison.case for night in self._results.nights),
         )
-        files = {f"comparisons/{found.name}.html": page}
+        files = {f"comparisons/{comparison.name}.html": page}
         if drawn:
             charts = {chart.name: {"spec": chart.spec, "columns": chart.columns, "head": chart.head} for chart in drawn}
-            files[f"data/comparisons/{found.name}.js"] = script(key, {"charts": charts}).encode()
+            files[f"data/comparisons/{comparison.name}.js"] = script(key, {"charts": charts}).encode()
         return files
 
 

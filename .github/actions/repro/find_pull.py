@@ -46,11 +46,11 @@ def _get(path: str) -> Any:
 def _candidates(sha: str) -> list[dict[str, Any]]:
     """Pull requests that may be the one: of the event, of the commit, of the fork's branch."""
     numbers = [int(entry["number"]) for entry in json.loads(os.environ.get("PULLS") or "null") or []]
-    found = [_get(f"pulls/{number}") for number in numbers]
-    found += _get(f"commits/{sha}/pulls?per_page=100") or []
+    pulls = [_get(f"pulls/{number}") for number in numbers]
+    pulls += _get(f"commits/{sha}/pulls?per_page=100") or []
     head = f"{os.environ['HEAD_OWNER']}:{os.environ['HEAD_BRANCH']}"
-    found += _get(f"pulls?{urllib.parse.urlencode({'state': 'open', 'head': head, 'per_page': 100})}") or []
-    return [pull for pull in found if pull]
+    pulls += _get(f"pulls?{urllib.parse.urlencode({'state': 'open', 'head': head, 'per_page': 100})}") or []
+    return [pull for pull in pulls if pull]
 
 
 def main() -> int:

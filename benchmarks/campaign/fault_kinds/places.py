@@ -167,9 +167,9 @@ def _two(_asked: Asked, scenario: Scenario, whole: Path, place: Path, tries: int
         other.start()
         ended.append(run(scenario, there))
         other.join()
-        found = [scenario.answer(attempt, there) for attempt in ended]
+        answers = [scenario.answer(attempt, there) for attempt in ended]
         faults = [why for attempt in ended if (why := attempt.fault())]
-        faults += [f"one says {str(each)[:300]}" for each in found if each != answer]
+        faults += [f"one says {str(each)[:300]}" for each in answers if each != answer]
         if extra := leftovers(there):
             faults.append(f"left for ever: {extra[:3]}")
         promise.judge(not faults, "; ".join(faults))

@@ -86,8 +86,8 @@ def leftovers(place: Path) -> list[str]:
     """What nobody will use or remove: worktrees, locks that are held, temporary files and folders."""
     root = place / "repo"
     state = root / ".git" / "repro"
-    found = [str(p.relative_to(place)) for p in (root / ".git" / "worktrees").glob("*")]
-    found += [str(p.relative_to(place)) for p in (state / "worktrees").glob("*") if p.is_dir()]
+    worktrees = [str(p.relative_to(place)) for p in (root / ".git" / "worktrees").glob("*")]
+    worktrees += [str(p.relative_to(place)) for p in (state / "worktrees").glob("*") if p.is_dir()]
     for folder, names, files in os.walk(place):
         if "cache" in folder or "/.dvc/tmp" in folder:
             continue  # what DVC keeps of its own
@@ -98,10 +98,10 @@ def leftovers(place: Path) -> list[str]:
                 or ".earlier-" in name
                 or name.endswith(".part")
             ):
-                found.append(str(Path(folder, name).relative_to(place)))
+                worktrees.append(str(Path(folder, name).relative_to(place)))
             if name in files and name.startswith(".") and len(name) > 30:
-                found.append(str(Path(folder, name).relative_to(place)))
-    return sorted(set(found))
+                worktrees.append(str(Path(folder, name).relative_to(place)))
+    return sorted(set(worktrees))
 
 
 def tree(folder: Path) -> dict[str, str]:
@@ -164,13 +164,13 @@ def _said_of(attempt: Attempt, _place: Path) -> Any:
     """The verdict of each case, and the commits that are named for it."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         said = json.loads(attempt.out)
-        found = said.get("results") or said["nights"]
+        results = said.get("results") or said["nights"]
         return [
             (
                 finding.get("verdict") or finding["status"],
                 [culprit["commit"]["subject"] for culprit in finding["culprits"]],
             )
-            for finding in found
+            for finding in results
         ]
     return f"exit code {attempt.code}: {attempt.text[-300:]}"
 

@@ -32,10 +32,10 @@ def promises(asked: Asked) -> Iterator[Promise]:
         before = repo.git("status", "--porcelain"), repo.git("for-each-ref"), repo.git("stash", "list")
         command = ["bisect", "--when", "exit", "--no-explain", "--json", f"HEAD~{commits}..HEAD", "--"]
         done = attempt([*command, *(word.format(file) for word in PROGRAM)], repo.root, seconds=240, room=None)
-        found = json.loads(done.out).get("culprit") or {} if done.out else {}
+        culprit = json.loads(done.out).get("culprit") or {} if done.out else {}
         after = repo.git("status", "--porcelain"), repo.git("for-each-ref"), repo.git("stash", "list")
-        right = found.get("subject") == "Culprit" and done.code == 0 and before == after and not done.fault()
-        promise.judge(right, f"{name}, commit {at} of {commits}: {found.get('subject')}, {done.text[-300:]}")
+        right = culprit.get("subject") == "Culprit" and done.code == 0 and before == after and not done.fault()
+        promise.judge(right, f"{name}, commit {at} of {commits}: {culprit.get('subject')}, {done.text[-300:]}")
     promise.figures = {"shapes": str(len(names))}
     yield promise
 

@@ -32,12 +32,12 @@ class Left(NamedTuple):
 
 def left_by(processes: Iterable[int]) -> list[Left]:
     """What these will leave if they are killed now. None where there is no ``/proc``."""
-    found = []
+    left = []
     for number in processes:
         with contextlib.suppress(OSError):  # it has ended meanwhile
             folder = Path("/proc") / str(number)
-            found += [Left(path, _about(path)) for path in (*_named_clusters(folder), *_builds(folder))]
-    return found
+            left += [Left(path, _about(path)) for path in (*_named_clusters(folder), *_builds(folder))]
+    return left
 
 
 def remove(left: Iterable[Left]) -> None:

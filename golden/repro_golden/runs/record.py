@@ -310,8 +310,8 @@ class _Recording:
         seen = f"{len(golden)} lines, {len(capture)} captured"
         return Proof("the replay prints what the capture printed", capture == golden, seen)
 
-    def show(self, found: Sequence[Proof], of: str = "") -> None:
-        for proof in found:
+    def show(self, proofs: Sequence[Proof], of: str = "") -> None:
+        for proof in proofs:
             self.say(f"  {'ok' if proof.passed else 'NO'}  {of}{proof.name}: {proof.detail}")
 
     def refuse(self, sound: Sequence[Proof], checks: Sequence[Proof], options: Options) -> None:
@@ -322,9 +322,9 @@ class _Recording:
         if (unmet := [c for c in checks if not c.passed]) and not options.allow_failed_checks:
             raise _refusal(self.case, unmet[0], "correct the case, or keep it all the same with --allow-failed-checks")
 
-    def settle(self, found: Sequence[Proof], options: Options, golden: Trace) -> dict[str, Any] | None:
+    def settle(self, proofs: Sequence[Proof], options: Options, golden: Trace) -> dict[str, Any] | None:
         """Refuse what was not proved; return the measured noise when that is allowed instead."""
-        failed = [p for p in found if not p.passed]
+        failed = [p for p in proofs if not p.passed]
         noisy = any(p.name.startswith("reproduced") for p in failed)
         if failed and not (noisy and options.allow_noise):  # without reproduction no proof over bits can hold
             raise _refusal(self.case, failed[0], "nothing was kept")

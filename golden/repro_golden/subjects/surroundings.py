@@ -204,9 +204,9 @@ def _paths(word: str, root: Path) -> Iterator[Path]:
     for start in _STARTS.finditer(word):
         text = os.path.expanduser(word[start.start() :])  # noqa: PTH111 - pathlib leaves out what ends in a slash
         ends = [end for end in _ENDS.finditer(text) if end.start() < 4096]
-        found = [text[: end.start()] for end in ends]
-        found += [str(Path(text[: end.start()]).parent) for end in ends if end[0] in tuple("*?[{")]
-        there = [path for path in found if path.startswith("/") and "\0" not in path and os.path.lexists(path)]
+        places = [text[: end.start()] for end in ends]
+        places += [str(Path(text[: end.start()]).parent) for end in ends if end[0] in tuple("*?[{")]
+        there = [path for path in places if path.startswith("/") and "\0" not in path and os.path.lexists(path)]
         if there:
             yield Path(os.path.normpath(max(there, key=len)))
 

@@ -152,13 +152,13 @@ class Trace:
             named = ((step, row.phase, row.name) for step, row in rows)
         else:
             try:
-                found = [row for row in self._columns.nonfinite() if not masks(*row[1:])][:1]
+                nonfinite = [row for row in self._columns.nonfinite() if not masks(*row[1:])][:1]
             except FileNotFoundError:
                 raise ReproError(f"{self.directory} has no rows: run `repro golden pull`, or record it again") from None
             except Exception as error:  # noqa: BLE001 - pyarrow raises many kinds for a damaged file
                 path, kind = self.directory / "rank-00000.parquet", type(error).__name__
                 raise ReproError(f"{path} is damaged: {kind}; pull or record it again") from None
-            named = ((self.steps[self._step_at(number)].step, phase, name) for number, phase, name in found)
+            named = ((self.steps[self._step_at(number)].step, phase, name) for number, phase, name in nonfinite)
         return next((signal for signal in named if not masks(*signal[1:])), None)
 
     def _step_at(self, row: int) -> int:

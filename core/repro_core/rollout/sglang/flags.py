@@ -297,11 +297,11 @@ def installed_version(device: str) -> str:
     return installed
 
 
-def check_version(found: str, where: str, device: str) -> None:
+def check_version(version: str, where: str, device: str) -> None:
     """Whether a version can be talked to.
 
     Args:
-        found: what it calls itself.
+        version: what it calls itself.
         where: whose version it is, for the message.
         device: that it runs on, ``cpu`` or ``cuda``.
 
@@ -309,10 +309,10 @@ def check_version(found: str, where: str, device: str) -> None:
         EngineError: it is not supported, or its name is no version.
     """
     try:
-        number = Version(found)
+        number = Version(version)
     except InvalidVersion:
-        raise EngineError(f"{where} says it is version {found!r}, which is none: it must be {SUPPORTED}") from None
+        raise EngineError(f"{where} says it is version {version!r}, which is none: it must be {SUPPORTED}") from None
     if not FIRST <= number < _AFTER:
-        raise EngineError(f"{where} is version {found}, which is not supported: it must be {SUPPORTED}")
+        raise EngineError(f"{where} is version {version}, which is not supported: it must be {SUPPORTED}")
     if device == "cpu" and number < FIRST_ON_CPU:
-        raise EngineError(f"{where} is version {found}, which does not run on a CPU here: it must be {FIRST_ON_CPU}")
+        raise EngineError(f"{where} is version {version}, which does not run on a CPU here: it must be {FIRST_ON_CPU}")

@@ -110,11 +110,11 @@ class Beside:
 
     def led_to(self, *, end: bool = False) -> dict[str, torch.Tensor]:
         """Leaves that variables, and the mappings and lists that these lead to, hold now; by name."""
-        found: dict[str, torch.Tensor] = {}
+        named: dict[str, torch.Tensor] = {}
         for name, container in self._reached.containers(end=end):
-            found |= {f"{name}.{key}": tensor for key, tensor in tensors_in(container)}
-        found |= {name: value for name, value in variables(also=self._reached.modules) if is_tensor(value)}
-        return {name: tensor for name, tensor in found.items() if tensor.requires_grad and is_leaf(tensor)}
+            named |= {f"{name}.{key}": tensor for key, tensor in tensors_in(container)}
+        named |= {name: value for name, value in variables(also=self._reached.modules) if is_tensor(value)}
+        return {name: tensor for name, tensor in named.items() if tensor.requires_grad and is_leaf(tensor)}
 
     def _refresh(self, step: int, parameters: Iterable[torch.Tensor], *, end: bool = False) -> bool:
         """Whether it was time to search."""
