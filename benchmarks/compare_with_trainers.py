@@ -85,9 +85,9 @@ def compare(system: System, checkout: Path, python: str) -> dict[str, Any]:
     rows = {name: {"table": in_table(system, name, theirs["fields"])} for name in names}
     for name in names:
         loaded = [
-            (sample[name], one, name)
+            (sample[name], each, name)
             for file, dump in ours.items()
-            for sample, one in zip(dump.samples, theirs["loaded"][file]["samples"], strict=True)
+            for sample, each in zip(dump.samples, theirs["loaded"][file]["samples"], strict=True)
             if name in sample
         ]
         saved = [

@@ -46,14 +46,14 @@ def main() -> None:
             if hasattr(one, "validate"):
                 one.validate()
         found["loaded"][path.name] = {
-            "samples": [described(one, sample) for one in samples],
+            "samples": [described(each, sample) for each in samples],
             "metadata": describe(metadata),
         }
     found["saved"] = {}
     for evaluation in (False, True):
         made = [native(types_module, k) for k in range(2)]
         path = save(name, module, folder / "theirs", made, evaluation)
-        found["saved"][path] = [described(one, sample) for one in made]
+        found["saved"][path] = [described(each, sample) for each in made]
     print(json.dumps(found))
 
 

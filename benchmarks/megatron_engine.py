@@ -414,7 +414,7 @@ def main() -> None:
     if options.page:
         options.page.write_text(page(seen))
     print(page(seen))
-    wrong = [one["name"] for one in seen["records"] if (one["exit"] == 0) != one["kept"]]
+    wrong = [record["name"] for record in seen["records"] if (record["exit"] == 0) != record["kept"]]
     if wrong:
         sys.exit(f"not as expected: {', '.join(wrong)}")
 

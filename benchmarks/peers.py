@@ -325,11 +325,11 @@ def page(kept: Mapping[str, Any]) -> str:
     head = ["changes", "", *CHECKS]
     totals = []
     for kind, what in KINDS.items():
-        some = [one for one in every.values() if one["kind"] == kind]
+        some = [change for change in every.values() if change["kind"] == kind]
         if some:
-            seen = [f"{sum(one['sees'][name] is True for one in some)}" for name in CHECKS]
+            seen = [f"{sum(change['sees'][name] is True for change in some)}" for name in CHECKS]
             totals.append([f"{len(some)} {what}", "seen" if kind != "harmless" else "false alarms", *seen])
-    again = [f"{sum(one['again'][name] is True for one in every.values())}" for name in CHECKS]
+    again = [f"{sum(change['again'][name] is True for change in every.values())}" for name in CHECKS]
     totals.append([f"{len(every)} second runs of what did not change", "false alarms", *again])
     if cost := kept.get("cost"):
         ratios = [f"{cost['times'][name]:.2f}x" for name in CHECKS]
@@ -351,7 +351,7 @@ def page(kept: Mapping[str, Any]) -> str:
         "step, so not at buffers, averages and moments; those of numbers at what is printed.", "",
         table(head, totals), "", table(["change", "", *CHECKS], rows), "",
         *(["A check that cannot tell:", "", *(f"- {line}" for line in broken), ""] if broken else []),
-        *([OURS, ""] if any(one["sees"]["repro diff"] is True for one in every.values() if one["kind"] == "harmless")
+        *([OURS, ""] if any(each["sees"]["repro diff"] is True for each in every.values() if each["kind"] == "harmless")
           else []),
         f"The program of ours trains a few steps of milliseconds, so most of a run is its start (cost measured "
         f"{cost['date']}, commit {cost['commit']}). One step of a larger model, side by side: [the recorder](trace.md)."

@@ -151,7 +151,7 @@ def syncs(engine: Any, policy: Any, folder: Path, rounds: int) -> dict[str, list
                 engine.update_from_disk(str(folder / "sync"), f"{number}-disk")
             if checked:
                 judge.begin(engine.weight_version, how)
-                judge.sent({name: one.detach() for name, one in weights.items()}, None)
+                judge.sent({name: weight.detach() for name, weight in weights.items()}, None)
                 for held in engine.held():
                     judge.received(held)
                 judge.end(time.perf_counter() - began)
@@ -269,8 +269,8 @@ def stand_ins(seen: Mapping[str, Any]) -> list[str]:
 
 def results(seen: Mapping[str, Any]) -> list[str]:
     """What was known and what was found, a row for each check."""
-    legs = {name: one for name, one in seen["legs"].items() if "findings" in one}
-    lines = [f"- `{name}`: {one['failed']}" for name, one in seen["legs"].items() if "failed" in one]
+    legs = {name: leg for name, leg in seen["legs"].items() if "findings" in leg}
+    lines = [f"- `{name}`: {leg['failed']}" for name, leg in seen["legs"].items() if "failed" in leg]
     lines += [""] if lines else []
     head = ["check", *(f"`{name}`: known / found" for name in legs)]
     lines += ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]

@@ -83,7 +83,7 @@ def main() -> None:
             text, wall, cpu = given.log.read_text(errors="replace"), given.wall, given.cpu
         else:
             text, wall, cpu = run(tier)
-        runs = [one for one in runs if (one["tier"], one["label"]) != (tier, given.label)]
+        runs = [run for run in runs if (run["tier"], run["label"]) != (tier, given.label)]
         runs.append(about(given.commit) | {"tier": tier, "label": given.label, "wall": wall, "cpu": cpu} | read(text))
     DATA.write_text(json.dumps(runs, indent=1) + "\n")
     PAGE.write_text(with_tables(PAGE.read_text() if PAGE.exists() else BLANK, runs))
@@ -161,15 +161,15 @@ def kinds(runs: list[dict[str, Any]]) -> list[str]:
         for name, seconds in run["files"].items():
             sums[-1][kind_of(name)] += seconds
     names = sorted({kind for each in sums for kind in each}, key=lambda kind: -max(each[kind] for each in sums))
-    rows = [f"| | {' | '.join(heading(one) for one in runs)} |", f"|---|{'---|' * len(runs)}"]
+    rows = [f"| | {' | '.join(heading(run) for run in runs)} |", f"|---|{'---|' * len(runs)}"]
     return rows + [f"| {kind} | {' | '.join(f'{each[kind] / 60:.1f}' for each in sums)} |" for kind in names]
 
 
 def files(runs: list[dict[str, Any]]) -> list[str]:
     """Seconds of workers by file, of the dearest."""
     names = sorted({n for one in runs for n in one["files"]}, key=lambda n: -max(o["files"].get(n, 0) for o in runs))
-    rows = [f"| | {' | '.join(heading(one) for one in runs)} |", f"|---|{'---|' * len(runs)}"]
-    rows += [f"| `{name}` | {' | '.join(cell(one, name) for one in runs)} |" for name in names[:SHOWN]]
+    rows = [f"| | {' | '.join(heading(run) for run in runs)} |", f"|---|{'---|' * len(runs)}"]
+    rows += [f"| `{name}` | {' | '.join(cell(run, name) for run in runs)} |" for name in names[:SHOWN]]
     if len(names) <= SHOWN:
         return rows
     return [*rows, f"| {len(names) - SHOWN} others | {' | '.join(cell(run, *names[SHOWN:]) for run in runs)} |"]

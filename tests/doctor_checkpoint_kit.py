@@ -46,7 +46,7 @@ def rule(name: str) -> Rule:
 
 def read(path: Path) -> list[object]:
     """What the first reader that claims a path makes of it."""
-    reader = next(one for one in (MEGATRON, HF, TOKENIZER, CONFIG, LAUNCH) if one.fits(path))
+    reader = next(each for each in (MEGATRON, HF, TOKENIZER, CONFIG, LAUNCH) if each.fits(path))
     return list(reader.read(path))
 
 

@@ -154,10 +154,10 @@ class _Sound(Run):
         columns["total_lengths"] = [len(p) + n for p, n in zip(own, sizes, strict=True)]
         columns["loss_masks"] = [Tensor("int32", np.ones(n, "<i4")) for n in sizes]
         columns["raw_reward"] = [float(i % self.each) for i in range(self.count)]
-        columns["rewards"] = [2.0 * one / max(self.each - 1, 1) - 1.0 for one in columns["raw_reward"]]
+        columns["rewards"] = [2.0 * reward / max(self.each - 1, 1) - 1.0 for reward in columns["raw_reward"]]
         columns["truncated"] = [0] * self.count
         log_probs = [-np.abs(rng.normal(size=n)) - 0.01 for n in sizes]
-        columns["rollout_log_probs"] = [f32(one) for one in log_probs]
+        columns["rollout_log_probs"] = [f32(log_prob) for log_prob in log_probs]
         for name in ("log_probs", "ref_log_probs"):
             columns[name] = [f32(log_prob + 1e-4 * rng.normal(size=len(log_prob))) for log_prob in log_probs]
         columns["advantages"] = [f32(np.full(n, r)) for n, r in zip(sizes, columns["rewards"], strict=True)]

@@ -105,7 +105,7 @@ def golden(folder: Path, threads: int) -> Golden:
     record |= {"recorded": "2026-01-01T00:00:00Z", "proofs": {}, "rollouts": "rollouts"}
     (folder / "run.json").write_text(json.dumps(record))
     assert GOLDEN.fits(folder)
-    return next(one for one in GOLDEN.read(folder) if isinstance(one, Golden))
+    return next(artefact for artefact in GOLDEN.read(folder) if isinstance(artefact, Golden))
 
 
 def found(rule: Rule, *artefacts: object) -> list[Finding]:

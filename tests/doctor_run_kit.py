@@ -53,7 +53,7 @@ def read(*paths: Path) -> list[object]:
             log = read_log(path, tuple(phrase for one in RULES.values() for phrase in one.phrases))
             artefacts += [log, log.series]
             continue
-        reader = next(one for one in (TOKENIZER, RUN_FOLDER, ROLLOUT_DUMP, LAUNCH) if one.fits(path))
+        reader = next(each for each in (TOKENIZER, RUN_FOLDER, ROLLOUT_DUMP, LAUNCH) if each.fits(path))
         artefacts += reader.read(path)
     return artefacts
 

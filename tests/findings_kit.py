@@ -21,7 +21,7 @@ def as_read(rule: str, found: Iterable[Finding | Found], folder: Path) -> str:
     """
     findings = [one if isinstance(one, Finding) else Finding.of(catalogue()[rule], one) for one in found]
     assert findings, f"{rule} finds nothing"
-    assert {one.rule for one in findings} == {rule}
+    assert {hit.rule for hit in findings} == {rule}
     assert all(
         "\n" not in finding.message and finding.cure and finding.why and str(finding.where) for finding in findings
     )

@@ -96,6 +96,6 @@ def launch(
 
 def outputs(ended: Sequence[Ended]) -> list[str]:
     """What the ranks printed, after checking that all of them ended well."""
-    failed = [f"rank {one.rank} ended with {one.code}:\n{one.err[-3000:]}" for one in ended if one.code]
+    failed = [f"rank {each.rank} ended with {each.code}:\n{each.err[-3000:]}" for each in ended if each.code]
     assert not failed, "\n".join(failed)
-    return [one.out for one in ended]
+    return [rank.out for rank in ended]

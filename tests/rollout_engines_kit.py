@@ -92,14 +92,14 @@ class Unrepeatable(Sound):
     """Every call is a little further off."""
 
     def generate(self, *given: Any) -> list[Response]:
-        return [moved(one, self.calls) for one in super().generate(*given)]
+        return [moved(answer, self.calls) for answer in super().generate(*given)]
 
 
 class OfItsBatch(Sound):
     """The number of neighbours changes numbers."""
 
     def generate(self, prompts: Any, *given: Any) -> list[Response]:
-        return [moved(one, len(prompts)) for one in super().generate(prompts, *given)]
+        return [moved(answer, len(prompts)) for answer in super().generate(prompts, *given)]
 
 
 class OfItsPlace(Sound):
@@ -173,7 +173,7 @@ class LosesABuffer(Sound):
         self.scale = 0.0
 
     def generate(self, *given: Any) -> list[Response]:
-        return [one if self.scale else moved(one) for one in super().generate(*given)]
+        return [answer if self.scale else moved(answer) for answer in super().generate(*given)]
 
 
 class ChangesABuffer(LosesABuffer):

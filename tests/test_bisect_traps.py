@@ -206,12 +206,15 @@ def test_a_culprit_that_a_later_one_hides(tmp_path: Path) -> None:
     note(repo, "nothing")
     early = edit(repo, "scale = 1.0", "scale = 1.0 + 1e-6", "Scale")
     result, _ = bisect(repo, f"{good}..HEAD")
-    assert ([one["commit"]["commit"] for one in result["culprits"]], result["divergence"]["step"]) == ([early], 0)
+    assert ([culprit["commit"]["commit"] for culprit in result["culprits"]], result["divergence"]["step"]) == (
+        [early],
+        0,
+    )
     assert result["explains_bad"] and result["earlier"]["step"] == 4
     done = repo.repro("bisect", "--no-explain", f"{good}..HEAD")
     assert "Commits before it move the numbers too" in done.stdout and "It alone" not in done.stdout
     result, progress = bisect(repo, f"{good}..HEAD", "--all")
-    assert [one["commit"]["commit"] for one in result["culprits"]] == [late, early], progress
+    assert [culprit["commit"]["commit"] for culprit in result["culprits"]] == [late, early], progress
     assert [culprit["divergence"]["step"] for culprit in result["culprits"]] == [4, 0]
 
 

@@ -273,7 +273,7 @@ class Refuses(Sound):
 def test_an_engine_that_dies() -> None:
     """What it failed in is named with its words on one line, what comes after was not made, and the code is 2."""
     findings = check(Dies(), PLAN)
-    assert exit_code(findings) == 2 and {one.outcome for one in findings} == {"failed"}
+    assert exit_code(findings) == 2 and {hit.outcome for hit in findings} == {"failed"}
     assert findings[0].detail == "the engine died (log x.log)"
     assert {finding.detail for finding in findings[1:]} == {"not made: run-to-run failed"}
     (short,) = check(Short(), PLAN, ["shuffled"])

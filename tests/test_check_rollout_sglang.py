@@ -52,7 +52,7 @@ def test_deterministic_mode_repeats_all_bits(deterministic: RolloutChecks) -> No
     assert {
         finding.name: finding.detail for finding in report.findings if not finding.passed
     } == {} and report.exit_code == 0
-    outcomes = {one.name: one.outcome for one in report.findings}
+    outcomes = {hit.name: hit.outcome for hit in report.findings}
     wanted = {name: "equal" if word == "any" else word for name, word in CHECKS.items()}
     if report.identity["flags"]["disable_radix_cache"]:
         wanted["prefix-cache"] = "not applicable"
@@ -75,7 +75,7 @@ def test_without_deterministic_mode() -> None:
     """Without deterministic mode seeds are ignored, and in fp32 on a CPU a batch changes its neighbours' numbers."""
     only = ("run-to-run", "batch-of-8", "batch-of-32", "seed", "seeded-batch", "unseeded")
     report = checked(only, enable_deterministic_inference=False)
-    outcomes = {one.name: one.outcome for one in report.findings}
+    outcomes = {hit.name: hit.outcome for hit in report.findings}
     said = {finding.name: finding.detail for finding in report.findings}
     assert outcomes["seed"] == "equal" and said["seed"].startswith("the seed is ignored")
     assert outcomes["unseeded"] == "differs" and outcomes["run-to-run"] == "equal"

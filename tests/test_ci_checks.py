@@ -479,7 +479,7 @@ def test_thresholds_are_read_exactly(check: CiCheck, limit: float) -> None:
     found = parse_ci(f"ci:{system} {check.name}.atol={limit!r} steps_per_rollout=4")
     assert {one.check.name: one.limits for one in found.asked}[check.name] == {"atol": limit}
     assert (found.per_rollout, found.alone) == (4, False)
-    assert len(found.asked) == sum(system in one.rules for one in CHECKS)
+    assert len(found.asked) == sum(system in check.rules for check in CHECKS)
 
 
 @pytest.mark.parametrize(

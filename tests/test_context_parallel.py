@@ -71,9 +71,11 @@ def test_a_padded_length_is_found_by_what_the_ranks_hold(samples, size: int, dat
     padded = data.draw(st.integers(max(total for total, _ in sizes), 60))
     shown = [Held(t, r, rank, held(t, r, rank, size, padded)) for t, r in sizes for rank in range(size)]
     lengths = padded_lengths(shown, size)
-    cuts = [[ranges(one.total, one.response, one.rank, size, p) for one in shown] for p in (padded, *lengths)]
+    cuts = [
+        [ranges(sample.total, sample.response, sample.rank, size, p) for sample in shown] for p in (padded, *lengths)
+    ]
     assert cuts[0] in cuts[1:]
-    wrong = [one._replace(tokens=one.tokens + 1) for one in shown]
+    wrong = [sample._replace(tokens=sample.tokens + 1) for sample in shown]
     assert padded_lengths(wrong, size) == []
 
 

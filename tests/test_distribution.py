@@ -210,7 +210,7 @@ def imported() -> dict[str, str]:
             if "sglang/cpu" in str(path):
                 continue  # stand-ins under the names of other packages
             for node in ast.walk(ast.parse(path.read_text())):
-                names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
                 imports |= {name.split(".")[0]: str(path) for name in names}
     return {

@@ -85,7 +85,7 @@ def test_adding_a_rule_needs_no_list() -> None:
     """Every function that is a rule is in the catalogue: there is no table to forget."""
     files = [p for p in (SOURCE / "repro" / "doctor" / "rules").glob("*/*.py") if p.stem != "__init__"]
     written = [len(re.findall(r"^@rule\(", p.read_text(), re.MULTILINE)) for p in files]
-    tabled = sum(isinstance(one.check, functools.partial) for one in catalogue().values())
+    tabled = sum(isinstance(rule.check, functools.partial) for rule in catalogue().values())
     assert len(files) > 25 and len(catalogue()) == sum(written) + tabled
 
 
@@ -232,7 +232,7 @@ def test_what_is_corrupt_is_a_finding(tmp_path: Path) -> None:
     (folder / "0.pt").write_bytes(b"PK\x03\x04 and then nothing of a dump")
     (tmp_path / "bad.sh").write_text(LAUNCH.format(batch=250))
     report = examine(look([tmp_path]))
-    assert {one.rule for one in report.of("error")} == {UNREADABLE.id, "batch-invariant"}, report.findings
+    assert {hit.rule for hit in report.of("error")} == {UNREADABLE.id, "batch-invariant"}, report.findings
 
 
 def test_links_are_followed_once_and_what_is_not_looked_at_is_said(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_links_are_followed_once_and_what_is_not_looked_at_is_said(tmp_path: Pat
         (links / name).symlink_to(tmp_path / "there")
     (links / "loop").symlink_to(links)
     (links / "nowhere").symlink_to(tmp_path / "absent")
-    assert [one.rule for one in examine(look([tmp_path])).of("error")] == ["batch-invariant"]
+    assert [hit.rule for hit in examine(look([tmp_path])).of("error")] == ["batch-invariant"]
     deep = links.joinpath(*"abcdefghi")
     deep.mkdir(parents=True)
     (deep / "bad.sh").write_text("python3 train.py --colocate\n")
@@ -276,7 +276,7 @@ def test_no_link_out_of_a_folder_is_followed(tmp_path: Path, kind: str) -> None:
         (folder / "in" / "there").symlink_to(secret)
         (folder / "also").symlink_to(folder / "in")
     seen = look([folder])
-    assert [one.kind for one in seen if "not searched" not in one.kind and one.artefacts] == []
+    assert [look.kind for look in seen if "not searched" not in look.kind and look.artefacts] == []
     (left,) = [finding for finding in examine(seen).findings if finding.rule == "not-read"]
     assert left.message == f"a link leads out of {folder} and was not followed"
     assert examine(look([secret / "bad.sh"])).of("error")
@@ -305,9 +305,9 @@ def test_a_file_that_is_not_what_its_name_says_is_corrupt(tmp_path: Path, name: 
     (tmp_path / "broken" / name).write_bytes(content)
     (tmp_path / "odd.bin").write_bytes(bytes(range(256)))
     measured = examine(look([tmp_path / "bad.sh", tmp_path / "broken" / name, tmp_path / "odd.bin"])).of("error")
-    assert str(tmp_path / "odd.bin") in [one.where.path for one in measured if one.rule == UNREADABLE.id]
+    assert str(tmp_path / "odd.bin") in [hit.where.path for hit in measured if hit.rule == UNREADABLE.id]
     assert str(tmp_path / "broken" / name) in [finding.where.path for finding in measured], measured
-    assert "batch-invariant" in {one.rule for one in measured}
+    assert "batch-invariant" in {hit.rule for hit in measured}
 
 
 def test_the_same_file_twice_is_one_artefact(tmp_path: Path) -> None:

@@ -108,10 +108,10 @@ def test_a_folder_gives_weights_config_and_tokenizer(tmp_path: Path) -> None:
     """One folder is three artefacts; a shard or the index stands for it; each kind alone is read too."""
     folder = tokenizer(hf(tmp_path / "model", dense()))
     for path in (folder, folder / INDEX, folder / "model-00001-of-00002.safetensors"):
-        assert [type(one) for one in read(path)] == [HfCheckpoint, HfConfig, Tokenizer]
-    assert [type(one) for one in read(folder / "config.json")] == [HfConfig]
-    assert [type(one) for one in read(tokenizer(tmp_path / "words"))] == [Tokenizer]
-    assert [type(one) for one in read(write_config(tmp_path / "only", {"model_type": "x"}))] == [HfConfig]
+        assert [type(artefact) for artefact in read(path)] == [HfCheckpoint, HfConfig, Tokenizer]
+    assert [type(artefact) for artefact in read(folder / "config.json")] == [HfConfig]
+    assert [type(artefact) for artefact in read(tokenizer(tmp_path / "words"))] == [Tokenizer]
+    assert [type(artefact) for artefact in read(write_config(tmp_path / "only", {"model_type": "x"}))] == [HfConfig]
 
 
 def test_no_folder_is_claimed_twice(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_no_folder_is_claimed_twice(tmp_path: Path) -> None:
         tmp_path / "other" / "state.safetensors": [],
     }
     for path, expected in paths.items():
-        claims = [one for one in READERS if one.fits(path)]
+        claims = [reader for reader in READERS if reader.fits(path)]
         assert claims[:1] == expected
         assert TOKENIZER not in claims or path.name == "words"
 

@@ -122,7 +122,7 @@ def test_each_part_of_the_set_that_is_missing_is_named_once(missing: set[str]) -
     asks = bool(flags) or "NVTE_ALLOW_NONDETERMINISTIC_ALGO" not in missing
     named = [finding.message.partition(", and ")[2].partition(" is missing")[0] for finding in reported]
     assert sorted(named) == (sorted(missing) if asks else [])
-    assert {one.severity for one in reported} <= ({"warning"} if flags else {"note"})
+    assert {hit.severity for hit in reported} <= ({"warning"} if flags else {"note"})
 
 
 def test_engines_count_only_where_they_sample_and_trainers_where_they_train(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_hash_seeds(seed: str, severity: str, tmp_path: Path) -> None:
     reported = tried(load("determinism-hash-seed"), _with(WHOLE, PYTHONHASHSEED=seed).read(tmp_path))
     assert [finding.severity for finding in reported] == ([severity] if severity else [])
     plain = tried(load("determinism-hash-seed"), Script(env={"PYTHONHASHSEED": seed}).read(tmp_path))
-    assert [one.severity for one in plain] == (["error"] if severity == "error" else [])
+    assert [hit.severity for hit in plain] == (["error"] if severity == "error" else [])
 
 
 def test_where_an_export_reaches_the_actors(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_networks_between_nodes(tmp_path: Path) -> None:
     env = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
     reported = tried(load("nccl-interface"), Script({"--actor-num-nodes": "2"}, env=env).read(tmp_path))
     assert [finding.where.item for finding in reported] == ["NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE"]
-    assert {one.severity for one in reported} == {"warning"}
+    assert {hit.severity for hit in reported} == {"warning"}
     assert tried(load("nccl-interface"), Script(env=env).read(tmp_path)) == []
 
 

@@ -451,12 +451,12 @@ def test_rounded_numbers(values: list[float], places: int) -> None:
     drawn = np.random.default_rng(len(values)).uniform(0.1, 3.0, 30)
     assert rounded_decimals(drawn.tolist()) is None and rounded_digits(drawn.tolist()) is None
     assert rounded_decimals(drawn.astype(np.float32).astype(float).tolist()) is None
-    short = [round(float(one), places) for one in drawn]
+    short = [round(float(value), places) for value in drawn]
     assert rounded_decimals(short) in (None, places)
     if places > 4:
         assert rounded_decimals(short) == places
     rounded_decimals(values)
-    assert rounded_digits([float(f"{one * 1e-5:.4g}") for one in drawn]) == 4
+    assert rounded_digits([float(f"{value * 1e-5:.4g}") for value in drawn]) == 4
 
 
 @pytest.mark.parametrize("values", [[0.25, 0.5, 0.125, 0.75, 0.375], [0.1, 0.2, 0.3, 0.7, 0.9], [1.0, 2.0, 3.0], []])

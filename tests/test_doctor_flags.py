@@ -187,7 +187,7 @@ def test_the_batch_invariant_is_exact(prompts: int, each: int, batch: int, steps
     assert bool(findings("batch-invariant", divided)) == bool(prompts * each % steps)
     alone = findings("batch-invariant", launch_of_argv([*words, "--global-batch-size", str(batch)]))
     assert bool(alone) == bool(prompts * each % batch)
-    assert [one.severity for one in alone] in ([], ["error"] if prompts * each < batch else ["warning"])
+    assert [hit.severity for hit in alone] in ([], ["error"] if prompts * each < batch else ["warning"])
 
 
 def test_the_hole_of_integer_division_is_found() -> None:

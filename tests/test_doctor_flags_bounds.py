@@ -251,8 +251,8 @@ def test_whole_numbers(words: str, message: str) -> None:
     reported = findings("flag-not-a-number", launch_of_argv(["python", "train.py", *words.split()]))
     assert len(reported) == bool(message)
     assert message in "".join(finding.message for finding in reported)
-    assert {(one.severity, one.certainty) for one in reported} <= {("error", "certain")}
-    assert all(one.where.item for one in reported)
+    assert {(hit.severity, hit.certainty) for hit in reported} <= {("error", "certain")}
+    assert all(hit.where.item for hit in reported)
 
 
 def test_a_line_of_a_script_that_is_no_number(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_what_is_no_character_counts_as_none(text: str) -> None:
 @given(_IDS, st.integers(1, 1000))
 def test_names_of_tokens_do_not_matter(ids: list[int], shift: int) -> None:
     """Another numbering of the vocabulary changes no measure."""
-    renamed = [shift + 7 * one for one in ids]
+    renamed = [shift + 7 * token for token in ids]
     assert loop_share(renamed) == loop_share(ids)
     assert fresh_share(renamed) == fresh_share(ids)
 
@@ -205,7 +205,7 @@ def test_repeating_makes_it_more_of_a_loop(ids: list[int], times: int) -> None:
 def test_order_within_a_window_does_not_matter(order: list[int]) -> None:
     """Distinct tokens of a window are counted, in any order."""
     assert fresh_share(order) == 1
-    assert fresh_share([one % 64 for one in order]) == 0.25
+    assert fresh_share([number % 64 for number in order]) == 0.25
 
 
 # -- the rules
@@ -284,7 +284,7 @@ def test_short_responses_that_become_one_character(tmp_path: Path) -> None:
 def test_tokens_alone_are_never_an_error(tmp_path: Path) -> None:
     """Tokens as if by chance, of which there is no text, are a warning: a toy's are so, too."""
     ids = [np.random.default_rng(seed).integers(0, 30_000, 400).tolist() for seed in range(8)]
-    made = rollout(tmp_path / "run", _with([("", one) for one in ids]))
+    made = rollout(tmp_path / "run", _with([("", text) for text in ids]))
     assert severities("garbled-first-rollout", made) == ["warning"]
 
 
@@ -292,10 +292,10 @@ def test_short_responses_are_judged_together(tmp_path: Path) -> None:
     """Responses of 60 tokens are too short for the measure of distinct tokens; all of them together are not."""
     by_chance = [np.random.default_rng(seed).integers(0, 30_000, 60).tolist() for seed in range(32)]
     texts = [tokenizer().encode(text).ids[:60] for text in prose()[:32]]
-    bad = found("garbled-first-rollout", rollout(tmp_path / "a", _with([("", one) for one in by_chance])))
-    assert [one.certainty for one in bad] == ["possible"]
+    bad = found("garbled-first-rollout", rollout(tmp_path / "a", _with([("", text) for text in by_chance])))
+    assert [hit.certainty for hit in bad] == ["possible"]
     assert "as if drawn by chance" in bad[0].message
-    assert found("garbled-first-rollout", rollout(tmp_path / "b", _with([("", one) for one in texts]))) == []
+    assert found("garbled-first-rollout", rollout(tmp_path / "b", _with([("", text) for text in texts]))) == []
 
 
 def test_divergence_begins_where_it_begins(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def _edited_record(folder: Path) -> Path:
 
 
 def _noise(**more: Any) -> dict[str, Any]:
-    proofs = [{**one, "passed": not one["name"].startswith("reproduced")} for one in PROOFS]
+    proofs = [{**entry, "passed": not entry["name"].startswith("reproduced")} for entry in PROOFS]
     return {"noise": {"runs": 4, "spread": {"loss": 0.01, "lr": 0.0}}, "proofs": proofs, **more}
 
 
@@ -98,7 +98,7 @@ def test_a_sound_golden_run_has_nothing(tmp_path: Path) -> None:
     for path in (repo.root, repo.root / "golden" / "runs", run):
         examined = examine(look([path]), only=rules)
         assert not examined.findings, examined.findings
-        assert "golden run" in {one.kind for one in examined.seen} and "golden-stale" in examined.tried
+        assert "golden run" in {hit.kind for hit in examined.seen} and "golden-stale" in examined.tried
 
 
 # -- vacuous
@@ -215,7 +215,7 @@ def test_proofs_that_failed_or_are_missing(tmp_path: Path) -> None:
     bare = made(tmp_path / "b", proofs=[])
     assert severities(found("golden-unreproducible", bare)) == ["warning"]
     assert severities(found("golden-unproved", bare)) == ["note"]
-    unplanted = made(tmp_path / "c", proofs=[one for one in PROOFS if "ULP" not in one["name"]])
+    unplanted = made(tmp_path / "c", proofs=[entry for entry in PROOFS if "ULP" not in entry["name"]])
     (finding,) = found("golden-unproved", unplanted)
     assert finding.severity == "note" and "planted" in finding.message
 

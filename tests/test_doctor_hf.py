@@ -200,7 +200,7 @@ def test_checkpoints_of_transformers_are_clean(kind: str, more: dict[str, Any], 
     else:
         folder = _transformers(kind, tmp_path, **more)
     assert len(list(folder.glob("*.safetensors"))) > 2
-    kinds = {type(one) for one in HF.read(folder)}
+    kinds = {type(artefact) for artefact in HF.read(folder)}
     assert kinds == {HfCheckpoint, HfConfig}
     for one in HF_RULES:
         assert findings(one, folder) == [], one

@@ -30,7 +30,7 @@ def _quantised(folder: Path, ignore: Any, *, packed: bool = True, method: str = 
 
 
 def _without(*parts: str) -> list[str]:
-    return [one for one in RECOMMENDED if not any(part in one for part in parts)]
+    return [entry for entry in RECOMMENDED if not any(part in entry for part in parts)]
 
 
 CASES: dict[str, tuple[list[str], list[str]]] = {
@@ -56,7 +56,7 @@ def test_without_a_launch_it_is_an_error_and_with_a_bridge_a_warning(name: str, 
     """The file alone, or a launch of another model, is enough; Miles' bridge does not go by the list."""
     folder = _quantised(tmp_path / "model", _without(r"gate\.", "embed_tokens", "lm_head"))
     alone = findings(name, folder)
-    assert {(one.severity, one.certainty) for one in alone} == {("error", "likely")}
+    assert {(hit.severity, hit.certainty) for hit in alone} == {("error", "likely")}
     assert findings(name, folder, script(tmp_path, "--hf-checkpoint /m/other")) == alone
     bridge = script(tmp_path, f"{paths(hf_checkpoint=folder)} --megatron-to-hf-mode bridge")
     assert {finding.severity for finding in findings(name, folder, bridge)} == {"warning"}
@@ -74,7 +74,7 @@ def test_each_matrix_is_named_with_its_shape_and_one_cure(tmp_path: Path) -> Non
         "model.embed_tokens.weight (32 x 16)",
     ]
     for reported in (routers, tables):
-        assert all(one.where.value in one.message for one in reported)
+        assert all(hit.where.value in hit.message for hit in reported)
         (cure,) = {finding.cure for finding in reported}
         assert cure.endswith(json.dumps(list(RECOMMENDED)))
     assert routers[0].cure.startswith(r'add "re:.*mlp\\.gate\\..*" to quantization_config.ignore')
@@ -128,7 +128,7 @@ def test_the_gate_of_a_shared_expert(tmp_path: Path) -> None:
     quantization = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": list(RECOMMENDED)}
     (folder / "config.json").write_text(json.dumps({**values, "quantization_config": quantization}))
     reported = findings("int4-ignore", folder)
-    assert [one.where.value for one in reported] == [
+    assert [hit.where.value for hit in reported] == [
         f"model.layers.{n}.mlp.shared_expert_gate.weight (1 x 32)" for n in (0, 1)
     ]
     assert {(finding.severity, finding.certainty) for finding in reported} == {("warning", "possible")}

@@ -89,13 +89,13 @@ def test_sourced_files_are_named_as_the_script_is(folder: Path, monkeypatch: pyt
 def test_variables_reach_the_trainer_by_three_ways(folder: Path) -> None:
     """Exports, the runtime environment, which wins, and prefixes; what is unset is gone but noted."""
     read = launch(folder / "run.sh")
-    assert {name: (one.value, one.origin, one.where.line) for name, one in read.env.items()} == {
+    assert {name: (setting.value, setting.origin, setting.where.line) for name, setting in read.env.items()} == {
         "PYTHONUNBUFFERED": ("1", "export", 2),
         "NCCL_ALGO": ("Tree", "runtime-env", 21),
         "PYTHONPATH": ("/root/slime/:/root/Megatron-LM/", "runtime-env", 19),
         "NVTE": ("$(nvidia-smi -L | wc -l)", "runtime-env", 20),
     }
-    assert [(name, one.origin) for name, one in read.settings][:4] == [
+    assert [(name, setting.origin) for name, setting in read.settings][:4] == [
         ("PYTHONUNBUFFERED", "export"), ("NCCL_ALGO", "export"), ("GONE", "export"), ("GONE", "unset"),
     ]  # fmt: skip
     before = launch_of_argv(["env", "A=1", "python", "-u", "/root/miles/train_async.py", "--x", "--y", "-1"])
@@ -201,7 +201,7 @@ def test_a_python_launcher_is_read_without_running_it(tmp_path: Path) -> None:
     }  # fmt: skip
     assert read.where("--tensor-model-parallel-size").line == 22
     assert (read.entry, read.system, read.submitted) == ("train.py", "slime", True)
-    assert {name: one.value for name, one in read.env.items()} == {"A": "b", "NCCL_ALGO": "Ring"}
+    assert {name: setting.value for name, setting in read.env.items()} == {"A": "b", "NCCL_ALGO": "Ring"}
     assert read.commands == (("ray", "start", "--head", "--num-gpus", "4"),)
     path.write_text("import os\nos.remove('x')\nexecute_train('--x')\n")
     assert launch(path).flags.keys() == {"--x"}

@@ -268,6 +268,9 @@ def test_any_bytes_are_a_log_or_an_error(data: bytes, head: bytes) -> None:
 
 def test_all_artefacts_of_a_log(tmp_path: Path) -> None:
     """The reader gives the log and its numbers; a log without numbers gives itself alone."""
-    kinds = [type(one) for one in LOG.read(write(tmp_path / "train.log", [*arguments(a=1), LOADED, actor(step(0))]))]
+    kinds = [
+        type(artefact)
+        for artefact in LOG.read(write(tmp_path / "train.log", [*arguments(a=1), LOADED, actor(step(0))]))
+    ]
     assert kinds == [Log, Series]
-    assert [type(one) for one in LOG.read(write(tmp_path / "b.log", [engine("hello")]))] == [Log]
+    assert [type(artefact) for artefact in LOG.read(write(tmp_path / "b.log", [engine("hello")]))] == [Log]

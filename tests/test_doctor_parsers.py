@@ -35,7 +35,7 @@ parser.parse_known_args()
 def read(path: Path) -> ParserDump:
     """What the reader finds."""
     assert PARSERS.fits(path)
-    parsers = [one for one in PARSERS.read(path) if isinstance(one, ParserDump)]
+    parsers = [artefact for artefact in PARSERS.read(path) if isinstance(artefact, ParserDump)]
     assert len(parsers) == 1
     return parsers[0]
 

@@ -79,7 +79,7 @@ def test_a_switch_behind_the_model_is_found_where_it_stands(tmp_path: Path) -> N
 )  # fmt: skip
 def test_every_form_of_a_late_switch_is_found(text: str, item: str, tmp_path: Path) -> None:
     """Calls, attributes and variables, in line, in functions and methods of the file, in blocks and nested calls."""
-    assert [one.where.item for one in found(tmp_path, text)] == [item]
+    assert [hit.where.item for hit in found(tmp_path, text)] == [item]
 
 
 @pytest.mark.parametrize(

@@ -103,12 +103,12 @@ def test_a_replay_samples_nothing(tmp_path: Path) -> None:
     """A case of slime's trains on recorded rollouts: that its launch names no GPUs for sampling is no error."""
     fork = make_fork(tmp_path, commits=0)
     case = read_case(fork.repo.root / "golden" / "cases" / f"{fork.case}.toml")
-    (launch,) = (one for one in artefacts_of(case, fork.repo.root) if isinstance(one, Launch))
+    (launch,) = (artefact for artefact in artefacts_of(case, fork.repo.root) if isinstance(artefact, Launch))
     sizes = "--actor-num-nodes 1 --actor-num-gpus-per-node 2"
     assert launch.trainer and launch.has("--debug-train-only")
     own = case.model_copy(update={"subject": case.subject.model_copy(update={"command": f"python train.py {sizes}"})})
     report = examine([], list(artefacts_of(own, fork.repo.root)))
-    assert "gpu-count" not in {one.rule for one in report.findings}
+    assert "gpu-count" not in {hit.rule for hit in report.findings}
     alone = launch_of_argv(["python", "train.py", *sizes.split()])
     assert "gpu-count" in {finding.rule for finding in examine([], [alone]).findings}
 

@@ -48,7 +48,7 @@ def dump(path: Path, rows: list[dict[str, Any]]) -> Rollout:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_rollout_dump(path, RolloutDump("slime", 0, samples=rows))
     assert ROLLOUT_DUMP.fits(path)
-    return next(one for one in ROLLOUT_DUMP.read(path) if isinstance(one, Rollout))
+    return next(artefact for artefact in ROLLOUT_DUMP.read(path) if isinstance(artefact, Rollout))
 
 
 def scores(folder: Path, source: str, rows: list[dict[str, Any]] | None = None, **options: Any) -> list[Any]:
@@ -226,7 +226,7 @@ class TestRule:
         constant = [
             finding for finding in told(tmp_path / "a", source, samples(8)) if "different responses" in finding.message
         ]
-        assert [one.severity for one in constant] == ["warning"]
+        assert [hit.severity for hit in constant] == ["warning"]
         same = [{**sample, "response": "a", "reward": 0.0} for sample in samples(8)]
         assert told(tmp_path / "b", source, same) == []
 
@@ -241,7 +241,7 @@ class TestRule:
         """A key must be named, and be there."""
         source = "def reward_func(args, sample):\n    return {'score': float(len(sample.response))}\n"
         findings = told(tmp_path, source, None, launch(tmp_path / "run", f"--colocate {flags}"))
-        assert [finding.severity for finding in findings] == severities and all(said in one.message for one in findings)
+        assert [finding.severity for finding in findings] == severities and all(said in hit.message for hit in findings)
 
     def test_rewards_that_the_dump_does_not_have_are_not_compared(self, tmp_path: Path) -> None:
         """A dump of before scoring has none."""

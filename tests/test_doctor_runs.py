@@ -24,7 +24,7 @@ SYSTEMS = ("slime", "old", "miles", "relax")
 
 
 def _read(path: Path) -> list[object]:
-    reader = next(one for one in (RUN_FOLDER, ROLLOUT_DUMP) if one.fits(path))
+    reader = next(each for each in (RUN_FOLDER, ROLLOUT_DUMP) if each.fits(path))
     return list(reader.read(path))
 
 
@@ -63,7 +63,7 @@ def test_a_run_gives_its_rollouts_steps_and_numbers(system: str, tmp_path: Path)
     assert _kinds(artefacts) == expected
     steps = [artefact for artefact in artefacts if isinstance(artefact, TrainStep)]
     assert [len(step.joined.indices) for step in steps] == [run.count, run.count]
-    assert {one.folder for one in steps} == {folder}
+    assert {step.folder for step in steps} == {folder}
     series = artefacts[-1]
     assert isinstance(series, Series)
     lengths = run.columns(0)["response_lengths"]
@@ -75,20 +75,20 @@ def test_rollouts_know_what_came_before(tmp_path: Path) -> None:
     for number in range(3):
         rollout(tmp_path / "run", samples(), number)
     rollout(tmp_path / "run", samples(), 1, evaluation=True)
-    rollouts = [one for one in _read(tmp_path / "run") if isinstance(one, Rollout)]
+    rollouts = [artefact for artefact in _read(tmp_path / "run") if isinstance(artefact, Rollout)]
     numbers = [
         (finding.first and finding.first.rollout_id, finding.before and finding.before.rollout_id)
         for finding in rollouts
     ]
     assert numbers == [(None, None), (0, 0), (0, 1), (None, None)]
-    assert [one.dump.evaluation for one in rollouts] == [False, False, False, True]
+    assert [rollout.dump.evaluation for rollout in rollouts] == [False, False, False, True]
 
 
 @pytest.mark.parametrize("part", ["rollout_data", "train_data"])
 def test_a_part_of_a_run_is_read_alone(part: str, tmp_path: Path) -> None:
     """The folder of rollouts or of train dumps may be given by itself."""
     folder = Run().write(tmp_path / "run")
-    kinds = {type(one) for one in _read(folder / part)}
+    kinds = {type(artefact) for artefact in _read(folder / part)}
     assert kinds == ({Rollout, Series} if part == "rollout_data" else {TrainStep, Series})
 
 
@@ -96,7 +96,7 @@ def test_a_part_of_a_run_is_read_alone(part: str, tmp_path: Path) -> None:
 def test_single_files_are_told_apart(system: str, tmp_path: Path) -> None:
     """A rollout dump and a train dump are told apart by what they hold; a rank's file brings the others with it."""
     folder = Run(system=system, dp=1 if system == "slime" else 2).write(tmp_path / "run")
-    assert [type(one) for one in _read(folder / "rollout_data" / "0.pt")] == [Rollout]
+    assert [type(artefact) for artefact in _read(folder / "rollout_data" / "0.pt")] == [Rollout]
     name = "0.pt" if system == "slime" else "0_1.pt"
     (step,) = _read(folder / "train_data" / name)
     assert isinstance(step, TrainStep)
@@ -109,7 +109,7 @@ def test_a_dump_of_any_name_is_recognised(tmp_path: Path) -> None:
     for place, kind in (("rollout_data", Rollout), ("train_data", TrainStep)):
         moved = tmp_path / f"data_of_{place}.pt"
         (folder / place / "0.pt").rename(moved)
-        assert [type(one) for one in _read(moved)] == [kind]
+        assert [type(artefact) for artefact in _read(moved)] == [kind]
 
 
 def test_what_is_corrupt_does_not_hide_the_rest(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_numbers_of_events_and_of_gradient_norms(tmp_path: Path) -> None:
     ]
     (folder / "events" / "actor_cell0_rank0.jsonl").write_text("".join(lines))
     write_archive(folder / "grad_norm-actor-1-0.pt", 0.75)
-    series = next(one for one in _read(folder) if isinstance(one, Series))
+    series = next(artefact for artefact in _read(folder) if isinstance(artefact, Series))
     assert series.steps[0]["loss"] == 0.5
     assert series.steps[0]["kl_loss"] != series.steps[0]["kl_loss"]
     assert series.steps[1] == {"grad_norm": 0.75}
@@ -169,7 +169,9 @@ def test_means_are_those_of_counted_tokens(tmp_path: Path) -> None:
     """A shift of one counted token of one sample moves the mean of the sample, and of six samples by a sixth of it."""
     length = Run().columns(0)["response_lengths"][0]
     series = [
-        next(one for one in _read(equal_run(tmp_path / name, shift)) if isinstance(one, Series)).rollouts[0]
+        next(
+            artefact for artefact in _read(equal_run(tmp_path / name, shift)) if isinstance(artefact, Series)
+        ).rollouts[0]
         for name, shift in (("equal", 0.0), ("shifted", 0.5))
     ]
     counted = sum(1 for mask in Run().columns(0)["loss_masks"][1:] if mask.array.any()) + 1
@@ -222,7 +224,7 @@ def test_any_bytes_are_read_or_refused_in_one_line(raw: bytes, at: int, cut: int
     path.unlink()
 
 
-_TOLD = [one for one in RULES.values() if one.inputs[0] is Rollout]
+_TOLD = [rule for rule in RULES.values() if rule.inputs[0] is Rollout]
 
 
 @settings(at_most(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -277,6 +279,6 @@ def test_what_does_not_fit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     whole = sum(one.stat().st_size for one in (tmp_path / "rollout_data").iterdir())
     monkeypatch.setattr("repro.doctor.artefacts.runs.BUDGET", whole // 2)
     read = list(RUN_FOLDER.read(tmp_path))
-    (left,) = [one for one in read if isinstance(one, NotRead)]
+    (left,) = [artefact for artefact in read if isinstance(artefact, NotRead)]
     assert " of 8 rollout dumps were read" in left.reason
-    assert {one.dump.rollout_id for one in read if isinstance(one, Rollout)} >= {0, 1}
+    assert {artefact.dump.rollout_id for artefact in read if isinstance(artefact, Rollout)} >= {0, 1}

@@ -259,7 +259,7 @@ def test_updates_of_a_rollout_by_any_source(tmp_path: Path) -> None:
     both = log(tmp_path / "a.log", {n: {"loss": 0.1} for n in range(4)}, {n: {"raw_reward": 0.1} for n in range(2)})
     sizes = log(tmp_path / "b.log", {0: {"loss": 0.1}}, flags={"rollout_batch_size": 32, "n_samples_per_prompt": 8,
                                                                "global_batch_size": 256})  # fmt: skip
-    series = [one for path in (both, sizes) for one in read(path) if isinstance(one, Series)]
+    series = [artefact for path in (both, sizes) for artefact in read(path) if isinstance(artefact, Series)]
     assert [updates_of(None, points) for points in series] == [2, 1]
 
 
@@ -428,5 +428,5 @@ def test_the_reader_gives_what_the_rules_ask_for(tmp_path: Path) -> None:
     """A folder's series has the dumps' own means under the trainers' names."""
     artefacts = read(equal_run(tmp_path / "run"))
     series = next(artefact for artefact in artefacts if isinstance(artefact, Series))
-    assert any(isinstance(one, TrainStep) for one in artefacts)
+    assert any(isinstance(artefact, TrainStep) for artefact in artefacts)
     assert [point.number for point in curve(series, "rollout", "log_probs")] == [0]

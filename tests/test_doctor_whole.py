@@ -38,7 +38,7 @@ def test_a_clean_run_raises_no_error(tmp_path: Path, system: Any) -> None:
     printed = run_program(fork.repo.root, system, [*flags, "--debug-train-only", "--dump-details", str(details)])
     (tmp_path / "train.log").write_text(printed)
     report = examined(fork.repo.root, details, tmp_path / "train.log")
-    kinds = {one.kind for one in report.seen}
+    kinds = {hit.kind for hit in report.seen}
     assert {"launch script", "case", "log"} <= kinds, kinds
     assert not report.of("error"), report.of("error")
     assert len(report.tried) > 40
@@ -58,7 +58,7 @@ def test_clean_dumps_raise_no_error(tmp_path: Path, system: Any) -> None:
 def test_a_clean_golden_run_raises_no_error(recorded: Repo) -> None:
     """The repository of a recorded golden run of the built-in trainer."""
     report = examined(recorded.root)
-    assert "golden run" in {one.kind for one in report.seen}
+    assert "golden run" in {hit.kind for hit in report.seen}
     assert not report.of("error"), report.of("error")
 
 
@@ -106,5 +106,5 @@ def test_corrupt_artefacts_are_findings(folder: Path, tmp_path_factory: pytest.T
         path.write_bytes(bytes(content))
     report = examined(root)
     assert all(finding.rule in catalogue() or finding.rule == UNREADABLE.id for finding in report.findings)
-    assert all("\n" not in one.message for one in report.findings), report.findings
+    assert all("\n" not in hit.message for hit in report.findings), report.findings
     shutil.rmtree(root)

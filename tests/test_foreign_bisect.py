@@ -85,8 +85,8 @@ def test_every_culprit_is_named_also_what_a_merge_brought_in(tmp_path: Path) -> 
     repo.git("checkout", "--quiet", "main")
     repo.git("merge", "--quiet", "--no-ff", "--message", "Merge side", "side")
     result, progress = bisect(replace(fork, bad="HEAD"), "--all")
-    assert {one["commit"]["commit"] for one in result["culprits"]} == {fork.culprit, brought}, progress
-    assert all(one["divergence"] for one in result["culprits"])
+    assert {each["commit"]["commit"] for each in result["culprits"]} == {fork.culprit, brought}, progress
+    assert all(culprit["divergence"] for culprit in result["culprits"])
 
 
 @pytest.mark.campaign

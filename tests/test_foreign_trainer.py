@@ -89,7 +89,10 @@ class Pair:
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
     """Each regression's pair; two at once."""
     folder = tmp_path_factory.mktemp("pairs")
-    seen = {(one.system, one.file, one.new, one.flags): one for one in REGRESSIONS.values()}
+    seen = {
+        (regression.system, regression.file, regression.new, regression.flags): regression
+        for regression in REGRESSIONS.values()
+    }
     with ThreadPoolExecutor(2) as pool:
         made = pool.map(lambda one: Pair(folder / one.name, one), seen.values())
         return dict(zip((one.name for one in seen.values()), made, strict=True))

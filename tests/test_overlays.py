@@ -277,7 +277,7 @@ def test_what_a_version_needs_comes_with_it(repo: Repo, index: Index, base: str)
         moved = {"moving==2", "bundle==3", "part==3", "deeper==1.5", "free==1"}
         assert set(environment.packages) - set(BASE) == moved
         assert set(BASE) - set(environment.packages) == {"moving==1", "bundle==1", "part==1", "deeper==1"}
-        assert set(environment.moved) == {one.partition("==")[0] for one in moved}
+        assert set(environment.moved) == {pin.partition("==")[0] for pin in moved}
         (library,) = environment.folder.glob("lib/python*/site-packages/vendor/lib/libloaded.so.1")
         assert library.is_symlink() and library.read_text() == "one"
         code = "import moving, part, stays; print(moving.VERSION, part.VERSION, stays.VERSION)"

@@ -51,6 +51,6 @@ def test_the_page_is_of_what_was_kept(peers: ModuleType) -> None:
 def test_ours_sees_what_moves_a_bit(peers: ModuleType, tmp_path: Path, kind: str, name: str) -> None:
     """`repro diff` tells the two versions apart if the edit moves something, and not if it moves nothing."""
     options = peers.argparse.Namespace(repositories=None, python=sys.executable, only=name)
-    change = next(one for one in peers.changes(tmp_path, options) if one.name == name)
+    change = next(each for each in peers.changes(tmp_path, options) if each.name == name)
     runs = [peers.Run(change, side, tmp_path / side) for side in ("before", "after")]
     assert peers.CHECKS["repro diff"](*runs) is (kind == "planted")

@@ -307,7 +307,7 @@ def test_nights_that_fail_are_written_and_the_others_go_on(tmp_path: Path) -> No
     for name in ("broken", "flaky", "nan", "well"):
         approve(repo, "elsewhere", case=name)
     data, progress = ask(repo, "[bfn]*", "well", code=1, GITHUB_ACTIONS="true")
-    nights = {one["case"]: one for one in data["nights"]}
+    nights = {night["case"]: night for night in data["nights"]}
     assert {name: night["status"] for name, night in nights.items()} == {
         "broken": "error", "flaky": "flaky", "nan": "error", "well": "green",
     }  # fmt: skip
@@ -321,7 +321,7 @@ def test_nights_that_fail_are_written_and_the_others_go_on(tmp_path: Path) -> No
     assert progress.count("::error title=") == 2 and progress.count("::warning title=") == 1
     # what is kept is what was said, and nothing else was touched
     kept = Nights(repo.root / "golden" / "nights").read()
-    assert sorted(one.case for one in kept) == sorted(nights) and len(data["files"]) == 4
+    assert sorted(night.case for night in kept) == sorted(nights) and len(data["files"]) == 4
     assert {str(Path(p).relative_to(repo.root).parts[:2]) for p in data["files"]} == {"('golden', 'nights')"}
     assert repo.git("status", "--porcelain").splitlines() == ["?? golden/nights/"]
     assert all(Path(path).exists() for path in data["reports"]) and len(data["reports"]) == 2

@@ -124,9 +124,9 @@ def test_convert_between_trainers_says_what_is_lost(target: System, say: Any, tm
     made = read_rollout_dump(tmp_path / "m" / "1.pt")
     assert made.system == target and made.rollout_id == 1
     data = say("convert", "d", "--out", "n", "--format", target, "--json").data
-    lost = {one["what"]: (one["samples"], one["rollouts"]) for one in data["lost"]}
+    lost = {entry["what"]: (entry["samples"], entry["rollouts"]) for entry in data["lost"]}
     assert lost["custom_rm_path of slime"] == (8, 2)
-    assert [one["file"] for one in data["written"]] == ["0.pt", "1.pt"]
+    assert [entry["file"] for entry in data["written"]] == ["0.pt", "1.pt"]
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

@@ -227,7 +227,7 @@ def test_events_are_read_as_they_grow_and_a_torn_line_waits(tmp_path: Path) -> N
     write_events(tmp_path / "events", line[40:])
     log.read()
     log.read()
-    assert [one.rollout for one in log.events] == [5, 0]
+    assert [event.rollout for event in log.events] == [5, 0]
     assert log.torn == []
     assert checksums(log.events[1])["pp0.w"] == bytes.fromhex(sha("w0"))
 
@@ -356,9 +356,9 @@ def test_policy_loss_samples_are_found_among_those_of_the_train_dump(tmp_path: P
         assert len(sample["policy_loss/0/ppo_kl"].array) == sample["response_lengths"]
     other = read_train_dump(tmp_path / name)
     other.samples[2]["advantages"] = f32(other.samples[2]["advantages"].array + 1)
-    given_before = [dict(one) for one in other.samples]
+    given_before = [dict(sample) for sample in other.samples]
     assert not with_losses(other, [calls])
-    assert [set(one) for one in other.samples] == [set(one) for one in given_before]
+    assert [set(sample) for sample in other.samples] == [set(sample) for sample in given_before]
 
 
 def test_calls_are_counted_off_against_the_samples_of_each_update() -> None:

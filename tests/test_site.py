@@ -203,7 +203,7 @@ def test_machines_are_compared_with_themselves_and_told_together() -> None:
 def test_every_change_of_bits_is_told(given: list[tuple[str, Any]]) -> None:
     """Whatever the history: among the nights that count, a change stands exactly where the bits are not the last's."""
     history = [night(number=n, chain="" if s == "error" else c, status=s) for n, (c, s) in enumerate(given)]
-    counted = [one for one in history if one.chain and one.status != "flaky"]
+    counted = [night for night in history if night.chain and night.status != "flaky"]
     wanted = [b for a, b in pairwise(counted) if a.chain != b.chain]
     assert [change.night for change in changes(history) if change.kind == "numbers"] == wanted
 

@@ -279,7 +279,7 @@ def test_reports_are_read_in_every_shape(tmp_path: Path) -> None:
     for name, value in (("one.json", pair), ("failed.json", report)):
         (tmp_path / name).write_text(json.dumps(value))
     results = read_results(tmp_path / "none", [tmp_path / "one.json", tmp_path / "failed.json", tmp_path / "one.json"])
-    assert [(one.case, one.status) for one in results.pulls] == [("broken", "error"), ("tiny-grpo", "unverifiable")]
+    assert [(pull.case, pull.status) for pull in results.pulls] == [("broken", "error"), ("tiny-grpo", "unverifiable")]
     built = build(results, OPTIONS)
     assert any("no such case" in page.text and "repro x" in page.text for _, page in pages(built))
     assert "assets/vega.js" not in built, "no page has a chart"

@@ -52,7 +52,7 @@ def test_the_four_forms_hold_one_rollout_and_give_one_set_of_rows(tmp_path: Path
     assert rows(tmp_path / "old", Run("old"), rollout=rollout) == expected
     assert rows(tmp_path / "relax", Run("relax"), rollout=rollout) == expected
     systems = {name: files(tmp_path / name, Run(name))[0] for name in ("slime", "miles", "old", "relax")}
-    assert {name: (one.system, one.form) for name, one in systems.items()} == {
+    assert {name: (dump.system, dump.form) for name, dump in systems.items()} == {
         "slime": ("slime", "format 2"),
         "miles": ("miles", "rank"),
         "old": ("slime", "rank"),
@@ -135,7 +135,7 @@ def test_a_rank_that_wrote_twice_is_refused(tmp_path: Path) -> None:
 def test_a_shard_of_a_wrong_length_is_refused_naming_rank_and_sample(tmp_path: Path) -> None:
     """Values are never put at other tokens than theirs."""
     dumps = files(tmp_path, Run("miles", cp=2))
-    sample = next(one for one in dumps[1].samples if one["log_probs"].numel)
+    sample = next(each for each in dumps[1].samples if each["log_probs"].numel)
     sample["log_probs"] = f32(sample["log_probs"].array[1:])
     with pytest.raises(ReproError, match=rf"rank 1 holds \d+ tokens of log_probs of sample {sample['sample_index']}"):
         joined(dumps)

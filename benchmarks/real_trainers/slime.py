@@ -367,8 +367,8 @@ def write_page(runs: Sequence[Mapping[str, Any]], *, add: bool = False) -> None:
         facts = told["machine"]
         where = f"{facts['device']}, {facts['date']}"
         if "plain" in told:
-            seconds = ", ".join(f"{one['seconds']} s" for one in told["plain"])
-            lines = [one["output"] if one["code"] == 0 else "" for one in told["plain"]]
+            seconds = ", ".join(f"{stage['seconds']} s" for stage in told["plain"])
+            lines = [stage["output"] if stage["code"] == 0 else "" for stage in told["plain"]]
             numbers = ("equal numbers" if len({*lines}) == 1 else "other numbers") if all(lines) else "no numbers"
             table.append(f"| {where} | a launch without repro, {len(lines)} times | {seconds} | {numbers} |")
         for stage in (stage for stage in COMMANDS | BY_HAND if stage in told):

@@ -208,7 +208,7 @@ def run(stage: Stage, work: Path, trainer: Trainer, limit: float) -> dict[str, A
     command = stage.command.replace("{work}", str(work))
     words = ["bash", "-c", command] if "&&" in command else shlex.split(command)
     bins = [work / "env_repro/bin", work / "env_programs/bin"]
-    path = ":".join(str(one) for one in (bins if "repro " in command else bins[::-1]))
+    path = ":".join(str(folder) for folder in (bins if "repro " in command else bins[::-1]))
     own = os.environ | {"PATH": f"{path}:{os.environ['PATH']}", "COLUMNS": "120", **trainer.env, **stage.env}
     began, since, log = time.monotonic(), time.time(), work / "last.log"
     with log.open("w") as out:
