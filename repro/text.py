@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from repro_golden.base.clean import one_line
-from repro_golden.compare.traces import Comparison, MetricChange
+from repro_golden.compare.traces import NO_AGREEMENT, Comparison, MetricChange
 
 __all__ = [
     "METRICS_HEAD",
@@ -160,7 +160,9 @@ def comparison_text(comparison: Comparison) -> str:
     if d is None and comparison.ended:
         return f"differs: {comparison.ended}; {agreeing(comparison.steps)}{renamed}\n{looked}{unlogged}"
     if d is None:
-        return f"agrees: {count(comparison.steps, 'step')} compared{renamed}\n{looked}{unlogged}"
+        word = f"{NO_AGREEMENT}: " if comparison.nonfinite else "agrees: "
+        bad = f"\nnot finite: first {one_line(str(comparison.nonfinite))}" if comparison.nonfinite else ""
+        return f"{word}{count(comparison.steps, 'step')} compared{renamed}\n{looked}{unlogged}{bad}"
     counts = ", ".join(f"{n} in {phase}" for phase, n in d.differing.items())
     lines = [f"differs at step {d.step}, phase {d.phase}, signal {one_line(d.name)}: {one_line(d.detail)}"]
     if d.magnitude is not None:

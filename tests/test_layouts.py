@@ -435,21 +435,6 @@ def test_a_layout_that_does_not_reproduce_itself(tmp_path: Path) -> None:
     assert "noisy does not reproduce itself on toy" in report
 
 
-@pytest.mark.whole
-def test_a_third_replay_that_ends_early_measures_nothing(tmp_path: Path) -> None:
-    """Where the replays that are to measure a difference make fewer steps than it needs, the layouts are not equal."""
-    calls = tmp_path / "calls"
-    steps = f"range(2 if (open({str(calls)!r}, 'a').write('x'), os.stat({str(calls)!r}).st_size)[1] <= 4 else 1)"
-    repo = kit.start(tmp_path, TRAIN.replace("range(2)", steps), CASE)
-    comparison, report = sides(repo, "case..scaled", "-j", "1", code=3)
-    assert (comparison["outcome"], comparison["comparison"], sorted(comparison["flaky"])) == (
-        "flaky",
-        None,
-        ["case", "scaled"],
-    )
-    assert "a third replay of it ends after 1 steps" in report
-
-
 def keys(repo: Repo, layouts: str) -> list[str]:
     """The keys under which probes of both layouts are journalled."""
     checkout, case = find_checkout(repo.root), find_case(repo.root, "toy")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,12 +12,8 @@ from repro_golden.base.clean import one_line
 
 if TYPE_CHECKING:
     from repro_golden.compare.tensorboard import EventsComparison
-    from repro_golden.compare.traces import Comparison
 
 __all__ = ["diff"]
-
-
-NOTHING = "nothing differs, but values that are not finite agree on nothing"
 
 
 @click.command()
@@ -62,38 +58,22 @@ def _diff_traces(a: Path, b: Path, vary: tuple[str, ...], as_json: bool, *, mism
     differences = check_identities(traces[0], traces[1], vary)
     comparison = compare(traces[0], traces[1], Compare(names="strict" if strict_names else "matched"))
     # of long traces that agree no row is read unless somebody asks
-    gap = None if comparison.equal and not mismatch else mismatch_change(*traces)
-    bad = _not_finite(traces[1], comparison) if comparison.equal else None
+    gap = None if not (comparison.divergence or comparison.ended or mismatch) else mismatch_change(*traces)
     data = comparison.to_mapping() | {"identity": differences, "mismatch": gap.to_mapping() if gap else None}
-    data["nonfinite"] = bad and dict(zip(("step", "phase", "signal"), bad, strict=True))
     gap_text = mismatch_text(data["mismatch"], every=mismatch)
     notes = "".join(f"\nidentity differs: {one_line(d)}" for d in differences)
     broken = [f"{name} is incomplete: {why}" for name, t in zip("AB", traces, strict=True) if (why := _broken(t))]
     notes += "".join(f"\n{line}" for line in broken)
     options = " --mismatch" * mismatch + " --strict-names" * strict_names + "".join(f" --vary {part}" for part in vary)
-    data |= {"incomplete": broken, "equal": comparison.equal and not bad and not broken}
+    data |= {"incomplete": broken, "equal": comparison.equal and not broken}
     text = comparison_text(comparison)
     if broken and comparison.divergence is None:  # what is missing may be what broke off
         text = text.replace("differs:", "not verifiable:", 1)
-    if bad:
-        text = text.replace("agrees:", f"{NOTHING}:", 1)
-        where = f" in phase {bad[1]}" if bad[1] else ""
-        text += f"\nnot finite: first {one_line(bad[2])}{where} of step {bad[0]}"
     text += f"\n\n{gap_text}" if gap_text else ""
     again = one_line(f"reproduce with: repro diff{options} {a} {b}")
     emit(as_json, data, f"{text}{notes}\n{again}")
-    return 1 if comparison.divergence or bad else 3 if broken else 0 if comparison.equal else 1
-
-
-def _not_finite(trace: Any, comparison: Comparison) -> tuple[int, str, str] | None:
-    """Step, phase and name of what is NaN or infinite first; no phase of what was printed alone."""
-    import math
-
-    row = trace.first_nonfinite()
-    printed = next((c for c in comparison.metrics if c.b is not None and not math.isfinite(c.b)), None)
-    if printed is None or (row is not None and row[0] <= printed.step):
-        return cast("tuple[int, str, str] | None", row)
-    return printed.step, "", printed.metric
+    differs = comparison.divergence or (comparison.nonfinite and not comparison.ended)
+    return 1 if differs else 3 if broken else 0 if comparison.equal else 1
 
 
 def _diff_events(a: Path, b: Path, events: list[bool], offset: int, as_json: bool) -> int:
@@ -141,7 +121,7 @@ def _why_nothing(sides: list[dict[int, dict[str, float]]], offset: int) -> str:
 
 def _events_text(comparison: EventsComparison, sides: list[dict[int, dict[str, float]]]) -> str:
     from repro.text import count, metrics_table
-    from repro_golden.compare.traces import Comparison
+    from repro_golden.compare.traces import NO_AGREEMENT, Comparison
 
     steps = {change.step for change in comparison.changes}
     names = ", ".join(a if a == b else f"{a} ~ {b}" for a, b in comparison.metrics)
@@ -161,7 +141,7 @@ def _events_text(comparison: EventsComparison, sides: list[dict[int, dict[str, f
     elif comparison.ended:
         return "\n".join(map(one_line, (f"differs: {comparison.ended}; nothing differs before: {compared}", *notes)))
     if not comparison.differing:
-        summary = f"{NOTHING}: {compared}"
+        summary = f"{NO_AGREEMENT}: {compared}"
         return "\n".join(map(one_line, (summary, *notes)))
     first = comparison.differing[0]
     table = metrics_table(Comparison(len(steps), None, comparison.changes, {}))

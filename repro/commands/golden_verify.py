@@ -106,7 +106,9 @@ def _write(path: Path, data: Mapping[str, Any]) -> None:
 def _small(result: Any) -> dict[str, float]:
     """What `dvc metrics diff` can show: plain finite numbers."""
     d = result.comparison.divergence
-    last = {m.metric: m.b for m in result.comparison.metrics if m.b is not None and math.isfinite(m.b)}
+    comparison = result.comparison
+    step = result.golden.trace.steps[comparison.steps - 1].step  # where it ends with NaN, no older number stands for it
+    last = {m.metric: m.b for m in comparison.metrics if m.step == step and m.b is not None and math.isfinite(m.b)}
     return dict(sorted(last.items())) | {
         "agrees": int(result.agrees),
         "steps": result.comparison.steps,

@@ -20,6 +20,7 @@ from repro_bisect.probe.answers import Answer
 from repro_bisect.probe.progress import Event, Watch
 from repro_bisect.probe.request import Request
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
+from repro_golden.base.observed import tellings
 from repro_golden.case.file import Bound, Case
 from repro_golden.compare.coverage import Coverage
 from repro_golden.compare.traces import identity_differences
@@ -307,13 +308,14 @@ def _before(tonight: Tonight, baseline: Baseline, tree: str | None, trace: Trace
 def _left(then: Mapping[str, Summary], now: Mapping[str, Summary], bounds: Mapping[str, Bound]) -> str:
     """The first bounded metric that is not what it was, by what a night keeps of it; empty where none is."""
     places: tuple[Literal["first", "last", "low", "high"], ...] = ("first", "last", "low", "high")
-    for name, bound in bounds.items():
-        if name not in then or name not in now:
-            return f"{name} is gone"
-        for place in places:
-            a, b = getattr(then[name], place), getattr(now[name], place)
-            if not (math.isfinite(b) and abs(b - a) <= bound.atol + bound.rtol * abs(a)):
-                return f"{name} ({place}) {a!r} became {b!r}"
+    for metric, bound in bounds.items():
+        for name in tellings(metric, then, now) or [metric]:
+            if name not in then or name not in now:
+                return f"{name} is {'gone' if name not in now else 'new'}"
+            for place in places:
+                a, b = getattr(then[name], place), getattr(now[name], place)
+                if not (math.isfinite(b) and abs(b - a) <= bound.atol + bound.rtol * abs(a)):
+                    return f"{name} ({place}) {a!r} became {b!r}"
     return ""
 
 

@@ -19,7 +19,7 @@ from repro_bisect.probe.scheduler import Scheduler
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.case.file import Bound, Case
 from repro_golden.compare.mismatch.bounds import mismatch_checks
-from repro_golden.compare.traces import first_difference, violations
+from repro_golden.compare.traces import failed_since, first_difference, violations
 from repro_golden.engine_checks.command import check_rollouts
 from repro_golden.engine_checks.findings import EngineCheck
 from repro_golden.repository.checkout import Checkout
@@ -72,7 +72,11 @@ def run_to_run(scheduler: Scheduler, case: Case, commit: str) -> tuple[Check, Tr
 def _alike(first: Trace, again: Trace, case: Case) -> Check:
     if len(first.steps) != len(again.steps):
         return Check("run-to-run", "flaky", f"one replay made {len(first.steps)} steps, another {len(again.steps)}")
+    if failed := failed_since(first, again) or failed_since(again, first):
+        return Check("run-to-run", "flaky", line(f"two replays end in other ways: of one {failed}"))
     differs = first_difference(first, again)
+    if len(first.steps) < case.steps:
+        return Check("run-to-run", "not judged", f"both replays made {len(first.steps)} of {case.steps} steps")
     if differs is None:
         return Check("run-to-run", "green", f"two replays agree bit for bit over {len(first.steps)} steps")
     if case.compare.mode == "bounds":

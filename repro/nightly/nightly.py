@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -13,7 +12,7 @@ from repro.nightly.baseline import Judgement, Tonight, baseline_of
 from repro.nightly.checks import events_check, layout_checks, line, mismatch_check, rollout_checks, run_to_run
 from repro.nightly.lineage import lineage
 from repro.nightly.records import Baseline, Check, Night, Status, Summary, worst
-from repro.nightly.trusted import metrics_check, summarise
+from repro.nightly.trusted import metrics_check, nonfinite, summarise
 from repro.pulls.pair import now
 from repro_bisect.axes.axis import PointInfo, short
 from repro_bisect.axes.commits import Commits
@@ -23,12 +22,13 @@ from repro_bisect.driver.session import Options, commits_of, fetched_rollouts, s
 from repro_bisect.predicates.predicates import Bitwise, of_case
 from repro_bisect.probe.progress import Event, Watch
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
+from repro_golden.base.observed import tellings
 from repro_golden.base.usage import spent_of
 from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Checkout
 from repro_golden.store.rollouts import sampled_by
 from repro_golden.subjects import identity_of
-from repro_golden.trace import Trace
+from repro_golden.trace import StepRecord, Trace
 
 __all__ = ["Asked", "exit_code", "night_of", "overall"]
 
@@ -142,7 +142,7 @@ class _Night:
         self.checks.append(check)
         if trace is None:
             return
-        self.trace, self.metrics = trace, summarise(record.compared for record in trace.steps)
+        self.trace, self.metrics = trace, summarise(map(self._judged, trace.steps))
         self.identity = dict(trace.header.identity)
         tonight = Tonight(
             checkout=checkout, case=case, commit=self.commit, tree=self.tree, paths=paths, machine=self.machine,
@@ -162,13 +162,21 @@ class _Night:
         if judgement.check.status == "changed" and self.asked.bisect and judgement.good:
             self._bisect(judgement.good)
 
+    def _judged(self, record: StepRecord) -> dict[str, float]:
+        """The metrics that a night keeps: those that rows have, and what was read from text where a bound is on it."""
+        bounded = [name for metric in self.case.compare.bounds for name in tellings(metric, record.metrics)]
+        return record.compared | {name: record.metrics[name] for name in bounded}
+
     def _metrics(self, tonight: Tonight, baseline: Baseline, spared: str) -> Check:
         table = self.case.nightly
         table = table.model_copy(update={"history": self.asked.last}) if self.asked.last else table
         history = [] if spared else [night.metrics for night in tonight.trusted(baseline)]
         where: dict[str, int] = {}
         for record in reversed(tonight.trace.steps):
-            where |= {name: record.step for name, value in record.compared.items() if not math.isfinite(value)}
+            where |= dict.fromkeys(record.nonfinite, record.step)
+        bad = tonight.trace.first_nonfinite()
+        if bad and not nonfinite(self.metrics):  # in a tensor, or in a number that is only shown
+            return Check("metrics", "error", line(f"not finite: {bad}"))
         check = metrics_check(self.metrics, history, table, self.case.compare.bounds, where)
         return replace(check, text=spared) if spared and check.status == "not judged" else check
 

@@ -26,11 +26,19 @@ from repro_golden.case.file import Bound, Case, Compare
 from repro_golden.compare.coverage import only_bounds
 from repro_golden.compare.mismatch.bounds import breaches
 from repro_golden.compare.mismatch.change import MismatchChange, mismatch_change
-from repro_golden.compare.traces import Divergence, failed_since, first_difference, jsonable, named_alike, violations
+from repro_golden.compare.traces import (
+    NO_AGREEMENT,
+    Divergence,
+    failed_since,
+    first_difference,
+    jsonable,
+    named_alike,
+    violations,
+)
 from repro_golden.repository.checkout import Checkout
 from repro_golden.store.rollouts import sampled_by
 from repro_golden.subjects import identity_of
-from repro_golden.trace import Trace
+from repro_golden.trace import NotFinite, Trace
 
 __all__ = ["Compared", "PairResult", "PairVerdict", "compare_commits", "compare_traces", "now"]
 
@@ -58,6 +66,7 @@ class Compared:
         flaky: How two replays of `b` differ.
         mismatch: Between trainer and rollout engine on both sides; None where all is equal or the columns are not
             shown.
+        nonfinite: Where the verdict is no other, what of both is NaN or infinite first.
     """
 
     verdict: Literal["identical", "within", "moved", "flaky"]
@@ -66,6 +75,7 @@ class Compared:
     plot_data: PlotData | None = None
     flaky: str = ""
     mismatch: MismatchChange | None = None
+    nonfinite: NotFinite | None = None
 
     @property
     def first(self) -> Divergence | None:
@@ -81,6 +91,7 @@ class Compared:
             "picture": self.plot_data.to_mapping() if self.plot_data else None,
             "flaky": self.flaky,
             "mismatch": self.mismatch.to_mapping() if self.mismatch else None,
+            "nonfinite": self.nonfinite.to_mapping() if self.nonfinite else None,
         }
 
 
@@ -97,23 +108,30 @@ def compare_traces(a: Trace, b: Trace, rule: Compare, *, dumped: tuple[Trace, Tr
         ReproError: they cannot be compared, or agree, but the other one's program failed after that.
     """
     compared = _compared(a, b, rule, dumped)
-    if compared.verdict != "moved" and (why := failed_since(a, b)):
+    if compared.verdict == "moved":
+        return compared
+    if why := failed_since(a, b):
         raise ReproError(f"what was trained agrees, but {why}, and the baseline's did not")
-    return compared
+    bad = b.first_nonfinite()
+    if bad and a.first_nonfinite() is None:
+        left = Divergence(bad.step, bad.phase or "loss", bad.name, "bound", "a value that is not finite is in no bound")
+        return replace(compared, verdict="moved", violations=[left])
+    return replace(compared, nonfinite=bad)
 
 
 def _compared(a: Trace, b: Trace, rule: Compare, dumped: tuple[Trace, Trace] | None) -> Compared:
     strict = rule.strict
     drifted = drift(a, b, strict=strict)
-    if drifted.divergence is None:
-        return Compared("moved" if drifted.ended else "identical", drifted)
-    if dumped:
-        drifted = drifted.with_divergence(first_difference(*dumped, strict=strict))
     left: list[Divergence] = []
-    if rule.mode == "bounds":
+    if rule.mode == "bounds":  # a number that is only printed moves no bit
         count = min(len(a.steps), len(b.steps))
         alike = named_alike(a, b, strict=strict)
         left = [violation for i in range(count) for violation in violations(a, alike, i, rule.bounds)]
+    if drifted.divergence is None and not left:
+        return Compared("moved" if drifted.ended else "identical", drifted)
+    if dumped:
+        drifted = drifted.with_divergence(first_difference(*dumped, strict=strict))
+    if rule.mode == "bounds":
         drifted = replace(drifted, looked=only_bounds(rule.bounds))
     fine = rule.mode == "bounds" and not left and not drifted.ended
     plot_data, mismatch = plot_data_of(a, b, dumped, strict=strict), mismatch_change(a, b)
@@ -293,9 +311,16 @@ class _Pair:
             lengths = f"{len(first.steps)} and {len(again.steps)} steps"
             return self._result("unverifiable", f"BASE does not reproduce itself: two replays make {lengths}")
         noise = first_difference(first, again)
-        if noise and (why := self._beyond(first, again)):
-            return self._result("unverifiable", f"BASE does not reproduce itself: two replays differ at {why}")
+        if (noise or self.case.compare.mode == "bounds") and (why := self._beyond(first, again)):
+            noisy = (
+                "BASE does not reproduce itself: two replays differ at" if noise else "BASE leaves its own bounds at"
+            )
+            return self._result("unverifiable", f"{noisy} {why}")
         compared = compare_traces(first, other, self.case.compare)
+        if compared.verdict in ("identical", "within") and compared.nonfinite:
+            return self._result("unverifiable", f"{NO_AGREEMENT}: first {compared.nonfinite}")
+        if len(first.steps) < steps:
+            self.notes.append(f"BASE makes {len(first.steps)} of {steps} steps: no more are compared")
         if noise:
             self._bounds_alone(noise)
         elif compared.verdict != "identical":

@@ -17,6 +17,7 @@ from repro.text import table, utc
 from repro_bisect.axes.axis import short
 from repro_golden.base.canonical import write_atomic
 from repro_golden.base.clean import one_line
+from repro_golden.base.observed import tellings
 
 __all__ = ["FILES", "junit", "page", "pull_text", "write_report"]
 
@@ -71,7 +72,8 @@ def _outcome(entry: Entry, metric: str | None) -> str:
         return ""
     left = moved_bounds(entry.compared) if entry.compared and entry.verdict == "moved" else {}
     # without a bound that was left, all of HEAD is at fault: it is noise, or ends early
-    return "" if metric is not None and left and metric not in left else "failure"
+    ended = entry.compared is not None and bool(entry.compared.drift.ended)
+    return "failure" if metric is None or not left or ended or tellings(metric, left) else ""
 
 
 # -- the report on a pull request: as words for a terminal, as a comment, a page, JSON and JUnit's XML

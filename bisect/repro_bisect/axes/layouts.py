@@ -24,7 +24,7 @@ from repro_golden.trace import PHASES, Row, Trace, read_dump
 from repro_golden.trace.families import family
 from repro_golden.trace.model import DIGEST, METRIC
 from repro_golden.trace.tensor_difference import decode
-from repro_golden.trace.token_columns import column_parts, kept, side_by_side
+from repro_golden.trace.token_columns import column_parts, kept, part_of, side_by_side
 
 __all__ = ["EPSILON", "TOLERANCE", "LayoutComparison", "LogProbGap", "Parting", "compare_layouts", "joined", "parting"]
 
@@ -249,7 +249,7 @@ def _log_prob_gap(a: Trace, b: Trace, steps: int) -> LogProbGap | None:
             values = side_by_side(x, y)
             if y is None or values is None or x.dtype not in EPSILON or x.dtype != y.dtype:
                 continue
-            keep = kept(masks.get(part), x)
+            keep = kept(part_of(masks, part), x)
             u, v = (side[keep] for side in values)
             same = (u == v) | (np.isnan(u) & np.isnan(v))
             with np.errstate(invalid="ignore"):

@@ -14,6 +14,7 @@ from repro_bisect.driver.result import BisectResult, Culprit, Outcome
 from repro_bisect.driver.searching import Searching
 from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise, Exit, first_violation, predicate_of
+from repro_bisect.probe.answers import Skip, judge, unusable
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
@@ -134,6 +135,8 @@ class Bisection(Searching[BisectResult]):
                 return self._result("found", [confirmed.culprit], explains_bad=explains, earlier=confirmed.earlier)
             commit = confirmed.culprit.commit.commit
             brought = self._brought_in(interval, commit)
+            if isinstance(brought, Ambiguous):
+                return self._result("ambiguous", culprits, ambiguous=brought)
             if brought is not None:
                 what = "searching what it brought in" if brought else "it brought in what GOOD has"
                 self.scheduler.say(f"{short(commit)} is a merge: {what}")
@@ -146,12 +149,24 @@ class Bisection(Searching[BisectResult]):
                     f"{short(parent)} before it differs from GOOD at {confirmed.earlier}: searching it too"
                 )
                 waiting.appendleft(Interval(interval.good, parent, interval.baseline, confirmed.before))
-            if confirmed.explains is False and interval.bad != commit:
-                self.scheduler.say(f"the baseline moves to {short(commit)}")
-                waiting.append(Interval(commit, interval.bad, confirmed.after, confirmed.last))
+            waiting += self._after(interval, confirmed)
         newest_first = list(self.history.parents)
         culprits.sort(key=lambda c: newest_first.index(c.commit.commit), reverse=True)
         return self._result("found", culprits, explains_bad=explains)
+
+    def _after(self, interval: Interval, confirmed: Confirmed) -> list[Interval]:
+        """What is left to search after a culprit; it is told where that is not known."""
+        commit = confirmed.culprit.commit.commit
+        if interval.bad == commit or confirmed.explains:
+            return []
+        if confirmed.explains is False:
+            self.scheduler.say(f"the baseline moves to {short(commit)}")
+            return [Interval(commit, interval.bad, confirmed.after, confirmed.last)]
+        why = "its replay and BAD's cannot be compared to the last step"
+        rest = f"whether commits after {short(commit)} move the numbers is not known: {why}"
+        self.scheduler.say(rest)
+        self.endpoints.remarks.append(rest)
+        return []
 
     def _search_one(self, interval: Interval) -> tuple[FirstBad[str] | Ambiguous[str], Confirmed | None]:
         end: Divergence | None = None
@@ -203,18 +218,19 @@ class Bisection(Searching[BisectResult]):
         dag = Dag.between(parents, [interval.good], interval.bad)
         return Search(dag, interval.bad, [interval.good], presume=not self.options.try_skips)
 
-    def _brought_in(self, interval: Interval, commit: str) -> list[Interval] | None:
+    def _brought_in(self, interval: Interval, commit: str) -> list[Interval] | Ambiguous[str] | None:
         """What a merge brought to a baseline that is not GOOD: the sides to search, for the change is theirs.
 
         Returns:
             None where it brought nothing that moves the numbers, so that the change is its own. No side at all where
-            what it brought is GOOD's own, which the baseline lacks.
+            what it brought is GOOD's own, which the baseline lacks. Suspects where a side cannot be judged by its tip.
         """
         history, baseline = self.history, self.endpoints.baseline
         if interval.good == history.good:
             return None
         inside, after_good = history.descendants(interval.good), history.descendants(history.good)
         lacks_good, brought, goods_own = interval.good not in after_good, list[Interval](), False
+        untold = set[str]()
         for parent in history.parents.get(commit, ()):
             if parent in inside or parent == interval.good:
                 continue
@@ -222,8 +238,17 @@ class Bisection(Searching[BisectResult]):
             if parent not in history.parents:
                 continue
             (answer,) = self.scheduler.ask(Request(parent, self.scheduler.case.steps, full=True, run=2))
-            if isinstance(answer, Trace) and baseline and first_violation(self.predicate, baseline, answer):
-                brought.append(Interval(history.good, parent, baseline, answer))
+            assert baseline is not None, "exit codes are not searched for all"
+            outcome: Divergence | Skip | None = Skip(unusable("it", answer).partition(";")[0])
+            if isinstance(answer, Trace):
+                outcome = judge(self.predicate, baseline, answer, self.scheduler.case.steps)
+                brought += [Interval(history.good, parent, baseline, answer)] * isinstance(outcome, Divergence)
+            if isinstance(outcome, Skip):
+                self.scheduler.say(f"SKIP {short(parent)}, which {short(commit)} brought in: {outcome.reason}")
+                side = {point for point in history.parents if parent in (point, *history.descendants(point))}
+                untold |= side - inside
+        if untold and not brought:
+            return Ambiguous(frozenset({*untold, commit}))
         return brought if brought or goods_own else None
 
     def _result(

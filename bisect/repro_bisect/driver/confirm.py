@@ -13,7 +13,7 @@ from repro_bisect.driver.range_search import RangeSearch
 from repro_bisect.driver.result import Culprit
 from repro_bisect.explain.driver import Recorded
 from repro_bisect.predicates.predicates import Bitwise, Predicate, first_violation
-from repro_bisect.probe.answers import Answer, Code, Recording, Skip, trace_of
+from repro_bisect.probe.answers import Answer, Code, Recording, Skip, differ_twice, trace_of
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import PendingProbe, Scheduler
 from repro_golden.compare.renames import aligned
@@ -92,6 +92,7 @@ def confirm(
         explain: Whether an explanation follows.
 
     Raises:
+        NotVerifiableError: a replay of it, or of its parent, ends before the one that it was judged by.
         ReproError: the commit cannot be tested any more.
     """
     info, history, predicate = scheduler.history.info(commit), scheduler.history, scheduler.predicate
@@ -119,9 +120,9 @@ def confirm(
     if tested.one_step and not (range_search.shortcut and range_search.shortcut.same(first, after)):
         return None
     # A metric that two replays of one commit share proves nothing where their bits differ.
-    if not tested.one_step and (differs := first_difference(first, after)):
+    if not tested.one_step and (differs := differ_twice(first, after, short(commit), min(steps, len(first.steps)))):
         return _flaky(scheduler, info, differs, first, after)
-    if judged and (differs := first_difference(judged, before)):
+    if judged and (differs := differ_twice(judged, before, short(parent), min(steps, len(judged.steps)))):
         return _flaky(scheduler, history.info(parent), differs, judged, before)
     if isinstance(predicate, Bitwise):
         moved = first_violation(predicate, before, after)

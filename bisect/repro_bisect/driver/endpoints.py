@@ -10,7 +10,7 @@ from repro_bisect.axes.axis import short
 from repro_bisect.driver.confirm import Interval
 from repro_bisect.driver.noisy import HOPELESS
 from repro_bisect.driver.range_search import verdict_of_code
-from repro_bisect.predicates.predicates import Bitwise, first_violation
+from repro_bisect.predicates.predicates import Bitwise, Own, first_violation
 from repro_bisect.probe.answers import Answer, Code, Skip, differ_twice, judge, trace_of, unusable
 from repro_bisect.probe.one_step import chosen_steps, state_key
 from repro_bisect.probe.request import Request
@@ -20,7 +20,7 @@ from repro_bisect.search.first_bad import Verdict
 from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import spent_of
 from repro_golden.compare.renames import NOTHING, aligned
-from repro_golden.compare.traces import Divergence, failed_since
+from repro_golden.compare.traces import Divergence, failed_since, require_finite
 from repro_golden.store.golden import GoldenRun
 from repro_golden.trace import Trace
 
@@ -112,6 +112,7 @@ class Endpoints:
             ahead: What to probe beside BAD, by how many slots there are for it.
 
         Raises:
+            NotVerifiableError: the ends agree in values that are not finite.
             ReproError: an end cannot be tested, or GOOD itself is BAD.
         """
         good, bad, named = self.scheduler.history.good, self.scheduler.history.bad, self.scheduler.history.named
@@ -180,6 +181,8 @@ class Endpoints:
 
     def _tell_end(self, baseline: Trace, last: Trace) -> None:
         """Tell what of BAD is another than GOOD although all that both trained is the same."""
+        if not isinstance(self.scheduler.predicate, Own):  # whose author may allow what is not finite
+            require_finite(last)
         bad = f"BAD {short(self.scheduler.history.bad)}"
         told = []
         if len(last.steps) > len(baseline.steps):

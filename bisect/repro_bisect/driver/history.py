@@ -22,7 +22,7 @@ from repro_bisect.search.first_bad import Verdict
 from repro_golden.base.errors import NotVerifiableError
 from repro_golden.case.file import Case
 from repro_golden.compare.renames import aligned
-from repro_golden.compare.traces import ended_early, first_difference
+from repro_golden.compare.traces import ended_early, failed_since, first_difference, require_finite
 from repro_golden.repository.checkout import Checkout
 from repro_golden.store.golden import GoldenRun
 from repro_golden.subjects.environments.builds import environment_changes
@@ -113,9 +113,14 @@ class _History:
         lengths = len(first.steps), len(last.steps)
         self.steps = min(lengths)
         self.ended = ended_early(*lengths).replace("the run", "BAD").replace("the baseline", "GOOD")
+        if failed := failed_since(first, last):
+            self.ended = self.ended or f"BAD: {failed}"
         for point, trace in ((good, first), (bad, last)):
             self._know(point, trace)
-        return not self._moved(first, last) and not self.ended
+        agree = not self._moved(first, last) and not self.ended
+        if agree:
+            require_finite(last)
+        return agree
 
     def _numbers(self, trace: Trace) -> Hashable:
         """The same for traces that agree bit for bit, whatever their signals are called.

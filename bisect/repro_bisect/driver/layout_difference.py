@@ -19,10 +19,10 @@ from repro_bisect.probe.executors import Signal
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
-from repro_golden.base.errors import ReproError
+from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.case.file import Case
 from repro_golden.compare.step_difference import differing, unlike
-from repro_golden.compare.traces import ended_early
+from repro_golden.compare.traces import ended_early, failed_since, require_finite
 from repro_golden.repository.checkout import Checkout
 from repro_golden.trace import Trace
 
@@ -137,11 +137,16 @@ class _Replays:
         made = [len(trace.steps) for trace in (traces[0], traces[2])]
         if made[0] != made[1]:
             raise ReproError(f"{ends[0]} makes {made[0]} steps, {ends[1]} {made[1]}: give both the same to do")
+        for (end, a), b in zip(zip(ends, traces[::2], strict=True), traces[2::-2], strict=True):
+            if failed := failed_since(b, a):
+                raise NotVerifiableError(f"{end}: {failed}, and the other's did not")
         self.scheduler.tell_length("each", traces[0])
         both = {ends[0]: traces[0], ends[1]: traces[2]}
         comparison, flaky = self._measured(both, self._compared(traces[0], traces[2]))
         if flaky:
             return self._result("flaky", flaky, None, [])
+        if comparison.verdict != "part":
+            require_finite(traces[2])
         between = self._between(both) if comparison.first and len(self.axis.keys) > 1 else []
         return self._result(comparison.verdict, {}, comparison, between)
 

@@ -31,6 +31,7 @@ from repro_golden.compare.traces import (
     violations,
 )
 from repro_golden.trace import Trace
+from repro_golden.trace.families import masks
 from repro_golden.trace.model import DIGEST
 from repro_golden.trace.token_columns import column_parts
 
@@ -95,17 +96,19 @@ class Bitwise:
 
 @dataclass(frozen=True)
 class Finite:
-    """Some signal holds a NaN or an infinity, whatever the baseline holds."""
+    """Some signal or printed number is a NaN or an infinity, whatever the baseline holds; see `masks`."""
 
     text: str = "finite"
 
     def at(self, a: Trace, b: Trace, index: int) -> Divergence | None:  # noqa: ARG002 - the baseline plays no part
         """See `Predicate`."""
         for row in b.rows(index):
-            if row.nonfinite:
+            if row.nonfinite and not masks(row.phase, row.name):
                 detail = f"{row.nonfinite} non-finite of {row.dtype} {list(row.shape)}"
                 return Divergence(b.steps[index].step, row.phase, row.name, "bound", detail)
-        return None
+        record = b.steps[index]
+        shown = ((name, record.metrics[name]) for name in record.nonfinite)  # what was printed is in no row
+        return next((Divergence(record.step, "loss", name, "bound", repr(value)) for name, value in shown), None)
 
     def looked(self, baseline: Trace | None) -> Coverage:
         """See `Predicate`."""
@@ -176,6 +179,8 @@ class Exceeds:
             size = measured(a, b, step, row, other)
             # of a dtype that has no ULP here; a hash, of what may differ by roundings, says no more than that it does
             unknown = size.differing > 0 and size.max_ulp is None and row.dtype != DIGEST
+            # of a tensor that was added up of shards no element is kept
+            unknown = unknown or (row.dtype != DIGEST and not row.sketch and row.values is None)
             if size.nonfinite or row.nonfinite != other.nonfinite or unknown or (size.max_ulp or 0) > self.limit:
                 detail = f"{row.dtype} {list(row.shape)}, allowed {self.limit:.3g} ULP"
                 now = b.name_of(row.phase, row.name)

@@ -329,7 +329,7 @@ class Prober:
             enough = enough and {*entry.undumped, *_dumped(trace.directory, asked.dump)} >= set(asked.dump)
         except ReproError:  # damaged: replay it
             return None
-        return trace if enough else None
+        return trace.until(asked.steps) if enough else None
 
     def _violates(self, trace: Trace, asked: Request) -> bool:
         """Whether a trace that may have been cut off is BAD all the same, within so many steps."""

@@ -13,16 +13,18 @@ import numpy as np
 
 from repro_golden.base.canonical import encode_float, same_float
 from repro_golden.base.errors import NotVerifiableError, ReproError
+from repro_golden.base.observed import tellings
 from repro_golden.case.file import Bound, Compare
 from repro_golden.case.identity import Difference, Identity
 from repro_golden.compare.coverage import Coverage, coverage_of, only_bounds
 from repro_golden.compare.renames import NOTHING, Renames, aligned, first_other_chain
 from repro_golden.compare.step_difference import differing, unlike
-from repro_golden.trace import Row, Trace, read_dump
+from repro_golden.trace import NotFinite, Row, Trace, read_dump
 from repro_golden.trace.tensor_difference import TensorDifference, measure, policy_kl
-from repro_golden.trace.token_columns import column_parts, kept
+from repro_golden.trace.token_columns import column_parts, kept, part_of
 
 __all__ = [
+    "NO_AGREEMENT",
     "Comparison",
     "Divergence",
     "MetricChange",
@@ -36,6 +38,7 @@ __all__ = [
     "kl_of_step",
     "measured",
     "named_alike",
+    "require_finite",
     "violations",
 ]
 
@@ -109,6 +112,7 @@ class Comparison:
         lengths: How many steps each has, where both are meant to have as many; None where one is a part.
         renames: What has another name in the second; it is compared under the first one's.
         looked: What was compared, and what was seen and not compared.
+        nonfinite: Where nothing differs, what is NaN or infinite first: such values agree on nothing.
     """
 
     steps: int
@@ -118,11 +122,12 @@ class Comparison:
     lengths: tuple[int, int] | None = None
     renames: Renames = NOTHING
     looked: Coverage = field(default_factory=Coverage)
+    nonfinite: NotFinite | None = None
 
     @property
     def equal(self) -> bool:
-        """Whether every compared step agrees, and neither side goes on where the other ended."""
-        return self.divergence is None and not self.ended
+        """Whether every compared step agrees, in finite values, and neither side goes on where the other ended."""
+        return self.divergence is None and not self.ended and self.nonfinite is None
 
     @property
     def ended(self) -> str:
@@ -139,6 +144,7 @@ class Comparison:
             "renamed": self.renames.to_mapping(),
             "looked_at": self.looked.to_mapping(),
             "divergence": jsonable(asdict(self.divergence)) if self.divergence else None,
+            "nonfinite": self.nonfinite.to_mapping() if self.nonfinite else None,
             "metrics": [jsonable(asdict(m)) for m in self.metrics],
             "kl": {str(step): {"k1": encode_float(k1), "k3": encode_float(k3)} for step, (k1, k3) in self.kl.items()},
         }
@@ -153,6 +159,9 @@ def jsonable(value: Any) -> Any:
     return encode_float(value) if isinstance(value, float) else value
 
 
+NO_AGREEMENT = "nothing differs, but values that are not finite agree on nothing"
+
+
 def ended_early(a: int, b: int) -> str:
     """Which of a baseline of `a` steps and a run of `b` steps ended before the other; empty where none did."""
     who = "the run" if b < a else "the baseline"
@@ -163,6 +172,16 @@ def failed_since(a: Trace, b: Trace) -> str:
     """How `b`'s program failed after its steps, where the baseline's did not; "" where it did not, or both did."""
     before, after = ((trace.end or {}).get("exit", 0) for trace in (a, b))
     return f"its program failed (exit code {after}) after {len(b.steps)} steps" if after and not before else ""
+
+
+def require_finite(trace: Trace) -> None:
+    """Refuse an agreement with a trace that is not finite.
+
+    Raises:
+        NotVerifiableError: it has a value that is not.
+    """
+    if bad := trace.first_nonfinite():
+        raise NotVerifiableError(f"{NO_AGREEMENT}: first {bad}; `--when finite` searches for that")
 
 
 def compare(a: Trace, b: Trace, rule: Compare | None = None, *, prefix: bool = False) -> Comparison:
@@ -182,7 +201,7 @@ def compare(a: Trace, b: Trace, rule: Compare | None = None, *, prefix: bool = F
     lengths = None if prefix else (len(a.steps), len(b.steps))
     count = min(len(a.steps), len(b.steps))
     alignment = aligned(a, b, strict=rule is not None and rule.strict)
-    b = alignment.trace
+    as_given, b = b, alignment.trace
     index = first_other_chain(a, b)
     if rule is not None and rule.mode == "bounds":
         divergence = next((v for i in range(count) for v in violations(a, b, i, rule.bounds)), None)
@@ -198,7 +217,8 @@ def compare(a: Trace, b: Trace, rule: Compare | None = None, *, prefix: bool = F
     looked = only_bounds(rule.bounds) if rule and bounded else coverage_of(b, alignment.alone)
     if divergence is None and alignment.alone and looked.nothing:
         raise NotVerifiableError(f"{a.directory} and {b.directory} have no signal in common: nothing was looked at")
-    return Comparison(count, divergence, metrics, kl, lengths, alignment.renames, looked)
+    nonfinite = as_given.first_nonfinite() if divergence is None else None
+    return Comparison(count, divergence, metrics, kl, lengths, alignment.renames, looked, nonfinite)
 
 
 def check_comparable(a: Trace, b: Trace) -> None:
@@ -353,15 +373,15 @@ def kl_of_step(a: Trace, b: Trace, index: int) -> tuple[float, float] | None:
         if x.values is None or y.values is None or x.shape != y.shape or (x.dtype, y.dtype) != ("float32", "float32"):
             return None
         before, after = before + x.values, after + y.values
-        keep.append(kept(masks.get(part), x))
+        keep.append(kept(part_of(masks, part), x))
     return policy_kl(before, after, np.concatenate(keep))
 
 
 def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> list[Divergence]:
     """The metrics of one step that left their bounds. A metric that is absent, NaN or infinite has left every bound.
 
-    A bound holds for each time that a step of either side tells its metric: beside ``loss`` for ``loss#1``. A step in
-    which neither side tells it says nothing.
+    A bound holds for each time that a step of either side tells its metric, and for each rank that does: beside
+    ``loss`` for ``loss#1`` and ``loss@0`` (`tellings`). A step in which neither side tells it says nothing.
 
     Raises:
         ReproError: the baseline tells it in no step.
@@ -369,11 +389,10 @@ def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> l
     divergences = []
     step, before, after = a.steps[index].step, a.steps[index].metrics, b.steps[index].metrics
     for metric, bound in bounds.items():
-        both = a.steps[: len(b.steps)]
-        if metric not in before and not any(metric in record.metrics for record in both):
-            known = ", ".join(sorted({name for record in both for name in record.metrics})) or "none"
+        if metric not in before and not any(tellings(metric, record.metrics) for record in a.steps):
+            known = ", ".join(sorted({name for record in a.steps for name in record.metrics})) or "none"
             raise ReproError(f"the baseline has no metric {metric!r} in any step (it has: {known}): correct its name")
-        for name in [name for name in {**before, **after} if name == metric or name.startswith(f"{metric}#")]:
+        for name in tellings(metric, before, after):
             x, y = before.get(name), after.get(name)
             limit = bound.atol + bound.rtol * abs(x or 0.0)
             if x is not None and y is not None and math.isfinite(x) and math.isfinite(y) and abs(y - x) <= limit:

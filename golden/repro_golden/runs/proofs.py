@@ -13,10 +13,10 @@ import numpy.typing as npt
 from repro_golden.base.canonical import encode_float
 from repro_golden.base.checks import Proof
 from repro_golden.base.errors import ReproError
+from repro_golden.base.observed import tellings
 from repro_golden.compare.traces import first_difference
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.checkpoints import checkpoint_content
-from repro_golden.trace.families import masks
 from repro_golden.trace.model import DIGEST
 from repro_golden.trace.tensor_difference import decode
 from repro_golden.trace.token_columns import column_parts, kept, part_of
@@ -157,7 +157,8 @@ def not_vacuous(trace: Trace, *, recorded: bool = True) -> list[Proof]:
         recorded: Whether a recorder looked at gradients and parameters. Without one their norm and their hashes are
             judged, where the trainer writes them.
     """
-    bad: str | None = None
+    nonfinite = trace.first_nonfinite()
+    bad = "" if nonfinite is None else f"not finite: {nonfinite}"
     gradients = 0
     every = [row for index in range(len(trace.steps)) for row in trace.rows(index)]
     # a parameter is what has a gradient; its values are the starting weight and those after each update
@@ -168,24 +169,25 @@ def not_vacuous(trace: Trace, *, recorded: bool = True) -> list[Proof]:
     parameters: dict[str, set[bytes]] = {name: set() for name in sorted(candidates & updated)}
     levels: set[float] = set()
     observed = {"grad": False, "advantages": False}
-    for index, record in enumerate(trace.steps):
-        for row in trace.rows(index):
-            if row.nonfinite and bad is None and not masks(row.phase, row.name):
-                bad = f"{row.nonfinite} non-finite values in {row.phase} {row.name} at step {record.step}"
+    for index in range(len(trace.steps)):
+        rows = trace.rows(index)
+        masks = column_parts(rows, "loss_mask")
+        for part, row in column_parts(rows, "advantages").items():
+            if row.values is not None:
+                observed["advantages"] = True
+                counted = kept(part_of(masks, part), row)
+                levels |= set(decode(row.dtype, row.values)[counted].tolist())  # a set holds 0.0 and -0.0 once
+        for row in rows:
             if row.phase == "grad" and (row.dtype != "metric" or not recorded):
                 observed["grad"] = True
                 gradients += row.absmax > 0
             name = row.name.removeprefix("start/")
             if name in parameters and (row.phase == "update" or name != row.name):
                 parameters[name].add(row.lanes.to_bytes())
-            if row.name == "advantages" and row.values is not None:
-                observed["advantages"] = True
-                counted = kept(trace.row(index, "input", "loss_mask"), row)
-                levels |= set(decode(row.dtype, row.values)[counted].tolist())  # a set holds 0.0 and -0.0 once
     moved = sum(len(seen) > 1 for seen in parameters.values())
     constant = "advantages are all the same: every group's samples earned one reward"
     proofs = [
-        Proof("all values finite", bad is None, bad or "in every signal of every step"),
+        Proof("all values finite", not bad, bad or "in every signal and metric of every step"),
         Proof(
             "advantages are not constant",
             len(levels) > 1 or not observed["advantages"],
@@ -218,12 +220,13 @@ def first_step_checks(trace: Trace, grad_norm_max: float) -> list[Proof]:
     """
     rows = trace.rows(0)
     metrics = trace.steps[0].metrics
-    norm = metrics.get("grad_norm")
-    bounded = norm is not None and math.isfinite(norm) and 0.0 <= norm <= grad_norm_max
+    norms = {name: metrics[name] for name in tellings("grad_norm", metrics)}
+    bounded = bool(norms) and all(math.isfinite(norm) and 0.0 <= norm <= grad_norm_max for norm in norms.values())
+    shown = ", ".join(f"{norm!r}" + f" ({name})" * (name != "grad_norm") for name, norm in norms.items())
     return [
         _equal_log_probs(rows),
         _no_kl(rows, metrics),
-        Proof("step 0: grad_norm in bounds", bounded, f"{norm!r}, bound {grad_norm_max:g}"),
+        Proof("step 0: grad_norm in bounds", bounded, f"{shown or None}, bound {grad_norm_max:g}"),
     ]
 
 
@@ -265,7 +268,11 @@ def _floats(row: Row) -> npt.NDArray[np.float64]:
 def _no_kl(rows: Sequence[Row], metrics: Mapping[str, float]) -> Proof:
     name = "step 0: KL is exactly 0"
     # some trainers log theirs in a folder, as train/kl_loss
-    kl_metrics = {key: value for key, value in sorted(metrics.items()) if key.rpartition("/")[2] in _KL}
+    kl_metrics = {
+        key: value
+        for key, value in sorted(metrics.items())
+        if any(tellings(kl, [key.rpartition("/")[2]]) for kl in _KL)
+    }
     if not kl_metrics:
         return Proof(name, False, "not observed")
     text = ", ".join(f"{key} {value!r}" for key, value in kl_metrics.items())

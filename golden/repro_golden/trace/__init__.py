@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from repro_golden.trace.model import FORMAT, PHASES, Header, Row, StepRecord, dump_path
+from repro_golden.trace.model import FORMAT, PHASES, Header, NotFinite, Row, StepRecord, dump_path
 from repro_golden.trace.reader import Trace, read_dump
 from repro_golden.trace.writer import TraceWriter, rewrite_header, seal
 
@@ -10,6 +10,7 @@ __all__ = [
     "FORMAT",
     "PHASES",
     "Header",
+    "NotFinite",
     "Row",
     "StepRecord",
     "Trace",

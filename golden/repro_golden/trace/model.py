@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from repro_golden.base.canonical import (
@@ -21,7 +22,7 @@ from repro_golden.base.canonical import (
 from repro_golden.fingerprint.definition import SCHEME, Lanes, bind
 from repro_golden.fingerprint.share import Share
 
-__all__ = ["FORMAT", "PHASES", "RECORDER", "Header", "Row", "StepRecord", "chain", "dump_path", "root"]
+__all__ = ["FORMAT", "PHASES", "RECORDER", "Header", "NotFinite", "Row", "StepRecord", "chain", "dump_path", "root"]
 
 FORMAT = 2
 """Since 2 several steps share a row group of the sealed rows, and the step log has an index."""
@@ -161,6 +162,22 @@ def _without(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in raw.items() if key != name}
 
 
+class NotFinite(NamedTuple):
+    """Where a value is NaN or infinite; no phase for a number that was printed."""
+
+    step: int
+    phase: str
+    name: str
+
+    def __str__(self) -> str:
+        phase = f" in phase {self.phase}" if self.phase else ""
+        return f"{self.name}{phase} of step {self.step}"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types."""
+        return {"step": self.step, "phase": self.phase, "signal": self.name}
+
+
 @dataclass(frozen=True)
 class StepRecord:
     """One line of the step log.
@@ -182,6 +199,11 @@ class StepRecord:
     content: str
     metrics: Mapping[str, float] = field(default_factory=dict)
     shown: Sequence[str] = ()
+
+    @property
+    def nonfinite(self) -> list[str]:
+        """The metrics that are NaN or infinite."""
+        return [name for name, value in self.metrics.items() if not math.isfinite(value)]
 
     @property
     def compared(self) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import copy
 import itertools
 import math
 import re
@@ -16,7 +17,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint.definition import SCHEME, reference_in_pieces
 from repro_golden.trace import columns, frames
 from repro_golden.trace.families import masks
-from repro_golden.trace.model import FORMAT, Header, Row, StepRecord, checked, dump_path, root
+from repro_golden.trace.model import FORMAT, Header, NotFinite, Row, StepRecord, checked, dump_path, root
 from repro_golden.trace.step_log import STEPS, IndexedSteps, StepLog, indexed
 from repro_golden.trace.writer import HEADER
 
@@ -73,6 +74,16 @@ class Trace:
         if self._log is not None and len(self._log) < len(steps):
             return steps[: len(self._log)], None
         return steps, self._step_log.end
+
+    def until(self, count: int) -> Trace:
+        """The same trace as far as its first `count` steps: how its program ended is no part of those."""
+        if count >= len(self.steps):
+            return self
+        part = copy.copy(self)
+        vars(part).pop("_first_rows", None)
+        part.steps = list(self.steps[:count])
+        part.end = {k: v for k, v in self.end.items() if k not in ("exit", "spent")} if self.end is not None else None
+        return part
 
     def more(self) -> None:
         """Read on, of a trace that was being written when it was opened.
@@ -139,27 +150,39 @@ class Trace:
         except Exception:  # noqa: BLE001 - pyarrow raises many kinds for a damaged file; who reads rows is told
             return True
 
-    def first_nonfinite(self) -> tuple[int, str, str] | None:
-        """Step, phase and name of the first signal with NaN or infinite values.
+    def first_nonfinite(self) -> NotFinite | None:
+        """What is NaN or infinite first: a signal, or a number that was printed.
 
         Buffers are left out, and modules and files that may hold some: a mask of attention is infinite on purpose.
 
         Raises:
             ReproError: the rows are missing or damaged.
         """
+        signal = self._first_nonfinite_signal()
+        printed = (NotFinite(record.step, "", name) for record in self.steps for name in record.nonfinite)
+        every = [bad for bad in (signal, next(printed, None)) if bad is not None]
+        return min(every, key=lambda bad: bad.step, default=None)
+
+    def _first_nonfinite_signal(self) -> NotFinite | None:
         if self._log is not None:
-            rows = ((record.step, row) for i, record in enumerate(self.steps) for row in self.rows(i) if row.nonfinite)
-            named = ((step, row.phase, row.name) for step, row in rows)
-        else:
-            try:
-                nonfinite = [row for row in self._columns.nonfinite() if not masks(*row[1:])][:1]
-            except FileNotFoundError:
-                raise ReproError(f"{self.directory} has no rows: run `repro golden pull`, or record it again") from None
-            except Exception as error:  # noqa: BLE001 - pyarrow raises many kinds for a damaged file
-                path, kind = self.directory / "rank-00000.parquet", type(error).__name__
-                raise ReproError(f"{path} is damaged: {kind}; pull or record it again") from None
-            named = ((self.steps[self._step_at(number)].step, phase, name) for number, phase, name in nonfinite)
-        return next((signal for signal in named if not masks(*signal[1:])), None)
+            every = ((record.step, row) for i, record in enumerate(self.steps) for row in self.rows(i) if row.nonfinite)
+            named = (NotFinite(step, row.phase, row.name) for step, row in every)
+            return next((bad for bad in named if not masks(bad.phase, bad.name)), None)
+        try:
+            rows = (row for row in self._columns.nonfinite() if row[0] < self._row_count)
+            first = next((row for row in rows if not masks(*row[1:])), None)
+        except FileNotFoundError:
+            raise ReproError(f"{self.directory} has no rows: run `repro golden pull`, or record it again") from None
+        except Exception as error:  # noqa: BLE001 - pyarrow raises many kinds for a damaged file
+            path, kind = self.directory / "rank-00000.parquet", type(error).__name__
+            raise ReproError(f"{path} is damaged: {kind}; pull or record it again") from None
+        return None if first is None else NotFinite(self.steps[self._step_at(first[0])].step, *first[1:])
+
+    @property
+    def _row_count(self) -> int:
+        if isinstance(self.steps, IndexedSteps):
+            return self.steps.first_row(len(self.steps) - 1) + self.steps[-1].signals if self.steps else 0
+        return self._first_rows[-1]
 
     def _step_at(self, row: int) -> int:
         """The index of the step that a row of a sealed trace belongs to."""

@@ -1,0 +1,194 @@
+"""What is no agreement: values that are not finite, numbers of one rank, runs that end before they are to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from pull_kit import pair, report
+from test_compare import column, write
+
+from repro.nightly.baseline import _left
+from repro.nightly.checks import _alike
+from repro.nightly.trusted import summarise
+from repro.pulls.pair import compare_traces
+from repro.pulls.report import junit
+from repro_bisect.predicates.predicates import first_violation, parse_predicate
+from repro_golden.base.errors import ReproError
+from repro_golden.base.observed import tellings
+from repro_golden.case.file import Bound, Case, Compare
+from repro_golden.compare.traces import compare, kl_of_step, violations
+from repro_golden.runs.proofs import first_step_checks, not_vacuous
+from repro_golden.trace import Row, Trace, seal
+from repro_golden.trace.writer import metric_row
+
+BOUNDS = Compare(mode="bounds", bounds={"loss": Bound(rtol=0.05)})
+
+
+def told(folder: Path, *steps: dict[str, float], exit_code: int = 0) -> Trace:
+    """A trace of steps with metrics."""
+    trace = write(folder, [[metric_row("loss", name, value) for name, value in step.items()] for step in steps])
+    assert trace.end is not None
+    trace.end["exit"] = exit_code
+    return trace
+
+
+def test_a_metric_has_a_name_for_each_telling() -> None:
+    """Told again and told by ranks it is the same metric; `pass@1` beside `pass` is another."""
+    assert tellings("loss", {"loss": 1, "loss#1": 2, "loss@0": 3, "losses": 4}) == ["loss", "loss#1"]
+    assert tellings("loss", ["loss@0", "loss#2@1", "loss@x", "my/loss"]) == ["loss@0", "loss#2@1"]
+    assert tellings("pass", ["pass", "pass@1"], ["pass", "pass@1"]) == ["pass"]
+    assert tellings("loss", ["loss"], ["loss@0", "loss@1"]) == ["loss", "loss@0", "loss@1"]
+
+
+@pytest.mark.parametrize("wrong", [50.0, math.nan])
+def test_a_bound_holds_for_each_rank(tmp_path: Path, wrong: float) -> None:
+    """Ranks whose losses differ tell theirs as `loss@RANK`: the bound on `loss` holds for each of them."""
+    first = {"loss": 1.0}
+    a = told(tmp_path / "a", first, {"loss@0": 0.5, "loss@1": 0.6})
+    b = told(tmp_path / "b", first, {"loss@0": 0.5, "loss@1": wrong})
+    comparison = compare(a, b, BOUNDS)
+    assert comparison.divergence is not None and not comparison.equal
+    assert (comparison.divergence.step, comparison.divergence.name) == (1, "loss@1")
+    whole = told(tmp_path / "c", first, {"loss": 0.5})
+    assert [v.name for v in violations(a, whole, 1, BOUNDS.bounds)] == ["loss@0", "loss@1", "loss"]
+    with pytest.raises(ReproError, match="no metric 'nothing'"):
+        violations(a, b, 0, {"nothing": Bound(rtol=0.05)})
+
+
+def outcomes(tmp_path: Path, a: list[dict[str, float]], b: list[dict[str, float]]) -> dict[str, bool]:
+    """Whether each bound's test passes in JUnit's report."""
+    result = pair(tmp_path, a, b, {"loss": Bound(rtol=0.05), "reward": Bound(rtol=0.05)})
+    suite = ElementTree.fromstring(junit(report(result)))  # noqa: S314
+    return {case.get("name", ""): len(case) == 0 for case in suite.iter("testcase")}
+
+
+def test_junit_fails_where_the_report_says_moved(tmp_path: Path) -> None:
+    """A bound that another telling of its metric left fails, and so does every bound of a run that ended early."""
+    steps = [{"loss": 1.0, "loss#1": 1.0, "reward": 1.0}] * 2
+    moved = [{"loss": 1.0, "loss#1": 7.0, "reward": 1.0}] * 2
+    assert outcomes(tmp_path, steps, moved) == {"bounds: loss": False, "bounds: reward": True}
+    early = [{"loss": 7.0, "loss#1": 1.0, "reward": 1.0}]
+    assert outcomes(tmp_path, steps, early) == {"bounds: loss": False, "bounds: reward": False}
+
+
+def test_values_that_are_not_finite_agree_on_nothing(tmp_path: Path) -> None:
+    """Not of bits, not within bounds, not in tensors, not in a metric without a bound."""
+    loss = metric_row("loss", "loss", 1.0)
+    bad = write(tmp_path / "bad", [[loss, column("update", "w", 1.0, math.nan)]])
+    same = write(tmp_path / "same", [[loss, column("update", "w", 1.0, math.nan)]])
+    good = write(tmp_path / "good", [[loss, column("update", "w", 1.0, 2.0)]])
+    metric = told(tmp_path / "metric", {"loss": 1.0, "eval": math.inf})
+    for a, b, rule in ((bad, same, None), (bad, same, BOUNDS), (good, bad, BOUNDS), (metric, metric, None)):
+        comparison = compare(a, b, rule)
+        assert comparison.divergence is None and comparison.nonfinite is not None and not comparison.equal
+    assert str(compare(bad, same).nonfinite) == "w in phase update of step 0"
+    for rule in (Compare(), BOUNDS):
+        assert compare_traces(bad, same, rule).nonfinite is not None
+    brought = compare_traces(good, bad, BOUNDS)
+    assert brought.verdict == "moved" and brought.first is not None and brought.first.name == "w"
+    assert compare_traces(good, good, BOUNDS).nonfinite is None
+
+
+def test_two_replays_of_a_night_end_alike_and_make_what_is_asked(tmp_path: Path) -> None:
+    """One that fails where the other ends well is noise; what both leave out was not looked at."""
+    steps = [{"loss": 1.0}] * 2
+    case = Case.model_validate({"case": {"name": "c", "steps": 2}, "subject": {"kind": "command", "command": "x"}})
+    well, failed = told(tmp_path / "a", *steps), told(tmp_path / "b", *steps, exit_code=1)
+    assert _alike(well, well, case).status == "green"
+    assert [_alike(*sides, case).status for sides in ((well, failed), (failed, well))] == ["flaky", "flaky"]
+    short = told(tmp_path / "c", *steps[:1])
+    check = _alike(short, short, case)
+    assert (check.status, check.text) == ("not judged", "both replays made 1 of 2 steps")
+
+
+def test_a_night_judges_each_telling_of_a_bounded_metric() -> None:
+    """What a night keeps of `loss#1` and `loss@0` is held to the bound on `loss`, and must be there."""
+    bounds = {"loss": Bound(rtol=0.05)}
+    then = summarise([{"loss": 1.0, "loss#1": 2.0}])
+    assert _left(then, then, bounds) == ""
+    assert _left(then, summarise([{"loss": 1.0, "loss#1": 200.0}]), bounds).startswith("loss#1 (first)")
+    assert _left(then, summarise([{"loss": 1.0}]), bounds) == "loss#1 is gone"
+    assert _left(summarise([{"kl": 1.0}]), summarise([{"kl": 1.0}]), bounds) == "loss is gone"
+
+
+def rows(**metrics: float) -> list[Row]:
+    """A first step that passes but for what metrics say."""
+    columns = [column("forward", name, 0.5, 0.25) for name in ("log_probs", "ref_log_probs")]
+    return [
+        *columns,
+        *(metric_row("loss", name.replace("_at_", "@").replace("_again", "#1"), v) for name, v in metrics.items()),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "failing"),
+    [
+        ({"kl_loss": 0.0, "grad_norm": 1.0}, []),
+        ({"kl_loss": 0.0, "kl_loss_again": 0.3, "grad_norm": 1.0}, ["KL is exactly 0"]),
+        ({"ppo_kl": 0.0, "kl_loss_at_1": 0.3, "grad_norm": 1.0}, ["KL is exactly 0"]),
+        ({"kl_loss": 0.0, "grad_norm": 1.0, "grad_norm_again": 1e9}, ["grad_norm in bounds"]),
+        ({"kl_loss": 0.0, "grad_norm_at_0": 1.0, "grad_norm_at_1": math.nan}, ["grad_norm in bounds"]),
+        ({"kl_loss": 0.0}, ["grad_norm in bounds"]),
+    ],
+)
+def test_the_first_step_is_held_to_every_telling(tmp_path: Path, metrics: dict[str, float], failing: list[str]) -> None:
+    """KL and gradient norm that were told again, or by a rank of its own, count."""
+    proofs = first_step_checks(write(tmp_path / "t", [rows(**metrics)]), 100.0)
+    assert [proof.name.removeprefix("step 0: ") for proof in proofs if not proof.passed] == failing
+
+
+def test_a_golden_run_shows_advantages_of_each_rank_and_no_bad_number(tmp_path: Path) -> None:
+    """Advantages that are constant on every rank are constant; a printed loss that is NaN is not finite."""
+    grad, kept = column("grad", "w", 1.0), {"loss": 1.0}
+    apart = [grad, column("input", "advantages@0", 0.0, 0.0), column("input", "advantages@1", 0.0, 0.0, 0.0)]
+    failing = [p.name for p in not_vacuous(write(tmp_path / "a", [apart])) if not p.passed]
+    assert "advantages are not constant" in failing
+    told_apart = [grad, column("input", "advantages@0", 0.0, 0.0), column("input", "advantages@1", 0.0, 1.0)]
+    assert "advantages are not constant" not in [
+        p.name for p in not_vacuous(write(tmp_path / "b", [told_apart])) if not p.passed
+    ]
+    printed = told(tmp_path / "c", kept, kept | {"loss": math.nan})
+    assert "all values finite" in [p.name for p in not_vacuous(printed) if not p.passed]
+
+
+def test_a_distance_is_not_within_where_no_element_is_kept(tmp_path: Path) -> None:
+    """Of a tensor that was added up of shards a trace keeps no element: that it differs is all that is known."""
+    row = column("update", "w", 1.0, 2.0)
+    bare, other = (replace(r, sketch=b"", values=None) for r in (row, column("update", "w", 1.0, 3.0)))
+    a, b, same = (write(tmp_path / name, [[r]]) for name, r in (("a", bare), ("b", other), ("c", bare)))
+    ulp = parse_predicate("ulp>4", tmp_path)
+    assert first_violation(ulp, a, b) is not None and first_violation(ulp, a, same) is None
+
+
+def test_a_mask_of_all_ranks_is_the_mask_of_each(tmp_path: Path) -> None:
+    """KL over ranks apart counts the tokens that the one mask of all ranks keeps."""
+    mask = column("input", "loss_mask", 1, 0, 0, 0, dtype=torch.int64)
+    sides = []
+    for name, moved, masked in (("a", 0.5, 0.5), ("b", 0.625, 0.5), ("c", 0.5, 3.0)):
+        ranks = [column("forward", f"log_probs@{rank}", moved, masked, 0.5, 0.5) for rank in (0, 1)]
+        sides.append(write(tmp_path / name, [[mask, *ranks]]))
+    kl = kl_of_step(sides[0], sides[1], 0)
+    assert kl is not None and kl[0] == -0.125
+    assert kl_of_step(sides[0], sides[2], 0) == (0.0, 0.0)
+
+
+def test_a_part_of_a_trace_is_a_trace(tmp_path: Path) -> None:
+    """It has the first steps, their rows and chain, no sign of how the program ended, and no value of a later step."""
+    steps = [[column("update", "w", value), metric_row("loss", "loss", value)] for value in (1.0, 2.0, math.nan)]
+    whole = write(tmp_path / "t", steps)
+    for trace in (whole, sealed(whole)):
+        part = trace.until(2)
+        assert [record.step for record in part.steps] == [0, 1] and trace.until(3) is trace
+        assert part.rows(1) == trace.rows(1) and part.chain == trace.steps[1].chain
+        assert part.first_nonfinite() is None and trace.first_nonfinite() == (2, "update", "w")
+        assert part.end is not None and "exit" not in part.end
+
+
+def sealed(trace: Trace) -> Trace:
+    seal(trace.directory)
+    return Trace(trace.directory)

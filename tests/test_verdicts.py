@@ -1,0 +1,156 @@
+"""What is no verdict, in real runs: numbers that are not finite, replays that end early, sides that cannot be run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import history_kit as kit
+import pytest
+from conftest import Repo
+from history_kit import edit, note
+from test_layouts import CASE as LAYOUTS
+from test_layouts import TRAIN as IN_LAYOUTS
+from test_layouts import sides
+
+pytestmark = pytest.mark.whole
+
+TRAIN = kit.TRAIN.replace("    optimizer.zero_grad()\n", "    shown = loss.item()\n    optimizer.zero_grad()\n")
+TRAIN = TRAIN.replace("loss={loss.item()!r}", "loss={shown!r}")
+CASE = kit.CASE.partition("save =")[0] + 'path = "train.py"\ntimeout = "10m"\n'
+SHOWN, SCALE, STEPS = "    shown = loss.item()\n", "    scale = 1.0\n", "range(first, options.steps)"
+BOUNDS = '\n[compare]\nmode = "bounds"\n\n[compare.bounds.loss]\nrtol = 0.01\n'
+
+
+def asked(repo: Repo, *arguments: str, code: int) -> tuple[dict[str, Any], str]:
+    """What a command answers as JSON, and what it says."""
+    done = repo.repro(*arguments, *(["--json"] if code != 2 else []))
+    assert done.returncode == code, done.stdout + done.stderr
+    return json.loads(done.stdout) if done.stdout.startswith("{") else {}, done.stdout + done.stderr
+
+
+def test_a_printed_number_that_is_not_finite(tmp_path: Path) -> None:
+    """A loss that is only printed moves no bit: bounds are left, `finite` names it, two of them agree on nothing."""
+    repo = kit.start(tmp_path, TRAIN, CASE + BOUNDS)
+    good = repo.git("rev-parse", "HEAD")
+    culprit = edit(repo, SHOWN, SHOWN + "    shown = shown if step == 0 else float('nan')\n", "Print NaN")
+    pull, _ = asked(repo, "report", "pr", f"{good}..HEAD", code=1)
+    (case,) = pull["results"]
+    assert (case["verdict"], case["compared"]["violations"][0]["step"]) == ("moved", 1)
+    found, _ = asked(repo, "bisect", f"{good}..HEAD", "--when", "finite", "--no-explain", code=0)
+    assert found["culprit"]["commit"] == culprit
+    repo.edit("golden/cases/toy.toml", BOUNDS, "")
+    repo.commit("Judge bits")
+    note(repo, "Work")
+    for command in (
+        ["bisect", f"{culprit}..HEAD"],
+        ["history", f"{culprit}..HEAD"],
+        ["report", "pr", f"{culprit}..HEAD"],
+    ):
+        _, text = asked(repo, *command, code=3)
+        assert "values that are not finite agree on nothing: first loss of step 1" in text, command
+
+
+def test_an_answer_is_of_as_many_steps_as_are_asked_for(tmp_path: Path) -> None:
+    """A journal of longer runs answers a shorter question by as many steps, in each command."""
+    repo = kit.start(tmp_path, TRAIN, CASE)
+    good = repo.git("rev-parse", "HEAD")
+    edit(repo, SCALE, "    scale = 1.0 + 0.5 * (step >= 4)\n", "Scale later")
+    between = f"{good}..HEAD"
+    found, _ = asked(repo, "bisect", between, "--no-explain", "-j", "1", code=0)
+    assert (found["outcome"], found["divergence"]["step"]) == ("found", 4)
+    repo.edit("golden/cases/toy.toml", "steps = 6", "steps = 3")
+    pull, _ = asked(repo, "report", "pr", between, code=0)
+    assert [(case["verdict"], case["compared"]["drift"]["steps"]) for case in pull["results"]] == [("identical", 3)]
+    assert asked(repo, "history", between, code=0)[0]["agree"]
+    assert asked(repo, "bisect", between, code=0)[0]["outcome"] == "agree"
+
+
+def merged(repo: Repo, side: str) -> tuple[str, str]:
+    """A commit of main that moves numbers, a side with another and then one that is as said, and their merge."""
+    good = repo.git("rev-parse", "HEAD")
+    edit(repo, "lr=0.01", "lr=0.02", "Learn faster")
+    repo.git("checkout", "--quiet", "-b", "side", good)
+    culprit = edit(repo, SCALE, "    scale = 1.5\n", "Scale")
+    edit(repo, "import torch\n", f"import torch\n{side}\n", "Break")
+    repo.git("checkout", "--quiet", "main")
+    repo.git("merge", "--quiet", "--no-ff", "--no-commit", "side")
+    repo.edit("train.py", f"{side}\n", "")
+    repo.commit("Merge and repair")
+    return good, culprit
+
+
+@pytest.mark.parametrize(("side", "code"), [("raise SystemExit('broken')", 3), ("# fine", 0)])
+def test_a_merge_is_not_named_for_a_side_that_cannot_be_run(tmp_path: Path, side: str, code: int) -> None:
+    """Where the side's tip cannot be tested, the side and the merge are suspects; where it can, its commit is named."""
+    repo = kit.start(tmp_path, TRAIN, CASE)
+    good, culprit = merged(repo, side)
+    result, text = asked(repo, "bisect", f"{good}..HEAD", "--all", "--no-explain", code=code)
+    named = {entry["commit"]["commit"] for entry in result["culprits"]}
+    assert repo.git("rev-parse", "HEAD") not in named
+    assert culprit in (result["suspects"] if code else named), text
+
+
+def test_it_is_told_where_all_cannot_be_named(tmp_path: Path) -> None:
+    """After a culprit that ends early nothing can be compared to the last step: that is said, and is no answer."""
+    repo = kit.start(tmp_path, TRAIN, CASE)
+    good = repo.git("rev-parse", "HEAD")
+    repo.edit("train.py", STEPS, "range(first, 3)")
+    culprit = edit(repo, SCALE, "    scale = 1.5\n", "Scale, and stop early")
+    edit(repo, "range(first, 3)", STEPS, "Go on")
+    edit(repo, "    scale = 1.5\n", "    scale = 1.5 + 0.5 * (step >= 4)\n", "Scale more")
+    result, text = asked(repo, "bisect", f"{good}..HEAD", "--all", "--no-explain", code=0)
+    assert [entry["commit"]["commit"] for entry in result["culprits"]] == [culprit], text
+    assert f"whether commits after {culprit[:10]} move the numbers is not known" in text
+
+
+def test_a_program_that_fails_after_its_steps(tmp_path: Path) -> None:
+    """Layouts and changelogs do not call it equal to one that ends well."""
+    fails = "if os.environ.get('FAIL'):\n    raise SystemExit(1)\n"
+    repo = kit.start(tmp_path, TRAIN + fails, CASE + "\n[layouts.fails]\nenv = { FAIL = '1' }\n")
+    _, text = asked(repo, "bisect", "--layout", "case..fails", code=3)
+    assert "fails: its program failed (exit code 1) after 6 steps" in text
+    good = repo.git("rev-parse", "HEAD")
+    edit(repo, "if os.environ.get('FAIL'):\n", "if True:\n", "Fail at the end")
+    _, text = asked(repo, "history", f"{good}..HEAD", code=3)
+    assert "its program failed (exit code 1) after 6 steps" in text
+
+
+def test_a_metric_that_is_told_later_has_its_bound(tmp_path: Path) -> None:
+    """A search by a metric that no first step tells is one."""
+    told = "    if step in (2, 5):\n        print(f'step {step} accuracy={scale!r}')\n"
+    repo = kit.start(tmp_path, TRAIN.replace("    if step + 1 ==", f"{told}    if step + 1 =="), CASE)
+    good = repo.git("rev-parse", "HEAD")
+    culprit = edit(repo, SCALE, "    scale = 1.0 + 0.5 * (step >= 4)\n", "Scale later")
+    note(repo, "Work")
+    result, _ = asked(repo, "bisect", f"{good}..HEAD", "--when", "metric:accuracy rtol=0.1", "--no-explain", code=0)
+    assert (result["culprit"]["commit"], result["divergence"]["step"]) == (culprit, 5)
+
+
+def third(calls: Path, wanted: str, count: int) -> str:
+    """Steps as wanted in the first so many runs, and one in those after."""
+    calls_made = f"(open({str(calls)!r}, 'a').write('x'), os.stat({str(calls)!r}).st_size)[1]"
+    return f"range({wanted} if {calls_made} <= {count} else 1)"
+
+
+def test_a_third_replay_that_ends_early_measures_nothing(tmp_path: Path) -> None:
+    """Where the replays that are to measure a difference make fewer steps than it needs, the layouts are not equal."""
+    repo = kit.start(tmp_path, IN_LAYOUTS.replace("range(2)", third(tmp_path / "calls", "2", 4)), LAYOUTS)
+    comparison, report = sides(repo, "case..scaled", "-j", "1", code=3)
+    assert (comparison["outcome"], comparison["comparison"], sorted(comparison["flaky"])) == (
+        "flaky",
+        None,
+        ["case", "scaled"],
+    )
+    assert "a third replay of it ends after 1 steps" in report
+
+
+def test_a_confirmation_that_ends_early_is_no_contradiction(tmp_path: Path) -> None:
+    """That the numbers moved and came back is not said of replays that were shorter."""
+    steps = third(tmp_path / "calls", "options.steps", 3)
+    repo = kit.start(tmp_path, TRAIN.replace(STEPS, steps), CASE)
+    good = repo.git("rev-parse", "HEAD")
+    edit(repo, SCALE, "    scale = 1.0 + 0.5 * (step >= 2)\n", "Scale later")
+    _, text = asked(repo, "bisect", f"{good}..HEAD", "--no-explain", "-j", "1", code=3)
+    assert "came back" not in text and "steps: give both the same to do" in text
