@@ -49,11 +49,20 @@ def read_events(folder: Path) -> dict[int, dict[str, float]]:
     if not files:
         raise ReproError(f"{folder} holds no TensorBoard event file (*tfevents*): give the folder that the run wrote")
     newest: dict[tuple[int, str], tuple[float, float]] = {}
+    began: list[tuple[float, int, Path]] = []
+    folders: dict[tuple[int, str], Path] = {}
     for path in files:
         for at, step, tag, value in _scalars(path):
+            if tag is None:
+                began.append((at, step, path.parent))
+                continue
             known = newest.get((step, tag))
             if known is None or at >= known[0]:
-                newest[step, tag] = at, value
+                newest[step, tag], folders[step, tag] = (at, value), path.parent
+    for at, first, folder_of in began:  # a run that began anew there took back what was logged from that step on
+        for key in [key for key, (then, _) in newest.items() if key[0] >= first and then < at]:
+            if folders[key] == folder_of:
+                del newest[key]
     if not newest:
         raise ReproError(f"the TensorBoard event files of {folder} hold no scalar: is it the training run's folder?")
     scalars: dict[int, dict[str, float]] = {}
@@ -62,16 +71,22 @@ def read_events(folder: Path) -> dict[int, dict[str, float]]:
     return scalars
 
 
-def _scalars(path: Path) -> Iterator[tuple[float, int, str, float]]:
-    """(wall time, step, tag, value) of every scalar of a file, whichever way it was written."""
+def _scalars(path: Path) -> Iterator[tuple[float, int, str | None, float]]:
+    """(wall time, step, tag, value) of every scalar of a file, whichever way it was written.
+
+    Without a tag: where a run that was taken up again says from which step on it logs anew.
+    """
     require("a TensorBoard event file", "tensorboard")
     from google.protobuf.message import DecodeError
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from tensorboard.compat.proto.event_pb2 import SessionLog
     from tensorboard.util.tensor_util import make_ndarray
 
     scalars: set[str] = set()
     try:
         for event in EventFileLoader(str(path)).Load():
+            if event.HasField("session_log") and event.session_log.status == SessionLog.START:
+                yield event.wall_time, event.step, None, 0.0
             for value in event.summary.value:
                 # TensorBoard turns old simple_value into tensors; only a tag's first value must name its plugin
                 if value.metadata.plugin_data.plugin_name == "scalars":

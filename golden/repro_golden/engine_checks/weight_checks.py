@@ -115,6 +115,8 @@ class WeightChecks:
             before, tensors = prints(held), to_bring(held)
         except FAULTS as error:
             why = f"; its weights could not be compared: {error}"
+        if not before and not why:
+            why = "; it shows no weights that could be compared"
         self.engine.release_memory()
         self.engine.resume_memory()
         if before and (lost := moved(before, prints(self.engine.held()))):

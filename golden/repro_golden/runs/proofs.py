@@ -305,7 +305,7 @@ def measure_noise(runs: Sequence[Trace]) -> dict[str, Any]:
     """
     spread: dict[str, float] = {}
     for index in range(min(len(run.steps) for run in runs)):
-        for name in runs[0].steps[index].metrics:
+        for name in dict.fromkeys(name for run in runs for name in run.steps[index].metrics):
             values = [run.steps[index].metrics.get(name, math.nan) for run in runs]
             width = max(values) - min(values) if all(map(math.isfinite, values)) else math.inf
             spread[name] = max(spread.get(name, 0.0), width)

@@ -8,7 +8,8 @@ from typing import Any
 
 from repro_golden.base.canonical import encode_float, same_float
 from repro_golden.compare.mismatch.measured import Mismatch, measure
-from repro_golden.compare.traces import first_divergent_index, named_alike
+from repro_golden.compare.renames import first_other_chain
+from repro_golden.compare.traces import named_alike
 from repro_golden.trace import Trace
 from repro_golden.trace.token_columns import pairs_of
 
@@ -94,8 +95,8 @@ def mismatch_change(a: Trace, b: Trace, bound: float | None = None) -> MismatchC
     Raises:
         ReproError: rows are missing or damaged.
     """
+    equal = first_other_chain(a, b) is None  # then b need not be read
     b = named_alike(a, b)
-    equal = first_divergent_index(a, b) is None  # then b need not be read
     pairs = []
     for index in range(min(len(a.steps), len(b.steps))):
         before = pairs_of(a, index)

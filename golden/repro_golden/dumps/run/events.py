@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from repro_golden.base.canonical import canonical_json
+from repro_golden.base.canonical import canonical_json, same_float
 from repro_golden.base.errors import ReproError
 from repro_golden.base.files import open_regular
+from repro_golden.base.observed import tellings
 from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.run.records import digest_of, number_of, parsed
 
@@ -169,13 +170,17 @@ class EventLog:
             self._merge(self.rollouts, rollout, values, attempt)
 
     def _merge(self, into: dict[int, dict[str, float]], number: int, values: dict[str, float], attempt: int) -> None:
-        """Of several attempts the last one counts."""
+        """Of several attempts the last one counts; what one of them tells again otherwise is ``NAME#1`` and so on."""
         key = number if into is self.steps else -1 - number
         if attempt > self._attempts.get(key, 0):
             into.pop(number, None)
         self._attempts[key] = max(attempt, self._attempts.get(key, 0))
         if attempt == self._attempts[key]:
-            into.setdefault(number, {}).update(values)
+            known = into.setdefault(number, {})
+            for name, value in values.items():
+                told = tellings(name, known)
+                if not any(same_float(known[again], value) for again in told):
+                    known[f"{name}#{len(told)}" if told else name] = value
 
     def of(self, kind: str, rollout: int | None) -> list[Event]:
         """The events of one type and rollout, of the last attempt that made any."""

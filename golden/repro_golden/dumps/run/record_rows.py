@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -93,14 +94,17 @@ class SideRecords:
         self.rollouts = set(self.inputs)
 
     def history(self, step: int) -> dict[str, float]:
-        """The CI history's numbers of an update; of several processes that give one, the last in the files' order."""
-        metrics: dict[str, float] = {}
+        """The CI history's numbers of an update; where several processes give other ones, they are told again."""
+        told: dict[str, set[float]] = {}
         for _, series in self._histories.values():
             for name, points in series.items():
                 if name.startswith("train/"):  # others count rollouts, or what else the logger was given
-                    for value in [value for at, value in points if at == step]:
-                        metrics[name] = value
-        return metrics
+                    told.setdefault(name, set()).update(value for at, value in points if at == step)
+        return {
+            f"{name}#{k}" if k else name: value  # files have names by chance, so they come by size
+            for name, values in told.items()
+            for k, value in enumerate(sorted(values, key=lambda v: (math.isnan(v), v)))
+        }
 
     def grad_norms(self, rollout: int, update: int) -> dict[str, float]:
         """The gradient norms of an update, by role.
@@ -153,13 +157,17 @@ class SideRecords:
         paths = self._hashes.get(rollout, {})
         if not paths:
             problem(f"there are no model hashes of rollout {rollout}")
-        shards = {(rank.tp, rank.pp) for rank in paths}
+        lacking = sorted(self._hashes[first].keys() - paths.keys()) if paths else []
+        if lacking:
+            names = ", ".join(f"tp{r.tp}_pp{r.pp}_dp{r.dp}_cp{r.cp}" for r in lacking)
+            problem(f"model hashes of rollout {rollout} lack {names}: those of others stand for themselves")
+        shards = {(rank.tp, rank.pp) for rank in self._hashes[first]}
         digests: dict[str, dict[str, bytes]] = {}
         for rank, path in sorted(paths.items()):
             shard = "" if shards == {(0, 0)} else f"tp{rank.tp}_pp{rank.pp}/"
             for layer, raw in model_hashes(path, self.limit).items():
                 digests.setdefault(f"model_hash/{shard}{layer}", {})[f"dp{rank.dp}_cp{rank.cp}"] = raw
-        return _digest_rows("update", digests)
+        return _digest_rows("update", digests, apart=bool(lacking))
 
     def losses(
         self,
@@ -254,7 +262,11 @@ def event_rows(events: EventLog, rollout: int, update: int, updates: int, proble
     by_source: dict[Source, list[Event]] = {}
     for event in events.of("train_engine_local_weight_checksum", rollout):
         by_source.setdefault(event.source, []).append(event)
-    label = _labels(list(by_source))
+    kinds = {event.source for event in events.events if event.kind == "train_engine_local_weight_checksum"}
+    label = _labels(list(kinds))
+    if lacking := [label[source] for source in sorted(kinds - by_source.keys())] if by_source else []:
+        names = ", ".join(lacking)
+        problem(f"rollout {rollout} has no checksums of rank {names}: those of others stand for themselves")
     for source, source_events in sorted(by_source.items()):
         at = update if len(source_events) == updates else update - updates + len(source_events)
         if len(source_events) not in (1, updates):
@@ -265,7 +277,7 @@ def event_rows(events: EventLog, rollout: int, update: int, updates: int, proble
             prefix = "critic/" if source[0] == "critic" else ""
             for name, raw in checksums(source_events[at]).items():
                 digests.setdefault(prefix + name, {})[label[source]] = raw
-    rows = _digest_rows("update", digests)
+    rows = _digest_rows("update", digests, apart=bool(lacking))
     return rows if update else _advantage_rows(events, rollout) + rows
 
 
@@ -363,11 +375,11 @@ def _labels(sources: Sequence[Source]) -> dict[Source, str]:
     return {source: str(source[2]) if len(cells) < 2 else f"{source[1]}.{source[2]}" for source in sources}
 
 
-def _digest_rows(phase: str, digests: Mapping[str, Mapping[str, bytes]]) -> list[Row]:
-    """One row for a tensor that all who have it agree on, else one for each."""
+def _digest_rows(phase: str, digests: Mapping[str, Mapping[str, bytes]], *, apart: bool = False) -> list[Row]:
+    """One row for a tensor that all who have it agree on, else one for each; `apart` where some are missing."""
     rows = []
     for name, held in digests.items():
-        if len(set(held.values())) == 1:
+        if len(set(held.values())) == 1 and not apart:
             rows.append(digest_row(phase, line(name), next(iter(held.values()))))
         else:
             rows += [digest_row(phase, line(f"{name}@{rank}"), raw) for rank, raw in sorted(held.items())]

@@ -65,6 +65,8 @@ _NO_SIGNAL = {
 """Columns that say how the work was cut, or are no numbers that training reads."""
 
 LOSS = "policy_loss/"
+_LENGTHS = ".lengths"
+"""Ends the name of a row that says which rows of a column are whose."""
 
 _UNMASKED = {"tokens", "loss_masks", "rollout_routed_experts", "rollout_indexer_topk", "multimodal_train_inputs"}
 _FLOATS = {"float16": (0x7C00, 0x7E00), "bfloat16": (0x7F80, 0x7FC0)}
@@ -123,6 +125,8 @@ def _found(
             tensors = _tensors(name, values, where)
             if not tensors and skipped is not None:
                 skipped.add(name)
+            if name in NAMES or _per_token(values, lengths):  # how long each is, other columns say
+                tensors.pop(_LENGTHS, None)
             for part, tensor in tensors.items():
                 phase, row = NAMES.get(name, ("forward" if "float" in tensor.dtype else "input", name))
                 if name == "loss_masks" and tensor.array.dtype.kind in "biu":
@@ -246,12 +250,23 @@ def _tensors(name: str, values: Sequence[Any], where: str) -> dict[str, Tensor]:
     dicts = [value for value in values if isinstance(value, dict)]
     if dicts and all(value is None or isinstance(value, dict) for value in values):
         keys = sorted({key for entry in dicts for key in entry if isinstance(key, str)})
-        parts = {
-            key: concatenated([entry[key] for entry in dicts if entry.get(key) is not None], where) for key in keys
-        }
-        return {f"/{key}": part for key, part in parts.items() if part is not None}
-    tensor = concatenated(values, f"{where}, {name}")
-    return {} if tensor is None else {"": tensor}
+        columns = {key: [entry.get(key) if isinstance(entry, dict) else None for entry in values] for key in keys}
+        parts = {key: concatenated([v for v in column if v is not None], where) for key, column in columns.items()}
+        found = {f"/{key}": part for key, part in parts.items() if part is not None}
+        return found | {f"{part}{_LENGTHS}": cut for part in found if (cut := _cut(columns[part[1:]])) is not None}
+    tensor, cut = concatenated(values, f"{where}, {name}"), _cut(values)
+    return {} if tensor is None else {"": tensor} if cut is None else {"": tensor, _LENGTHS: cut}
+
+
+def _cut(values: Sequence[Any]) -> Tensor | None:
+    """How many rows of a column are each sample's, -1 for one that lacks it; None where all have as many."""
+    counts = []
+    for value in values:
+        numbers = None if value is None else _numbers(value)
+        array = numbers[0] if numbers else None
+        rows = np.atleast_1d(array.array if isinstance(array, Tensor) else array) if array is not None else None
+        counts.append(-1 if rows is None else len(rows))
+    return Tensor("int64", np.asarray(counts, "<i8")) if len(set(counts)) > 1 else None
 
 
 def _numbers(value: Any) -> tuple[Any, bool] | None:

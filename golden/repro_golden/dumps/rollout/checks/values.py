@@ -26,8 +26,25 @@ _PER_TOKEN = (*_LOG_PROBS, "opd_reverse_kl")
 
 
 def _floats(value: Any) -> Array | None:
+    """A list of numbers as fp64, ints among floats too."""
+    if isinstance(value, list) and value and all(map(_real, value)):
+        return np.array(value, dtype=np.float64)
     array = numbers(value)
     return None if array is None or array.ndim != 1 else array.astype(np.float64)
+
+
+def _every(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The numbers of a reward by name: it may be one, an array, or a mapping or list of them."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _every(item, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _every(item, name)
+    elif (array := numbers(value)) is not None:
+        yield from ((name, float(number)) for number in array.reshape(-1))
+    elif isinstance(value, (float, np.floating)):
+        yield name, float(value)
 
 
 @rule(
@@ -44,12 +61,9 @@ def _finite(batch: Batch) -> Iterator[Found]:
         for number, value in batch.column(name):
             array = _floats(value)
             if array is None:
-                # a list may hold None, or ints among floats
                 odd = [x for x in value if not _real(x)] if isinstance(value, list) else [value]
-                if odd:
-                    yield noted(number, name, f"{name} is no list of numbers: it holds a {type(odd[0]).__name__}")
-                    continue
-                array = np.array(value, dtype=np.float64)
+                yield noted(number, name, f"{name} is no list of numbers: it holds a {type(odd[0]).__name__}")
+                continue
             bad = ~np.isfinite(array)
             if bad.any():
                 at = int(bad.argmax())
@@ -193,9 +207,8 @@ def _reward_missing(batch: TrainBatch) -> Iterator[Found]:
 )
 def _reward_finite(batch: Batch) -> Iterator[Found]:
     for number, value in batch.column("reward"):
-        rewards = value if isinstance(value, dict) else {"": value}
-        for name, reward in rewards.items():
-            if isinstance(reward, float) and not math.isfinite(reward):
+        for name, reward in _every(value):
+            if not math.isfinite(reward):
                 yield noted(number, "reward", f"the reward{f' {said(name)}' if name else ''} is {reward}")
 
 
