@@ -187,7 +187,7 @@ def not_vacuous(trace: Trace, *, recorded: bool = True) -> list[Proof]:
     moved = sum(len(seen) > 1 for seen in parameters.values())
     constant = "advantages are all the same: every group's samples earned one reward"
     proofs = [
-        Proof("all values finite", not bad, bad or "in every signal and metric of every step"),
+        Proof("all values finite", not bad, bad or "in every signal of every step"),
         Proof(
             "advantages are not constant",
             len(levels) > 1 or not observed["advantages"],
