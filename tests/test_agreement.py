@@ -24,6 +24,7 @@ from repro_golden.case.file import Bound, Case, Compare
 from repro_golden.compare.traces import compare, kl_of_step, violations
 from repro_golden.runs.proofs import first_step_checks, not_vacuous
 from repro_golden.trace import Row, Trace, seal
+from repro_golden.trace.token_columns import kept
 from repro_golden.trace.writer import metric_row
 
 BOUNDS = Compare(mode="bounds", bounds={"loss": Bound(rtol=0.05)})
@@ -192,3 +193,9 @@ def test_a_part_of_a_trace_is_a_trace(tmp_path: Path) -> None:
 def sealed(trace: Trace) -> Trace:
     seal(trace.directory)
     return Trace(trace.directory)
+
+
+def test_a_mask_of_floats_counts_what_is_not_zero() -> None:
+    """-0.0 is 0, whatever its bits are."""
+    mask = column("input", "loss_mask", 1.0, -0.0, 0.0)
+    assert kept(mask, column("forward", "log_probs", 1.0, 2.0, 3.0)).tolist() == [True, False, False]

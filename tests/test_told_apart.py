@@ -175,3 +175,12 @@ def test_a_check_sees_numbers_of_every_type(tmp_path: Path, field: str, value: A
     torch.save({"rollout_id": 0, "samples": samples}, tmp_path / "0.pt")
     found = {finding.rule for finding in check_dump(read_rollout_dump(tmp_path / "0.pt", system="slime"))}
     assert found == ({rule} if rule else set())
+
+
+def test_steps_that_one_side_alone_logged_are_counted() -> None:
+    """What lies between the steps of both may be a logger that is sparse: it was not compared, and that is said."""
+    whole = {step: {"loss": 1.0} for step in range(10)}
+    gap = {step: {"loss": 1.0} for step in (0, 1, 2, 6, 7, 8, 9)}
+    comparison = differences(whole, gap, {})
+    assert comparison.agrees and comparison.apart == {"loss": (3, 0)}
+    assert differences(whole, whole, {}).apart == {}

@@ -129,6 +129,9 @@ def _events_text(comparison: EventsComparison, sides: list[dict[int, dict[str, f
     known = [{name for values in side.values() for name in values} for side in sides]
     alone = [sorted(k - {pair[i] for pair in comparison.metrics}) for i, k in enumerate(known)]
     notes = [f"only in {side}: {', '.join(names)}" for side, names in zip("AB", alone, strict=True) if names]
+    for metric, counts in comparison.apart.items():
+        told = [f"{count(n, 'step')} of {side} alone" for side, n in zip("AB", counts, strict=True) if n]
+        notes.append(f"not compared: {metric} at {' and '.join(told)}")
     if comparison.nonfinite:
         c = comparison.nonfinite[0]
         notes.append(

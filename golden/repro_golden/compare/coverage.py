@@ -219,6 +219,8 @@ def _kind(row: Row) -> str:
         return "gradient"
     if _OPTIMIZERS.fullmatch(row.name) and row.shape in ((), (1,)):  # a learning rate that is a tensor
         return "rate"
+    if plain(row.name).startswith("model_hash/"):  # a trainer's own hash of a layer's weights
+        return "parameter"
     return family(row.phase, row.name) or ("state" if "/" in plain(row.name) else "parameter")
 
 

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,8 @@ class EventsComparison:
         last: The last step at which each side has one of these metrics, as the baseline counts; None where one side is
             a part of a run.
         ended: Which side ended before the other, in words; empty where none did.
+        apart: By metric, at how many steps the baseline alone and we alone have it, where that is any: those were not
+            compared.
     """
 
     metrics: Sequence[tuple[str, str]]
@@ -118,6 +120,7 @@ class EventsComparison:
     nonfinite: Sequence[MetricChange]
     last: tuple[int, int] | None = None
     ended: str = ""
+    apart: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def values(self) -> int:
@@ -137,6 +140,7 @@ class EventsComparison:
             "metrics": dict(self.metrics),
             "values": self.values,
             "ended": self.ended,
+            "apart": {name: list(counts) for name, counts in self.apart.items()},
             "last_steps": list(self.last) if self.last else None,
         } | {
             name: [{"step": c.step, "metric": c.metric, "a": jsonable(c.a), "b": jsonable(c.b)} for c in changes]
@@ -198,10 +202,13 @@ def differences(
     if prefix or not used:
         return EventsComparison(used, changes, differing, nonfinite)
     logged, ended = _both(baseline, metrics, used, offset)
+    apart: dict[str, tuple[int, int]] = {}
     for pair in used:  # one metric may end while the others go on
-        _, early = _both(baseline, metrics, [pair], offset)
+        each, early = _both(baseline, metrics, [pair], offset)
         ended = ended or (f"{pair[0]}: {early}" if early else "")
-    return EventsComparison(used, changes, differing, nonfinite, (logged[0][-1], logged[1][-1]), ended)
+        alone = len(set(each[0]) - set(each[1])), len(set(each[1]) - set(each[0]))
+        apart |= {pair[0]: alone} if any(alone) else {}
+    return EventsComparison(used, changes, differing, nonfinite, (logged[0][-1], logged[1][-1]), ended, apart)
 
 
 def _both(

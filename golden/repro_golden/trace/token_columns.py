@@ -51,6 +51,8 @@ def kept(mask: Row | None, column: Row) -> npt.NDArray[np.bool_]:
     count = math.prod(column.shape)
     if mask is None or mask.values is None or mask.shape != column.shape:
         return np.ones(count, bool)
+    if "float" in mask.dtype:  # whose -0.0 has a bit set and counts nothing
+        return decode(mask.dtype, mask.values) != 0
     return nonzero(mask.values, count)
 
 
