@@ -51,8 +51,9 @@ def kept(mask: Row | None, column: Row) -> npt.NDArray[np.bool_]:
     count = math.prod(column.shape)
     if mask is None or mask.values is None or mask.shape != column.shape:
         return np.ones(count, bool)
-    if "float" in mask.dtype:  # whose -0.0 has a bit set and counts nothing
-        return decode(mask.dtype, mask.values) != 0
+    if mask.dtype in ("float16", "bfloat16", "float32", "float64"):  # whose -0.0 has a bit set and counts nothing
+        counted: npt.NDArray[np.bool_] = decode(mask.dtype, mask.values) != 0
+        return counted
     return nonzero(mask.values, count)
 
 
