@@ -63,6 +63,7 @@ def _compared(c: LayoutComparison) -> list[str]:
         if names:
             listed = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
             facts.append(f"only in the {'first' if side == 'a' else 'second'} layout, not compared: {listed}")
+    facts += [f"read from lines of text, and not compared: {', '.join(c.shown)}"] if c.shown else []
     return facts
 
 

@@ -117,6 +117,7 @@ class LayoutComparison:
         alone: Names of signals that one layout alone has, which are not compared, by ``a`` and ``b``.
         log_probs: Of the policy's log-probs, token by token; None where both layouts do not show them.
         untold: How many gradients, parameters and optimizer states one layout alone has: nothing is known of them.
+        shown: Metrics that were read from lines of text, which are not compared.
     """
 
     steps: int
@@ -130,6 +131,7 @@ class LayoutComparison:
     alone: Mapping[str, Sequence[str]]
     log_probs: LogProbGap | None = None
     untold: int = 0
+    shown: Sequence[str] = ()
 
     @property
     def verdict(self) -> Literal["equal", "agree", "part"]:
@@ -148,7 +150,8 @@ class LayoutComparison:
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
         raw = {k: jsonable(asdict(v) if isinstance(v, Parting | LogProbGap) else v) for k, v in vars(self).items()}
-        return raw | {"alone": {k: list(v) for k, v in self.alone.items()}, "verdict": self.verdict}
+        alone = {k: list(v) for k, v in self.alone.items()}
+        return raw | {"alone": alone, "shown": list(self.shown), "verdict": self.verdict}
 
 
 def compare_layouts(
@@ -207,8 +210,9 @@ def compare_layouts(
         raise ReproError(f"{a.directory} and {b.directory} have no signal in common: nothing to compare")
     unpaired = {side: list(names) for side, names in alone.items()}
     gap = _log_prob_gap(a, b, steps)
+    shown = sorted({name for trace in (a, b) for record in trace.steps[:steps] for name in record.shown})
     return LayoutComparison(
-        steps, tolerance, signals, equal, first, parted, worst, unmeasured, unpaired, gap, len(untold)
+        steps, tolerance, signals, equal, first, parted, worst, unmeasured, unpaired, gap, len(untold), shown
     )
 
 
