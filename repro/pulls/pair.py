@@ -28,6 +28,7 @@ from repro_golden.compare.mismatch.bounds import breaches
 from repro_golden.compare.mismatch.change import MismatchChange, mismatch_change
 from repro_golden.compare.traces import (
     NO_AGREEMENT,
+    ON_PURPOSE,
     Divergence,
     failed_since,
     first_difference,
@@ -318,7 +319,7 @@ class _Pair:
             return self._result("unverifiable", f"{noisy} {why}")
         compared = compare_traces(first, other, self.case.compare)
         if compared.verdict in ("identical", "within") and compared.nonfinite:
-            return self._result("unverifiable", f"{NO_AGREEMENT}: first {compared.nonfinite}")
+            return self._result("unverifiable", f"{NO_AGREEMENT}: first {compared.nonfinite}; {ON_PURPOSE}")
         if len(first.steps) < steps:
             self.notes.append(f"BASE makes {len(first.steps)} of {steps} steps: no more are compared")
         if noise:

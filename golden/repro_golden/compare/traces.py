@@ -25,6 +25,7 @@ from repro_golden.trace.token_columns import column_parts, kept, part_of
 
 __all__ = [
     "NO_AGREEMENT",
+    "ON_PURPOSE",
     "Comparison",
     "Divergence",
     "MetricChange",
@@ -160,6 +161,7 @@ def jsonable(value: Any) -> Any:
 
 
 NO_AGREEMENT = "nothing differs, but values that are not finite agree on nothing"
+ON_PURPOSE = "[observe] ignore leaves out what is so on purpose"
 
 
 def ended_early(a: int, b: int) -> str:
@@ -181,7 +183,7 @@ def require_finite(trace: Trace) -> None:
         NotVerifiableError: it has a value that is not.
     """
     if bad := trace.first_nonfinite():
-        raise NotVerifiableError(f"{NO_AGREEMENT}: first {bad}; `--when finite` searches for that")
+        raise NotVerifiableError(f"{NO_AGREEMENT}: first {bad}; `--when finite` searches for it, {ON_PURPOSE}")
 
 
 def compare(a: Trace, b: Trace, rule: Compare | None = None, *, prefix: bool = False) -> Comparison:
