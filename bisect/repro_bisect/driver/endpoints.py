@@ -10,7 +10,7 @@ from repro_bisect.axes.axis import short
 from repro_bisect.driver.confirm import Interval
 from repro_bisect.driver.noisy import HOPELESS
 from repro_bisect.driver.range_search import verdict_of_code
-from repro_bisect.predicates.predicates import Bitwise, Own, first_violation
+from repro_bisect.predicates.predicates import Bitwise, Exceeds, first_violation
 from repro_bisect.probe.answers import Answer, Code, Skip, differ_twice, judge, trace_of, unusable
 from repro_bisect.probe.one_step import chosen_steps, state_key
 from repro_bisect.probe.request import Request
@@ -181,7 +181,7 @@ class Endpoints:
 
     def _tell_end(self, baseline: Trace, last: Trace) -> None:
         """Tell what of BAD is another than GOOD although all that both trained is the same."""
-        if not isinstance(self.scheduler.predicate, Own):  # whose author may allow what is not finite
+        if isinstance(self.scheduler.predicate, (Bitwise, Exceeds)):  # others judge what they name, and nothing else
             require_finite(last)
         bad = f"BAD {short(self.scheduler.history.bad)}"
         told = []
