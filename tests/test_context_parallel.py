@@ -31,9 +31,9 @@ def test_every_token_lies_with_the_rank_whose_chunks_predict_it(case) -> None:
     """`ranges` agrees with the definition for any lengths, 1 to 8 ranks, padded or not."""
     total, response, size, padded = case
     for rank in range(size if size > 1 else 0):
-        held = [i for start, stop in ranges(total, response, rank, size, padded) for i in range(start, stop)]
-        assert held == slices_of_the_trainers(total, response, rank, size, padded)
-        assert held(total, response, rank, size, padded) == len(held)
+        indices = [i for start, stop in ranges(total, response, rank, size, padded) for i in range(start, stop)]
+        assert indices == slices_of_the_trainers(total, response, rank, size, padded)
+        assert held(total, response, rank, size, padded) == len(indices)
 
 
 @given(lengths(), st.sampled_from(["list", "array", "tensor", "bfloat16"]))

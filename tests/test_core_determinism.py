@@ -147,9 +147,9 @@ def test_the_report_moves_no_generator_and_no_setting() -> None:
         )
 
     before = everything()
-    proofs = prove(SEED, 1)
+    shown = prove(SEED, 1)
     assert everything() == before
-    assert {"seed: random", "seed: numpy", "seed: torch CPU"} <= red(proofs), "the generators had moved"
+    assert {"seed: random", "seed: numpy", "seed: torch CPU"} <= red(shown), "the generators had moved"
 
 
 @at_most(20)

@@ -106,9 +106,9 @@ def test_the_run_has_something_to_do():
 @pytest.mark.whole
 def test_effective_changes_move():
     """Those that `effective` draws move a number, keep the order of the draw, and are the same the next time."""
-    mutations = effective(7, 8)
-    assert verdicts(mutations) == ["moved"] * 8 and moves(mutations[0])
-    assert mutations == [m for m in mutations(7, MANY) if m in set(mutations)] == effective(7, 8)
+    drawn = effective(7, 8)
+    assert verdicts(drawn) == ["moved"] * 8 and moves(drawn[0])
+    assert drawn == [m for m in mutations(7, MANY) if m in set(mutations)] == effective(7, 8)
 
 
 def test_what_moves_nothing_is_told():

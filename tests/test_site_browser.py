@@ -27,9 +27,9 @@ CASE = "cases/tiny-grpo.html"
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as started:
-        artefact = started.chromium.launch(executable_path=CHROME, args=["--no-sandbox"])
-        yield artefact
-        artefact.close()
+        browser = started.chromium.launch(executable_path=CHROME, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -108,15 +108,15 @@ def test_every_page_is_drawn_without_errors_or_network(visit: Any, site: Path) -
     for path in every_kind(site):
         page = visit(path)
         page.draw()
-        html = page(
+        charts = page(
             """() => [...document.querySelectorAll("figure")].map(figure => {
               const svg = figure.querySelector("svg");
               return [figure.dataset.chart, svg.querySelectorAll(".role-mark path").length,
                 svg.getAttribute("aria-label") ?? svg.querySelector("[aria-label]").getAttribute("aria-label")];
             })"""
         )
-        assert all(marks > 3 and len(label) > 30 for _, marks, label in html), html
-        drawn += len(html)
+        assert all(marks > 3 and len(label) > 30 for _, marks, label in charts), charts
+        drawn += len(charts)
         assert page.said == [] and {url.split(":")[0] for url in page.asked} <= {"file", "data"}, path
     assert drawn > 12
 
@@ -127,7 +127,7 @@ def test_axes_are_titled_and_their_labels_do_not_overlap(visit: Any, site: Path)
         for path in every_kind(site)[2:]:
             page = visit(path, viewport={"width": width, "height": 900})
             page.draw()
-            html = page(
+            charts = page(
                 """() => [...document.querySelectorAll("figure")].map(figure => {
                   const texts = [...figure.querySelectorAll("svg .role-axis text, svg .role-legend text")]
                     .filter(text => text.textContent && getComputedStyle(text).opacity !== "0");
@@ -139,8 +139,8 @@ def test_axes_are_titled_and_their_labels_do_not_overlap(visit: Any, site: Path)
                   return [figure.dataset.chart, over, figure.querySelectorAll("svg .role-axis-title text").length];
                 })"""
             )
-            assert [entry for entry in html if entry[1]] == [], f"{path.name} {width}"
-            assert all(titles >= (1 if name == "heat" else 2) for name, _, titles in html), html
+            assert [entry for entry in charts if entry[1]] == [], f"{path.name} {width}"
+            assert all(titles >= (1 if name == "heat" else 2) for name, _, titles in charts), charts
 
 
 def test_values_that_are_not_finite_are_marks(visit: Any, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ must), and compares all bits of tokens, log-probs and the prompts' log-probs.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -163,6 +164,11 @@ class _Checks:
         answers = list(self.engine.generate([self._prompts[row] for row in rows], sampling, row_seeds))
         if len(answers) != len(rows):
             raise ValueError(f"the engine gave {len(answers)} responses to {len(rows)} prompts")
+        for row, answer in zip(rows, answers, strict=True):
+            if not all(map(math.isfinite, answer.log_probs)):  # such values agree on nothing
+                raise ValueError(f"a log-prob of the engine's answer to prompt {row} is not finite")
+            if whole and answer.prompt_log_probs is None:
+                raise ValueError(f"the engine gave no log-probs of prompt {row}, for which it was asked")
         return answers
 
     def _each(self, seeds: Sequence[int], *, warm: bool = False, whole: bool = True, hot: bool = False) -> list[Answer]:
