@@ -328,6 +328,13 @@ class Lines(threading.local):
         for drawing in drawings:
             self._drawn(drawing)  # type: ignore[misc]
 
+    def end(self) -> None:
+        """Nothing more is written: what has no end yet is a line."""
+        if self._pieces and self._length <= _LIMIT:
+            line = "".join(self._pieces)
+            self._start_over()
+            self._take(line)
+
     def _add(self, piece: str) -> None:
         text = piece.rstrip("\r")
         if text:
@@ -385,21 +392,29 @@ class _Ear(threading.local):
         finally:
             self._busy = False
 
+    def end(self) -> None:
+        self._lines.end()
 
-def listen(stream: Any, take: Callable[[str], None], drawn: Callable[[str], None] | None = None) -> None:
+
+def listen(
+    stream: Any, take: Callable[[str], None], drawn: Callable[[str], None] | None = None
+) -> Callable[[], None] | None:
     """Have `take` called with each line that is written to `stream` from now on, through `write` and `writelines`.
 
     `drawn` is called with what is drawn over, as `Lines` has it. For the program they do, return and raise what they
     did. What `take` raises is lost, what it prints to the stream is not heard. Nothing is done to a stream that is
     None, is listened to already or lets no attribute be set. A forked child goes on calling its copy of `take`.
+
+    Returns:
+        What takes a last line that has no end; None where nothing is done.
     """
     try:
         if stream is None or getattr(stream, "_repro_listened", False):
-            return
+            return None
         write, writelines = stream.write, stream.writelines
         stream._repro_listened = True
     except Exception:  # noqa: BLE001 - a foreign class may raise anything here
-        return
+        return None
     ear = _Ear(take, drawn)
 
     def heard_write(*args: Any, **kwargs: Any) -> Any:
@@ -425,4 +440,5 @@ def listen(stream: Any, take: Callable[[str], None], drawn: Callable[[str], None
         stream.write = heard_write
         stream.writelines = heard_writelines
     except Exception:  # noqa: BLE001 - half of it set, it is still marked as listened to: no line is heard twice
-        return
+        return None
+    return ear.end

@@ -66,6 +66,7 @@ def family(phase: str, name: str) -> str | None:
 
 def masks(phase: str, name: str) -> bool:
     """Whether a signal is of a family of which some hold infinities on purpose: masks, and the best value so far."""
+    name = plain(name).removeprefix("end/")  # what the end shows are the same objects once more
     return family(phase, name) not in (None, "frozen", "copy", "leaf")
 
 

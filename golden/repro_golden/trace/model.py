@@ -26,7 +26,7 @@ __all__ = ["FORMAT", "PHASES", "RECORDER", "Header", "NotFinite", "Row", "StepRe
 
 FORMAT = 2
 """Since 2 several steps share a row group of the sealed rows, and the step log has an index."""
-RECORDER = 5
+RECORDER = 6
 """Version of what the recorder observes and how; part of the key under which probes are reused."""
 
 PHASES = ("input", "forward", "loss", "grad", "update")

@@ -7,6 +7,7 @@ when they are asked for.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,6 @@ from typing import Any
 from repro_golden.base.canonical import canonical_json, same_float
 from repro_golden.base.errors import ReproError
 from repro_golden.base.files import open_regular
-from repro_golden.base.observed import tellings
 from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.run.records import digest_of, number_of, parsed
 
@@ -101,6 +101,7 @@ class EventLog:
         self._files: dict[Path, _File] = {}
         self._unknown: set[str] = set()
         self._attempts: dict[int, int] = {}
+        self._told: dict[tuple[int, str], float] = {}  # the last value of each name
 
     @property
     def torn(self) -> list[Path]:
@@ -113,18 +114,25 @@ class EventLog:
         Raises:
             ReproError: a line that is no event.
         """
-        for path in sorted(self.folder.glob("**/*.jsonl")) if self.folder.is_dir() else ():
+        paths = sorted(self.folder.glob("**/*.jsonl")) if self.folder.is_dir() else []
+        if any(self._was_put_back(path) for path in paths):  # Miles does so with a checkpoint's log when it resumes
+            self.events, self.steps, self.rollouts = [], {}, {}
+            self._files, self._attempts, self._told = {}, {}, {}
+        for path in paths:
             file = self._files.setdefault(path, _File(path))
             try:
                 size = path.stat().st_size
-                if size < file.offset:  # Miles puts back a checkpoint's log when it resumes
-                    self.events = [event for event in self.events if event.path != path]
-                    file = self._files[path] = _File(path)
                 if size != file.size:
                     self._more(file)
                     file.size = size
             except OSError as error:
                 raise ReproError(f"{path} cannot be read: {error.strerror}") from None
+
+    def _was_put_back(self, path: Path) -> bool:
+        try:
+            return path in self._files and path.stat().st_size < self._files[path].offset
+        except OSError as error:
+            raise ReproError(f"{path} cannot be read: {error.strerror}") from None
 
     def _more(self, file: _File) -> None:
         with open_regular(file.path) as stream:
@@ -174,13 +182,17 @@ class EventLog:
         key = number if into is self.steps else -1 - number
         if attempt > self._attempts.get(key, 0):
             into.pop(number, None)
+            self._told = {told: value for told, value in self._told.items() if told[0] != key}
         self._attempts[key] = max(attempt, self._attempts.get(key, 0))
         if attempt == self._attempts[key]:
             known = into.setdefault(number, {})
             for name, value in values.items():
-                told = tellings(name, known)
-                if not any(same_float(known[again], value) for again in told):
-                    known[f"{name}#{len(told)}" if told else name] = value
+                last = self._told.get((key, name))
+                if last is None or not same_float(last, value):
+                    taken = known.keys() | (values.keys() - {name})
+                    again = (f"{name}#{k}" for k in itertools.count(1))
+                    known[next(free for free in itertools.chain([name], again) if free not in taken)] = value
+                self._told[key, name] = value
 
     def of(self, kind: str, rollout: int | None) -> list[Event]:
         """The events of one type and rollout, of the last attempt that made any."""

@@ -45,8 +45,10 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     for name in ("torch.utils.tensorboard.writer", "tensorboardX.writer"):
         when(name, lambda module: _board(module.SummaryWriter, session))
     when("wandb.sdk.wandb_run", lambda module: _listen(module.Run, "log", _given, session))
+    when("wandb.sdk.lib.noop_run", lambda module: _listen(module.NoopRun, "log", _given, session))
     megatron.hook(when, steps, session)
     session.around.watch()
+    torch.utils.swap_tensors = _swapping(torch.utils.swap_tensors, session)
     generators.watch()
     if settings.record:
         saving.hook(when, session)
@@ -86,7 +88,8 @@ def _hearing(
 
     def hear() -> None:
         for stream in (sys.stdout, sys.stderr):
-            listen(stream, line, draw)
+            if end := listen(stream, line, draw):
+                session.ends.append(end)
 
     return hear
 
@@ -179,6 +182,21 @@ def _bars(bar: Any, session: Any, on_bars: set[str]) -> None:
         _listen(bar, method, lambda text="", *_, **__: shown(in_text(str(text or ""))), session)
 
 
+def _swapping(swap: Callable[[Any, Any], None], session: Any) -> Callable[[Any, Any], None]:
+    """Torch swaps no tensors that somebody refers to weakly, as the recorder does."""
+
+    @functools.wraps(swap)
+    def call(t1: Any, t2: Any) -> None:
+        again = [] if session.dead else [known.let_go(t1, t2) for known in (session.names, session.around)]
+        try:
+            swap(t1, t2)
+        finally:
+            for take_up in again:
+                take_up()
+
+    return call
+
+
 def _from_text(text: str) -> float | str:
     """A number that was made a text of for a progress bar; any other text as it is."""
     try:
@@ -187,8 +205,13 @@ def _from_text(text: str) -> float | str:
         return text
 
 
-def _given(data: Any, *_: Any, **__: Any) -> Any:
-    return data
+def _given(data: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    """What wandb is given, mappings in it flattened as wandb does."""
+    flat: dict[str, Any] = {}
+    for name, value in data.items():
+        inner = {f"{name}.{key}": item for key, item in _given(value).items()} if isinstance(value, Mapping) else {}
+        flat |= inner or {str(name): value}
+    return flat
 
 
 def _listen(owner: Any, method: str, scalars: Callable[..., Mapping[str, Any]], session: Any) -> None:
@@ -202,9 +225,9 @@ def _listen(owner: Any, method: str, scalars: Callable[..., Mapping[str, Any]], 
             for name, value in scalars(*args, **kwargs).items():
                 if hasattr(value, "detach") and value.numel() == 1:
                     numbers[str(name)] = value
-                elif isinstance(value, (int, float)) or getattr(value, "shape", None) == ():
-                    with contextlib.suppress(TypeError, ValueError):  # a text, say
-                        numbers[str(name)] = float(value)
+                elif isinstance(value, (int, float)) or getattr(value, "size", None) == 1:
+                    with contextlib.suppress(TypeError, ValueError, OverflowError):  # a text, say
+                        numbers[str(name)] = float(value.item() if hasattr(value, "item") else value)
         for name, value in numbers.items():
             session.metric(name, value)
         return log(logger, *args, **kwargs)

@@ -56,6 +56,7 @@ class Session:
         operations: Told of every signal, where a step's operations are recorded.
         around: What is alive beside the optimizers.
         has_optimizer: Whether an optimizer of torch's was ever made.
+        ends: Each takes the last line of a stream, which may have no end.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -66,6 +67,7 @@ class Session:
         self.operations: Any = None
         self.around = Beside()
         self.has_optimizer = False
+        self.ends: list[Callable[[], None]] = []
         self._ignored = [glob for glob in settings.ignore if glob.partition("/")[0] in FAMILIES]
         self._reset()
         self._files = Files(settings.out, lambda noted: self._records.note(noted), self._is_ignored)
@@ -413,6 +415,8 @@ class Session:
 
     def _close(self, *, stopped: bool = False) -> None:
         if not stopped:
+            for end in self.ends:
+                end()
             self.end_by_hand(end=True)
         if self._records.opened:
             self._finish(stopped)

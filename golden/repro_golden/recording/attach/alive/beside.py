@@ -87,6 +87,20 @@ class Beside:
         if all(known() is not scaler for known in self._scalers):
             self._scalers.append(weakref.ref(scaler))
 
+    def let_go(self, *tensors: torch.Tensor) -> Callable[[], None]:
+        """Refer to none of some tensors for now; a call of what is returned takes them up again."""
+        self._plan = ModulePlan()
+        ids = set(map(id, tensors))
+        self._called.forget(ids)
+        before = [(name, leaf()) for name, leaf in self._leaves]
+        self._leaves = [pair for pair in self._leaves if id(pair[1]()) not in ids]
+
+        def again() -> None:
+            self._leaves = [(name, weakref.ref(leaf)) for name, leaf in before if leaf is not None]
+            before.clear()
+
+        return again
+
     def forget(self) -> None:
         """Search anew: in the child of a fork."""
         self.changed, self.unread, self._searches = True, {}, 0
@@ -141,14 +155,16 @@ class Beside:
             self._find_copies(parameters, None, end=end)
         if end:
             self._find_generators(end=True)
-        read = set(self._held)
+        read = set(map(id, parameters))  # an optimizer that never steps reads nothing of what it holds
         self.unread = {}
         out = self._of_modules(read)
         for name, container in self._copies:
             tensors = Tensors()
-            for key, tensor in tensors_in(container):
-                if self._readable(f"copy/{name}/{key}", tensor) and id(tensor) not in read:
-                    tensors[str(key)] = tensor
+            for place, (key, tensor) in enumerate(tensors_in(container)):
+                # a tensor as a key has no text of its own
+                label = unused(str(place if is_tensor(key) else key), tensors.items())
+                if self._readable(f"copy/{name}/{label}", tensor) and id(tensor) not in read:
+                    tensors[label] = tensor
             out[f"copy/{name}/"] = Reading(tensors, {})
         lone = Tensors()
         for name, reference in self._leaves:
@@ -165,7 +181,7 @@ class Beside:
 
     def _of_modules(self, read: set[int]) -> dict[str, Reading]:
         """What modules own, but for what was read; ids of what is read are added to that."""
-        owned = self._plan.owned(self._roots, self._held)
+        owned = self._plan.owned(self._roots, frozenset(read))
         taken_away = _MEMORY_SAVER in sys.modules and any(owning.managed for owning in owned.all)
         if not taken_away and all_readable(owned.tensors):
             read.update(map(id, owned.tensors))
@@ -411,6 +427,10 @@ class _Called:
             self._names[id(item)] = (weakref.ref(item), name)
             used[name] += 1
             yield name if used[name] == 1 else f"{name}#{used[name] - 1}", item
+
+    def forget(self, ids: set[int]) -> None:
+        """Refer to none of the objects with these ids."""
+        self._names = {key: known for key, known in self._names.items() if key not in ids}
 
     def _known(self, item: Any) -> str | None:
         referent, name = self._names.get(id(item), (lambda: None, None))

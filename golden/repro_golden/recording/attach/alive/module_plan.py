@@ -85,6 +85,7 @@ class ModulePlan:
 
     def __init__(self) -> None:
         self._look: _Look | None = None
+        self._held: Set[int] = frozenset()
         self._all: list[Owning] = []
         self._at: list[int] = []  # their places in what was looked at
         self._groups: list[_Group] = []
@@ -96,8 +97,9 @@ class ModulePlan:
             roots: The modules, the same at every call.
             held: Ids of what optimizers hold, which is left out.
         """
-        tensors = None if self._look is None else self._look.again()
+        tensors = None if self._look is None or held != self._held else self._look.again()
         if tensors is None:
+            self._held = held
             alive = [(root, part, m) for root in roots for part in root.parts if (m := part.module()) is not None]
             owns = _Owns.of([module for _, _, module in alive])
             self._look = _Look.of([module for _, _, module in alive], owns)
@@ -109,7 +111,8 @@ class ModulePlan:
         self._all, self._at = [], []
         groups: dict[str, _Group] = {}
         starts = [0, *itertools.accumulate(owns.lengths)]
-        taken = set(held)
+        taken: set[int] = set()
+        labels: dict[tuple[str, str], int] = {}
         for number, (root, part, module) in enumerate(alive):
             for space in (number, len(alive) + number):
                 for at in range(starts[space], starts[space + 1]):
@@ -118,6 +121,10 @@ class ModulePlan:
                         continue
                     kind = "frozen" if space == number else "buffer"
                     owning = _owning(root, part, module, kind, owns.keys[at], tensor)
+                    # a wrapper has the path of what it wraps
+                    paths = itertools.chain([owning.path], (f"{owning.path}#{k}" for k in itertools.count(1)))
+                    free = (p for p in paths if labels.setdefault((owning.whole, p), id(tensor)) == id(tensor))
+                    owning = owning._replace(path=next(free))
                     self._all.append(owning)
                     self._at.append(at)
                     if id(tensor) in taken:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -58,6 +58,17 @@ class Names:
         named = dict(sorted(named.items()))
         self._of[optimizer] = (held, named)
         return named
+
+    def let_go(self, *tensors: torch.Tensor) -> Callable[[], None]:
+        """Refer to none of some tensors for now; a call of what is returned takes them up again."""
+        known = [(tensor, self._parameters.pop(id(tensor))[1:]) for tensor in tensors if id(tensor) in self._parameters]
+
+        def again() -> None:
+            for tensor, entry in known:
+                self._parameters[id(tensor)] = (weakref.ref(tensor), *entry)
+            known.clear()
+
+        return again
 
     def places(self, parameters: dict[str, torch.Tensor]) -> dict[str, Placement]:
         """Where parameters lie in the tensors of one process, by name: those that are a part of theirs."""

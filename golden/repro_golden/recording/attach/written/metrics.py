@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,9 +100,12 @@ def _told_apart(step: dict[str, list[Any]]) -> dict[str, Any]:
     for name, values in step.items():
         *before, last = values
         base, norm, order = name.partition(NORM)
+        free = (f"{base}#{k}{norm}{order}" for k in itertools.count(1))
+        aliases = (alias for alias in free if alias not in step)  # the program may have a name like it
+        rest = f"{base}#more{norm}{order}"
         for k, value in enumerate([] if _all_equal(values) else before, 1):
-            alias = f"{base}#{k if k < _MOST else 'more'}{norm}{order}"
-            numbers[alias] = value + numbers[alias] if alias in numbers else value
+            alias = next(aliases) if k < _MOST else rest
+            numbers[alias] = value + numbers[alias] if alias == rest and alias in numbers else value
         numbers[name] = last
     return numbers
 
