@@ -1,0 +1,134 @@
+"""Programs that train otherwise in a place that is easily overlooked: their traces differ, and nothing breaks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from run_folder_kit import event
+from test_attach_told import HEAD, traces
+
+from repro_golden.compare.traces import compare, first_difference
+from repro_golden.dumps.run.events import EventLog
+
+STEPS = "for i in range(3):\n    backward(); optimizer.step()"
+IDLE = """\
+target = torch.nn.Linear(3, 2)
+target.optimizer = torch.optim.SGD(target.parameters(), lr=0.1)  # which never steps
+for i in range(3):
+    backward(); optimizer.step()
+    with torch.no_grad(): target.weight.mul_(2 if V else 1)
+"""
+FROZEN = """\
+for i in range(7):
+    if i == 5: optimizer = torch.optim.SGD(model[0].parameters(), lr=0.01)
+    backward(); optimizer.step()
+with torch.no_grad(): model[2].weight.mul_(2 if V else 1)
+"""
+WRAPPED = """\
+class Wrapper(torch.nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        self.register_buffer("count", torch.zeros(()))
+model.register_buffer("count", torch.zeros(()))
+whole = Wrapper(model)
+for i in range(3):
+    backward(); optimizer.step()
+    whole.count += 2 if V else 1; model.count += 3
+"""
+AVERAGE = """\
+norms = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.LayerNorm(4))
+optimizer.add_param_group({"params": norms.parameters()})
+ema = {p: p.detach().clone() for p in [*model.parameters(), *norms.parameters()]}
+for i in range(3):
+    backward(); optimizer.step()
+    ema[norms[0].weight].mul_(2 if V else 1)
+"""
+AGAIN = """\
+for i in range(3):
+    backward(); optimizer.step()
+    tell(loss=9.0 if V else 1.0); tell(loss=2.0); tell(**{"loss#1": 3.0})
+"""
+LINE = STEPS + "\nsys.stdout.write(json.dumps({'acc': 2.0 if V else 1.0}))\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [
+        (IDLE, "frozen/target/weight"), (FROZEN, "end/frozen/2.weight"), (WRAPPED, "buffer/count#1"),
+        (AVERAGE, "copy/ema/4"), (AGAIN, "loss#2"), (LINE, "acc"),
+    ],
+)  # fmt: skip
+def test_what_is_easily_overlooked_is_seen(tmp_path: Path, program: str, name: str) -> None:
+    """Weights of an idle optimizer or of none any more, a name that is taken, a tensor as a key, a line without an end."""
+    difference = first_difference(*traces(tmp_path, HEAD + program))
+    assert difference is not None and difference.name.removesuffix("#1") == name.removesuffix("#1")
+
+
+def test_what_is_not_finite_at_the_end_agrees_on_nothing(tmp_path: Path) -> None:
+    """Weights that are NaN after the last step are no masks."""
+    spoiled = STEPS + "\nwith torch.no_grad(): model[0].weight.div_(0)\n"
+    comparison = compare(*traces(tmp_path, HEAD + spoiled))
+    assert comparison.divergence is None and not comparison.equal
+    assert comparison.nonfinite is not None and comparison.nonfinite.name == "end/0.weight"
+
+
+SWAP = """\
+torch.__future__.set_swap_module_params_on_conversion(True)
+head = torch.nn.Linear(4, 4).requires_grad_(False)
+lone = torch.zeros(4).requires_grad_(True)
+for i in range(4):
+    backward(); optimizer.step(); optimizer.zero_grad()
+    head.double(); head.float()
+    model.load_state_dict(model.state_dict())
+    if i == 2: head.weight.data.mul_(2 if V else 1)
+"""
+
+
+def test_tensors_are_swapped_under_the_recorder(tmp_path: Path) -> None:
+    """Torch swaps none that is referred to weakly; what is read keeps its name."""
+    a, b = traces(tmp_path, HEAD + SWAP)
+    difference = first_difference(a, b)
+    assert difference is not None and (difference.step, difference.name) == (3, "module/head/weight")
+    names = [{row.name for row in trace.rows(3)} for trace in (a, b)]
+    assert names[0] == names[1] and "0.weight" in names[0]
+
+
+WANDB = """\
+import wandb
+run = wandb.init(mode=sys.argv[1], project="p", dir=tempfile.mkdtemp())
+V = len(sys.argv) > 2
+for i in range(2):
+    backward(); optimizer.step()
+    run.log({"seen": 10**400, "eval": {"acc": 2.0 if V else 1.0}})
+"""
+
+
+@pytest.mark.parametrize("mode", ["disabled", "offline"])
+def test_what_wandb_is_given_is_kept(tmp_path: Path, mode: str) -> None:
+    """Nested as wandb names it, beside a number that is none, and where wandb is disabled."""
+    pytest.importorskip("wandb")
+    difference = first_difference(*traces(tmp_path, HEAD + WANDB, mode))
+    assert difference is not None and difference.name == "eval.acc"
+
+
+def log_of(folder: Path, *events: dict[str, float]) -> EventLog:
+    """A log of one update, read."""
+    (folder / "actor.jsonl").write_text(
+        "".join(event("metric", 0, metrics={"train/step": 0} | each) for each in events)
+    )
+    log = EventLog(folder)
+    log.read()
+    return log
+
+
+def test_names_of_one_event_are_metrics_of_their_own(tmp_path: Path) -> None:
+    """`pass@1` and `loss#1` are names that trainers give; a log that was put back has its new numbers alone."""
+    given = {"train/pass@1": 0.5, "train/pass": 0.5, "train/loss#1": 2.0, "train/loss": 2.0}
+    log = log_of(tmp_path, given, {"train/loss": 3.0})
+    assert log.steps[0] == given | {"train/loss#2": 3.0, "train/step": 0}
+    assert log_of(tmp_path, {"a": 1.0}, {"a": 2.0}, {"a": 1.0}).steps[0].keys() == {"a", "a#1", "a#2", "train/step"}
+    (tmp_path / "actor.jsonl").write_text(event("metric", 0, metrics={"train/step": 0, "train/loss": 5.0}))
+    log.read()
+    assert log.steps[0] == {"train/step": 0, "train/loss": 5.0}
