@@ -61,7 +61,7 @@ LINE = STEPS + "\nsys.stdout.write(json.dumps({'acc': 2.0 if V else 1.0}))\n"
     ],
 )  # fmt: skip
 def test_what_is_easily_overlooked_is_seen(tmp_path: Path, program: str, name: str) -> None:
-    """Weights of an idle optimizer or of none any more, a name that is taken, a tensor as a key, a line without an end."""
+    """Weights that no optimizer steps, a name that is taken, a tensor as a key, a line without an end."""
     difference = first_difference(*traces(tmp_path, HEAD + program))
     assert difference is not None and difference.name.removesuffix("#1") == name.removesuffix("#1")
 

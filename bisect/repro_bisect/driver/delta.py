@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from repro_bisect.axes.sets import FlagSet
-from repro_bisect.driver.confirm import Confirmed, confirm
+from repro_bisect.driver.confirm import Confirmed, Interval, confirm
 from repro_bisect.driver.endpoints import Endpoints
 from repro_bisect.driver.range_search import RangeSearch, Tested
 from repro_bisect.driver.result import BisectResult, Outcome
 from repro_bisect.driver.searching import Searching
 from repro_bisect.driver.session import Options, session
-from repro_bisect.predicates.predicates import Exit, predicate_of
+from repro_bisect.predicates.predicates import Exit, first_violation, predicate_of
 from repro_bisect.probe.progress import Watch
+from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import PendingProbe, Scheduler
 from repro_bisect.search.dag import Dag
 from repro_bisect.search.first_bad import Search, Verdict
@@ -21,6 +22,7 @@ from repro_bisect.search.minimal import Minimal, Response, minimal
 from repro_golden.base.errors import NotVerifiableError
 from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Checkout
+from repro_golden.trace import Trace
 
 __all__ = ["SetResult", "minimal_set"]
 
@@ -96,6 +98,10 @@ class _Reduction(Searching[SetResult]):
             smallest = _Smallest(self.axis, range_search).run()
             self.has_answer()
             point = self.axis.point(frozenset(smallest.chosen))
+            if shortcut and (less := self._moves_without(smallest, interval)):
+                self.scheduler.say(f"from step 0 {less} moves the numbers too: searching again with probes from there")
+                shortcut = None
+                continue
             confirmed = confirm(self.scheduler, range_search, point, interval, self.endpoints.end)
             if confirmed is not None:
                 return self._result("flaky" if confirmed.flaky else "found", smallest, confirmed)
@@ -103,6 +109,17 @@ class _Reduction(Searching[SetResult]):
                 raise NotVerifiableError(f"full replays do not bear out that {point} moves the numbers: run it again")
             self.scheduler.say(f"full replays do not bear {point} out: searching again with probes from step 0")
             shortcut = None
+
+    def _moves_without(self, smallest: Minimal, interval: Interval) -> str:
+        """One less than was chosen that moves the numbers all the same, before the step at which probes began."""
+        chosen = frozenset(smallest.chosen)
+        fewer = [self.axis.point(chosen - {change}) for change in chosen] if len(chosen) > 1 else []
+        steps, baseline = self.scheduler.case.steps, interval.baseline
+        answers = self.scheduler.ask(*(Request(point, steps, baseline, stage="confirmation") for point in fewer))
+        for point, answer in zip(fewer, answers, strict=True):
+            if baseline and isinstance(answer, Trace) and first_violation(self.predicate, baseline, answer):
+                return point
+        return ""
 
     def _result(self, outcome: Outcome, smallest: Minimal | None, confirmed: Confirmed | None) -> SetResult:
         axis = self.axis

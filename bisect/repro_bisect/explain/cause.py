@@ -98,6 +98,10 @@ _OPENS = ("aten.set_.source_Storage", "aten.from_file")
 """Operations that look at bytes which no tensor held: those of a data loader's workers, of a file."""
 
 
+_READS = ("aten._local_scalar_dense", "aten.equal", "aten.nonzero", "aten.is_nonzero")
+"""Operations by which Python sees what a tensor holds."""
+
+
 class _Side:
     """One version's recording, beside what is known of the other's.
 
@@ -125,13 +129,34 @@ class _Side:
         # No tensor leads from the change to the signal, but a number that Python decided by may, or an order of calls.
         until = first[0].index if first else len(self.operations)
         decided = [o for o in self._first(self._way(None), touched) if o.index < until and touched(o)]
+        if first and self._answers_otherwise(first[0]):  # it begins there, unless Python chose what is asked
+            read = self._read_off(until)
+            return [o for o in decided if o.index in read] + first
         reached = {maker for o in way for value in o.inputs for maker in value.makers}
         reordered = [o for o in self.operations if o.index in self.moved & reached and touched(o)]
         return decided + reordered + first
 
     def _first(self, way: Sequence[Operation], touched: Touches) -> list[Operation]:
         candidates = [o for o in way if o.name != OBSERVED and all(self.old(value) for value in o.inputs)]
-        return sorted(candidates, key=lambda o: (self._rank(o, touched), o.index))
+        # what came to the bits of the other version begins nothing, whoever touched it
+        new = [o for o in candidates if not self._rank(o, touched) % _UNTOUCHED]
+        return sorted(new or candidates, key=lambda o: (self._rank(o, touched), o.index))
+
+    def _answers_otherwise(self, operation: Operation) -> bool:
+        """Whether the other version asks the same operation of the same values, and something else comes of it."""
+        asked = (operation.look, _read(operation)) in self._looks
+        return asked and not (operation.view or operation.draws)
+
+    def _read_off(self, until: int) -> set[int]:
+        """Differing operations that a number leads back to which Python read off a tensor before an operation."""
+        front = [o.index for o in self._way(None) if o.index < until and o.name.startswith(_READS)]
+        reached = set[int]()
+        while front:
+            index = front.pop()
+            if index not in reached and index not in self.pairs:
+                reached.add(index)
+                front += [maker for value in self.operations[index].inputs for maker in value.makers]
+        return reached
 
     def _rank(self, operation: Operation, touched: Touches) -> int:
         new = self._asks_otherwise(operation) or any(

@@ -26,7 +26,7 @@ from repro_golden.base.errors import NotVerifiableError
 from repro_golden.compare.coverage import coverage_of
 from repro_golden.compare.renames import aligned
 from repro_golden.compare.step_difference import round_at
-from repro_golden.compare.traces import Divergence, ended_early, first_difference
+from repro_golden.compare.traces import Divergence, ended_early, failed_since, first_difference, require_finite
 from repro_golden.recording.operations.stream import Operation, Stream, dump_of, kept_of
 from repro_golden.repository.checkout import Checkout
 from repro_golden.subjects.environments.builds import environment_changes
@@ -116,11 +116,14 @@ class _Explainer:
             text += (
                 f"; {ended.replace('the run', short(self.points[1])).replace('the baseline', short(self.points[0]))}"
             )
+        if failed := failed_since(*traces):
+            text += f"; {short(self.points[1])}: {failed}"
         looked = coverage_of(traces[1], alignment.alone)
         explanation = Explanation(
             "agree", self._case, text, divergence, before, after, environment=environment, looked=looked
         )
         if divergence is None:
+            require_finite(traces[1])
             return explanation
         if not self.scheduler.case.subject.recorded:
             raise NotVerifiableError(

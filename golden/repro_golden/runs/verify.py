@@ -81,6 +81,7 @@ def find_golden(store: Store, case: Case, who: Who, vary: Sequence[str] = ()) ->
         ReproError: the case was changed since.
     """
     golden = store.find(case, who.identity, who.versions, vary)
+    store.refuse_dirty(golden.directory)
     if changed := _changed_keys(golden.record["case"], case.canonical()):
         raise ReproError(
             f"the case {case.name} was changed since its golden run ({', '.join(changed)}): "

@@ -12,7 +12,7 @@ from typing import Any
 from repro_golden.base.canonical import check_format, read_json, write_atomic
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.base.files import exchanged
-from repro_golden.case.file import Case
+from repro_golden.case.file import Case, find_case, list_cases
 from repro_golden.case.identity import Difference, Identity, versions_of
 from repro_golden.repository.git import Git
 from repro_golden.store.dvc import Dvc
@@ -266,9 +266,14 @@ class Store:
         return bool(Git(self.root)("ls-files", "--", str(path)))
 
     def pointers(self, case: str | None = None) -> list[Path]:
-        """Pointers of all golden runs and rollouts, or of one case's."""
+        """Pointers of all golden runs and rollouts, or of one case's, whose rollouts may have any name."""
         paths = sorted((self.root / "golden").glob("r*/**/*.dvc"))
-        return [p for p in paths if case is None or p.stem.split(_PREVIOUS)[0] == case]
+        if case is None:
+            return paths
+        rollouts = None
+        if any(path.stem == case for path in list_cases(self.root)):
+            rollouts = self.rollouts_path(find_case(self.root, case))
+        return [p for p in paths if p.stem.split(_PREVIOUS)[0] == case or (rollouts and p == _pointer(rollouts))]
 
     def written_by(self, pointer: Path) -> Path:
         """What is to be locked by whoever writes beside a pointer; see `case_path`."""

@@ -361,9 +361,9 @@ def _near(asked: _Asked, a: Seen, b: Seen) -> Iterator[Divergence]:
 def _relative(asked: _Asked, a: Seen, b: Seen) -> Iterator[Divergence]:
     for metric in asked.check.metrics:
         for name, x in a.metric(metric).items():
-            for y in b.metric(metric).values() or [None]:
-                if y is None or not _alike(x, y, asked.limits["rtol"]):
-                    yield asked.found(b, b.phase(name), name, f"{x!r} became {_said(y)}")
+            y = b.alike(metric, name)
+            if y is None or not _alike(x, y, asked.limits["rtol"]):
+                yield asked.found(b, b.phase(name), name, f"{x!r} became {_said(y)}")
 
 
 def _alike(x: float, y: float, rtol: float) -> bool:
@@ -391,12 +391,11 @@ def _two(asked: _Asked, a: Seen, b: Seen) -> Iterator[Divergence]:
     x_name, y_name = asked.check.metrics
     logged = _metrics_shown(asked.check, a)
     if logged:
-        xs, ys = b.metric(x_name), b.metric(y_name)
-        for x in xs.values() or [None]:
-            for y in ys.values() or [None]:
-                if x is None or y is None or not asked.near(x - y):
-                    where = next(iter(xs), next(iter(a.metric(x_name))))
-                    yield asked.found(b, b.phase(where), where, f"{_said(x)}, {y_name.partition('/')[2]} {_said(y)}")
+        x_base, y_base = (name.partition("/")[2] for name in (x_name, y_name))
+        for where in b.metric(x_name) or a.metric(x_name):
+            x, y = b.alike(x_name, where), b.alike(y_name, where.replace(x_base, y_base, 1))
+            if x is None or y is None or not asked.near(x - y):
+                yield asked.found(b, b.phase(where), where, f"{_said(x)}, {y_base} {_said(y)}")
     if (logged and asked.check.how == "means") or not _columns_shown(asked.check, a):
         return
     tokens, (column, other) = b.tokens(*asked.check.columns), asked.check.columns

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from repro_golden.base.observed import tellings
 from repro_golden.trace import Row, Trace
+from repro_golden.trace.families import family
 from repro_golden.trace.tensor_difference import decode
 from repro_golden.trace.token_columns import Floats, column_parts, kept, part_of
 
@@ -32,8 +34,18 @@ class Seen:
         return self.trace.rows(self.index)
 
     def metric(self, name: str) -> Mapping[str, float]:
-        """A metric by each name that it goes by here, ``train/ppo_kl`` and ``ppo_kl``; empty where it has none."""
-        return {n: self.metrics[n] for n in (name, name.partition("/")[2]) if n in self.metrics}
+        """A metric by each name that it goes by here, ``train/ppo_kl`` and ``ppo_kl``; empty where it has none.
+
+        Told again it has several (`tellings`); what the sum of many is says nothing of any.
+        """
+        names = [told for base in (name, name.partition("/")[2]) if base for told in tellings(base, self.metrics)]
+        return {told: self.metrics[told] for told in names if "#more" not in told}
+
+    def alike(self, metric: str, name: str) -> float | None:
+        """A metric as the name `name` tells it elsewhere, in a folder or not; None where it is not told so here."""
+        folder = metric.partition("/")[0] + "/"
+        bare = name.removeprefix(folder)
+        return next((self.metrics[told] for told in (name, bare, folder + bare) if told in self.metrics), None)
 
     def phase(self, metric: str) -> str:
         """The phase in which a metric was observed."""
@@ -44,8 +56,9 @@ class Seen:
         return next((row.phase for row in column_parts(self.rows, name).values()), "forward")
 
     def updated(self) -> list[Row]:
-        """The tensors and checksums of the update phase."""
-        return [row for row in self.rows if row.phase == "update" and row.dtype != "metric"]
+        """The tensors and checksums of the update phase, but for generators and files that the program wrote."""
+        rows = [row for row in self.rows if row.phase == "update" and row.dtype != "metric"]
+        return [row for row in rows if family(row.phase, row.name.removeprefix("end/")) not in ("rng", "saved")]
 
     def tokens(self, *names: str) -> Sequence[Floats] | None:
         """Columns at the same unmasked tokens, fp64 [tokens] each, by micro-batch and rank where they come so.
