@@ -10,9 +10,12 @@ import history_kit as kit
 import pytest
 from conftest import Repo
 from history_kit import edit, note
+from test_ci_checks import column, metrics, violation
 from test_layouts import CASE as LAYOUTS
 from test_layouts import TRAIN as IN_LAYOUTS
 from test_layouts import sides
+
+from repro_golden.trace.writer import digest_row, metric_row
 
 pytestmark = pytest.mark.whole
 
@@ -154,3 +157,98 @@ def test_a_confirmation_that_ends_early_is_no_contradiction(tmp_path: Path) -> N
     edit(repo, SCALE, "    scale = 1.0 + 0.5 * (step >= 2)\n", "Scale later")
     _, text = asked(repo, "bisect", f"{good}..HEAD", "--no-explain", "-j", "1", code=3)
     assert "came back" not in text and "steps: give both the same to do" in text
+
+
+TWO = """\
+import torch
+import helper
+torch.manual_seed(3)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(2):
+    h = model(torch.randn(8, 4, generator=torch.Generator().manual_seed(step)))
+    shown = (h * 3.0).mean()
+    u = torch.tanh(h)
+    v = torch.sigmoid(h)
+    h = (u * v) * 2
+    loss = helper.scaled(h).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+HELPER = "SCALE = 2.0\n\n\ndef scaled(x):\n    return x * SCALE\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("(u * v) * 2", "(u * v) + (u * v)"),
+        ("(h * 3.0)", "(h * 4.0)"),
+        ("    u = torch.tanh(h)\n    v = torch.sigmoid(h)\n", "    v = torch.sigmoid(h)\n    u = torch.tanh(h)\n"),
+    ],
+)
+def test_a_change_beside_the_culprit_is_not_the_cause(tmp_path: Path, old: str, new: str) -> None:
+    """Another way to the same bits, a number that nothing reads, another order: the constant moved the numbers."""
+    repo = kit.start(tmp_path, TWO, CASE)
+    (repo.root / "helper.py").write_text(HELPER)
+    good = repo.commit("Help")
+    repo.edit("train.py", old, new)
+    repo.edit("helper.py", "SCALE = 2.0", "SCALE = 2.5")
+    repo.commit("Scale")
+    done = repo.repro("explain", f"{good}..HEAD", "--path", ".", "--", "{python}", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "helper.py:5" in done.stdout and "2.5" in done.stdout, done.stdout
+
+
+def test_no_explanation_calls_nan_an_agreement(tmp_path: Path) -> None:
+    """Two versions that are NaN agree on nothing; one that fails after its steps is told."""
+    repo = kit.start(tmp_path, TRAIN.replace(SCALE, "    scale = float('nan')\n"), CASE)
+    good = repo.git("rev-parse", "HEAD")
+    edit(repo, "pow(2)", "pow(4)", "Other NaN")
+    _, text = asked(repo, "explain", f"{good}..HEAD", code=3)
+    assert "values that are not finite agree on nothing" in text
+    edit(repo, "    scale = float('nan')\n", SCALE, "Repair")
+    good = repo.git("rev-parse", "HEAD")
+    edit(repo, "import torch\n", "import torch\nimport atexit\n", "Work")
+    (repo.root / "train.py").write_text((repo.root / "train.py").read_text() + "raise SystemExit(5)\n")
+    repo.commit("Fail at the end")
+    _, text = asked(repo, "explain", f"{good}..HEAD", code=0)
+    assert "its program failed (exit code 5)" in text
+
+
+def test_a_set_is_minimal_from_step_0_on(tmp_path: Path) -> None:
+    """What moves the numbers before the step at which probes began is found where less would do."""
+    flags = "".join(f'parser.add_argument("--{name}", action="store_true")\n' for name in ("double", "halve"))
+    train = kit.TRAIN.replace('parser.add_argument("--save")\n', f'parser.add_argument("--save")\n{flags}')
+    weights = "with torch.no_grad():\n    model.weight *= (2 if options.double else 1) / (2 if options.halve else 1)\n"
+    train = train.replace("first, hidden = 0, 0.0\n", f"first, hidden = 0, 0.0\n{weights}")
+    train = train.replace(SCALE, "    scale = 3.0 if options.double and options.halve and step >= 3 else 1.0\n")
+    repo = kit.start(tmp_path, train, kit.CASE)
+    changes = "".join(f'[[change]]\nname = "{name}"\nadd = ["--{name}"]\n' for name in ("double", "halve"))
+    (repo.root / "flags.toml").write_text(changes)
+    result, text = asked(repo, "bisect", "--flags", "flags.toml", "--no-explain", code=0)
+    assert len(result["chosen"]) == 1, text
+
+
+def test_a_check_of_a_ci_sees_each_telling() -> None:
+    """A norm that was told twice has both; a generator and a file are no weights."""
+    good = metrics()
+    first = [metric_row("loss", "train/grad_norm#1", 1.0)]
+    wrong = [metric_row("loss", "train/grad_norm#1", 10.0)]
+    assert violation("ci:grad_norm", good + first, good + first) is None
+    assert "grad_norm#1" in (violation("ci:grad_norm", good + first, good + wrong) or "")
+    weight, other = column("w", 1.0, phase="update"), column("w", 2.0, phase="update")
+    rng, moved = column("rng/torch", 1.0, phase="update"), column("rng/torch", 2.0, phase="update")
+    assert violation("ci:model_hash", [weight, rng], [weight, moved]) is None
+    assert violation("ci:model_hash", [weight, rng], [other, rng]) is not None
+    file = digest_row("update", "saved/config.json", bytes(32))
+    assert violation("ci:miles", [*good, weight, file], [*good, other, file]) is None
+
+
+def test_a_golden_run_is_that_of_its_pointer(recorded: Repo) -> None:
+    """Content that is not what the pointer names, as of an older one, is not compared with."""
+    (record,) = recorded.root.glob("golden/runs/*/*/run.json")
+    record.write_text(record.read_text() + " ")
+    done = recorded.repro("golden", "verify", record.parent.name)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"differs from {record.parent.name}.dvc" in done.stderr
