@@ -132,3 +132,21 @@ def test_names_of_one_event_are_metrics_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "actor.jsonl").write_text(event("metric", 0, metrics={"train/step": 0, "train/loss": 5.0}))
     log.read()
     assert log.steps[0] == {"train/step": 0, "train/loss": 5.0}
+
+
+FOLDS = """\
+import gc
+gc.disable()
+for fold in range(2):
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)  # keeps the first one's alive
+    for i in range(2):
+        backward(); optimizer.step()
+if V: gc.collect()
+"""
+
+
+def test_when_garbage_is_collected_is_no_difference(tmp_path: Path) -> None:
+    """The end shows of optimizers alike the last."""
+    assert first_difference(*traces(tmp_path, HEAD + FOLDS)) is None

@@ -34,7 +34,7 @@ from repro_golden.recording.attach.identify import loaded, main_tree, places
 from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.steps import Labels, Turns
 from repro_golden.recording.attach.written.files import Files
-from repro_golden.recording.attach.written.metrics import Metrics
+from repro_golden.recording.attach.written.metrics import Metrics, writable
 from repro_golden.recording.attach.written.raw import SHOWN, as_metric
 from repro_golden.recording.attach.written.records import Records, dump
 from repro_golden.trace.families import FAMILIES, UNREAD
@@ -109,7 +109,7 @@ class Session:
     @harmless
     def metric(self, name: str, value: Any, *, early: bool = False) -> None:
         """Keep a number for its step. The tensor it may be is not waited for."""
-        self._metrics.take(_text(name), value, early=early)
+        self._metrics.take(writable(name), value, early=early)
 
     @harmless
     def observe(self, phase: str, name: str, value: Any) -> None:
@@ -118,7 +118,7 @@ class Session:
             return
         if phase not in ("input", "forward", "loss", "grad", "update"):
             raise ValueError(f"unknown phase {phase!r} of {name!r}: use input, forward, loss, grad or update")
-        name = first = _text(name)
+        name = first = writable(name)
         while self._seen[phase, name]:
             self._seen[phase, first] += 1
             name = f"{first}.{self._seen[phase, first] - 1}"
@@ -242,6 +242,7 @@ class Session:
         # the terminal state is theirs, so for that they are kept alive
         reference = (lambda: optimizer) if self.settings.terminal else weakref.ref(optimizer)
         held = self._held_of(optimizer)
+        self._met.pop(id(optimizer), None)  # the last comes last
         self._met[id(optimizer)] = (reference, self._labels.of(optimizer, held.parameters, self._step))
 
     def _start(self, optimizer: Any) -> None:
@@ -445,8 +446,9 @@ class Session:
             self._late().take("update", UNREAD, {"": torch.zeros(1)}, None)
 
     def _ending(self) -> Iterator[tuple[str, Reading]]:
-        alive = [(label, o) for optimizer, label in self._met.values() if (o := optimizer()) is not None]
-        for k, (_, optimizer) in enumerate(sorted(alive, key=lambda pair: pair[0])):
+        # of those alike the last: when others are collected is no part of the program
+        alive = {label: o for optimizer, label in self._met.values() if (o := optimizer()) is not None}
+        for k, (_, optimizer) in enumerate(sorted(alive.items())):
             prefix = f"optimizer.{k}/" if k else ""
             for kind, reading in _of(self._held_of(optimizer)):
                 yield prefix + kind, reading
@@ -492,8 +494,3 @@ def _of(held: Held, *, state: bool = True) -> Iterator[tuple[str, Reading]]:
     yield "", held.weights()
     for kind, reading in held.state().items() if state else ():
         yield f"{kind}/", reading
-
-
-def _text(name: object) -> str:
-    """A name that can be written: as it is, but for lone surrogates."""
-    return str(name).encode("utf-8", "replace").decode("utf-8")

@@ -12,7 +12,7 @@ import torch
 from repro_golden.base.printed import is_clock, measures_time, of_the_machine
 from repro_golden.recording.attach.written.raw import NORM, SHOWN, number_of
 
-__all__ = ["Metrics"]
+__all__ = ["Metrics", "writable"]
 
 
 class Metrics:
@@ -153,3 +153,8 @@ class _Coming:
     def value(self) -> float:
         (row,) = self._signals.rows()
         return number_of(row)
+
+
+def writable(name: object) -> str:
+    """A name that can be written: as it is, but for lone surrogates."""
+    return str(name).encode("utf-8", "replace").decode("utf-8")
