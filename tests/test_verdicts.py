@@ -15,6 +15,8 @@ from test_layouts import CASE as LAYOUTS
 from test_layouts import TRAIN as IN_LAYOUTS
 from test_layouts import sides
 
+from repro_golden.case.file import find_case
+from repro_golden.repository.checkout import find_checkout
 from repro_golden.trace.writer import digest_row, metric_row
 
 pytestmark = pytest.mark.whole
@@ -252,3 +254,17 @@ def test_a_golden_run_is_that_of_its_pointer(recorded: Repo) -> None:
     done = recorded.repro("golden", "verify", record.parent.name)
     assert done.returncode == 2, done.stdout + done.stderr
     assert f"differs from {record.parent.name}.dvc" in done.stderr
+
+
+def test_code_that_is_changed_while_it_is_recorded_is_refused(tmp_path: Path) -> None:
+    """What a run writes beside its code is no change of it; another line is."""
+    repo = kit.start(tmp_path, TRAIN, CASE.replace('path = "train.py"', 'path = "."'))
+    checkout, case = find_checkout(repo.root), find_case(repo.root, "toy")
+    place = checkout.place(case)
+    assert place.commit is not None and checkout.holds(place, case)
+    (repo.root / "written.log").write_text("a line\n")
+    assert checkout.place(case).commit is None and checkout.holds(place, case)
+    repo.edit("train.py", SCALE, "    scale = 2.0\n")
+    assert not checkout.holds(place, case)
+    repo.git("commit", "--quiet", "-am", "Scale")
+    assert not checkout.holds(place, case)

@@ -118,6 +118,14 @@ class Checkout:
             return Place(self.root)
         return Place(self.root, commit, keys.of(commit))
 
+    def holds(self, place: Place, case: Case) -> bool:
+        """Whether what git tracks of a subject is still what it was in a place; what a run wrote beside it is not."""
+        if place.commit is None or place.tree is None:
+            return True
+        commit = self.git.text("rev-parse", "--verify", "HEAD^{commit}")
+        keys = code_keys(self.git, [commit], case.paths())
+        return keys.of(commit) == place.tree and not _changed(self.git, *keys.covers(commit), untracked="no")
+
     def takes(self, path: str) -> bool:
         """Whether git has a file at a path, or would take one that lies there; True where that is not for this git.
 
@@ -146,7 +154,9 @@ _OF_TRACES = re.compile(r"header\.json|steps\.(?:jsonl|index)|rank-\d{5}\.(?:par
 """The files of a trace's folder."""
 
 
-def _changed(git: Git, paths: Sequence[PurePosixPath], left_out: Sequence[str] = ()) -> bool:
+def _changed(
+    git: Git, paths: Sequence[PurePosixPath], left_out: Sequence[str] = (), *, untracked: str = "normal"
+) -> bool:
     """Whether the working tree has paths otherwise than the last commit, or not at all, also in submodules.
 
     No filter runs. A file that one has rewritten counts as changed unless the index knows it, as after `git status`,
@@ -160,7 +170,14 @@ def _changed(git: Git, paths: Sequence[PurePosixPath], left_out: Sequence[str] =
     paths = [next((s for s in submodules if path.is_relative_to(s)), path) for path in paths]
     specs = [f":(top,literal){path}" if path.parts else ":(top)" for path in paths]  # a literal dot would be a name
     specs += [f":(top,exclude,literal){name}" for name in left_out]
-    status = ("status", "--porcelain", "-z", "--untracked-files=normal", "--ignore-submodules=dirty", "--no-renames")
+    status = (
+        "status",
+        "--porcelain",
+        "-z",
+        f"--untracked-files={untracked}",
+        "--ignore-submodules=dirty",
+        "--no-renames",
+    )
     for entry in git.names(*status, "--", *specs):
         kind, name = entry[:2], entry[3:]
         if kind != " M" or not _kept_by_lfs(git, name, modes[name]):
@@ -171,7 +188,10 @@ def _changed(git: Git, paths: Sequence[PurePosixPath], left_out: Sequence[str] =
     if set(flags.values()) - {"H"}:  # left out by a sparse checkout, or taken for unchanged without a look
         return True
     inside = [git.folder / name for name in submodules if str(name) in flags]
-    return not all((folder / ".git").exists() and not _changed(Git(folder), [PurePosixPath()]) for folder in inside)
+    return not all(
+        (folder / ".git").exists() and not _changed(Git(folder), [PurePosixPath()], untracked=untracked)
+        for folder in inside
+    )
 
 
 def _kept_by_lfs(git: Git, name: str, mode: str) -> bool:

@@ -113,7 +113,7 @@ def _record(checkout: Checkout, case: Case, store: Store, options: Options, say:
         noise = recording.settle(results, options, golden)
         results = [*checks, *sound, *results]
         linked.check()
-        if place.commit and checkout.place(case).tree != place.tree:
+        if not checkout.holds(place, case):
             raise ReproError(f"the code of {case.name} was changed while it was recorded: record it again")
         facts = _facts(case, place, golden, results, options) | _surroundings(case, golden, who) | {"outside": outside}
         engine = rollouts.engine if isinstance(rollouts, RolloutSet) else None
