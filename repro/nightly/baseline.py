@@ -169,8 +169,9 @@ def _has_golden(tonight: Tonight) -> bool:
 
 def _golden(tonight: Tonight) -> Judgement:
     case = tonight.case
+    store = Store(tonight.checkout.root)
     try:
-        golden = find_golden(Store(tonight.checkout.root), case, who_is(case, tonight.checkout.root))
+        golden = find_golden(store, case, who_is(case, tonight.checkout.root))
     except MachineFailureError as error:
         raise NotVerifiableError(f"the golden run of {case.name} is not here: {error}") from None
     if golden.record["rollouts"] != tonight.rollouts:
@@ -180,6 +181,7 @@ def _golden(tonight: Tonight) -> Judgement:
         )
     baseline = Baseline("golden", golden.record.get("commit") or "", golden.record["chain"])
     compared = compare_traces(golden.trace, tonight.trace, case.compare)
+    store.refuse_dirty(golden.directory)  # what is whole in itself may be of an older pointer
     if compared.verdict == "identical":
         return _judgement("green", f"the bits of the golden run{_renamed(compared)}", baseline, compared)
     if compared.verdict == "within":
