@@ -108,7 +108,7 @@ def test_effective_changes_move():
     """Those that `effective` draws move a number, keep the order of the draw, and are the same the next time."""
     drawn = effective(7, 8)
     assert verdicts(drawn) == ["moved"] * 8 and moves(drawn[0])
-    assert drawn == [m for m in mutations(7, MANY) if m in set(mutations)] == effective(7, 8)
+    assert drawn == [m for m in mutations(7, MANY) if m in set(drawn)] == effective(7, 8)
 
 
 def test_what_moves_nothing_is_told():
