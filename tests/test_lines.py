@@ -441,3 +441,13 @@ def test_in_a_process_of_its_own() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == "{'x': 0}\n{'x': 3}\n{'x': 4}\n 5}\n"
     assert done.stderr == "[2026-11-20 15:38:50] <string>:11 - step 1: {'x': 1}\n{'x': 2}\n"
+
+
+def test_a_last_line_may_have_no_end() -> None:
+    """It is one all the same; what a progress bar has drawn last is none."""
+    taken: list[str] = []
+    for text in ("a line\nthe last", "\rdrawn", "drawn\r"):
+        lines = Lines(taken.append, lambda _: None)
+        lines.write(text)
+        lines.end()
+    assert taken == ["a line", "the last"]

@@ -329,8 +329,8 @@ class Lines(threading.local):
             self._drawn(drawing)  # type: ignore[misc]
 
     def end(self) -> None:
-        """Nothing more is written: what has no end yet is a line."""
-        if self._pieces and self._length <= _LIMIT:
+        """Nothing more is written: what has no end yet is a line, unless it was drawn."""
+        if self._pieces and self._length <= _LIMIT and not (self._shown or self._returned):
             line = "".join(self._pieces)
             self._start_over()
             self._take(line)

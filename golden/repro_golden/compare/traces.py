@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections import Counter
@@ -379,6 +380,12 @@ def kl_of_step(a: Trace, b: Trace, index: int) -> tuple[float, float] | None:
     return policy_kl(before, after, np.concatenate(keep))
 
 
+@functools.lru_cache(maxsize=64)
+def _tells(trace: Trace, metric: str) -> bool:
+    """Whether any step tells a metric: asked at each step that does not."""
+    return any(tellings(metric, record.metrics) for record in trace.steps)
+
+
 def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> list[Divergence]:
     """The metrics of one step that left their bounds. A metric that is absent, NaN or infinite has left every bound.
 
@@ -391,7 +398,7 @@ def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> l
     divergences = []
     step, before, after = a.steps[index].step, a.steps[index].metrics, b.steps[index].metrics
     for metric, bound in bounds.items():
-        if metric not in before and not any(tellings(metric, record.metrics) for record in a.steps):
+        if metric not in before and not _tells(a, metric):
             known = ", ".join(sorted({name for record in a.steps for name in record.metrics})) or "none"
             raise ReproError(f"the baseline has no metric {metric!r} in any step (it has: {known}): correct its name")
         for name in tellings(metric, before, after):
