@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -12,17 +13,19 @@ import torch
 from pull_kit import pair, report
 from test_compare import column, write
 
+from repro.commands.golden_verify import _small
 from repro.nightly.baseline import _left
 from repro.nightly.checks import _alike
 from repro.nightly.trusted import summarise
 from repro.pulls.pair import compare_traces
 from repro.pulls.report import junit
 from repro_bisect.predicates.predicates import first_violation, parse_predicate
+from repro_golden.base.canonical import decode_float
 from repro_golden.base.errors import ReproError
 from repro_golden.base.observed import tellings
 from repro_golden.case.file import Bound, Case, Compare
 from repro_golden.compare.traces import compare, kl_of_step, violations
-from repro_golden.runs.proofs import first_step_checks, not_vacuous
+from repro_golden.runs.proofs import first_step_checks, measure_noise, not_vacuous
 from repro_golden.trace import Row, Trace, seal
 from repro_golden.trace.token_columns import kept
 from repro_golden.trace.writer import metric_row
@@ -199,3 +202,25 @@ def test_a_mask_of_floats_counts_what_is_not_zero() -> None:
     """-0.0 is 0, whatever its bits are."""
     mask = column("input", "loss_mask", 1.0, -0.0, 0.0)
     assert kept(mask, column("forward", "log_probs", 1.0, 2.0, 3.0)).tolist() == [True, False, False]
+
+
+def test_the_spread_of_what_a_run_does_not_tell_has_no_end(tmp_path: Path) -> None:
+    """Noise is the widest spread at a step; of what is absent from a run, or not finite, there is no bound."""
+    steps = {"a": {"loss": 1.0, "kl": 0.5, "lr": 1.0}, "b": {"loss": 1.5, "lr": math.nan}}
+    runs = [told(tmp_path / name, metrics, {"loss": 2.0}) for name, metrics in steps.items()]
+    spread = measure_noise(runs)["spread"]
+    assert {name: decode_float(value) for name, value in spread.items()} == {
+        "kl": math.inf,
+        "loss": 0.5,
+        "lr": math.inf,
+    }
+
+
+def test_what_dvc_shows_of_a_metric_is_of_the_last_step(tmp_path: Path) -> None:
+    """Where a replay ends with NaN, no older number of it is put into the metrics of `golden verify`."""
+    golden, run = (
+        told(tmp_path / "a", {"loss": 1.0}, {"loss": 2.0}),
+        told(tmp_path / "b", {"loss": 1.0}, {"loss": math.nan}),
+    )
+    result = SimpleNamespace(golden=SimpleNamespace(trace=golden), comparison=compare(golden, run), agrees=False)
+    assert _small(result) == {"agrees": 0, "steps": 2, "divergent_step": 1}

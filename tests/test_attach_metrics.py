@@ -29,6 +29,7 @@ for step in range(3):
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     board.add_scalar("train/loss", loss, step)
     board.add_scalar(global_step=step, scalar_value=step + 0.5, tag="named")
+    board.add_scalar("array", torch.tensor([step + 0.25]).numpy(), step)
     board.add_scalars("pair", {"a": step, "b": -step}, step)
     running += loss.detach()
     board.add_scalar("running", running, step)
@@ -108,7 +109,7 @@ def traced(folder: Path, program: str, *options: str) -> tuple[Trace, str]:
 
 
 def test_numbers_given_to_loggers_are_metrics(tmp_path: Path) -> None:
-    """TensorBoard's scalars, the clipped norm and the learning rate are in the step log, exactly."""
+    """TensorBoard's scalars, the clipped norm and the learning rate are in the step log exactly, also of arrays."""
     trace, printed = traced(tmp_path, LOGGED)
     lines = [line.split() for line in printed.splitlines() if line[:1].isdigit()]
     assert [(s.metrics["train/loss"], s.metrics["grad_norm"]) for s in trace.steps] == [
@@ -116,6 +117,7 @@ def test_numbers_given_to_loggers_are_metrics(tmp_path: Path) -> None:
     ]
     assert [s.metrics["running"] for s in trace.steps] == [s.metrics["train/loss"] for s in trace.steps]
     assert [(s.metrics["named"], s.metrics["pair/b"]) for s in trace.steps] == [(0.5, 0), (1.5, -1), (2.5, -2)]
+    assert [s.metrics["array"] for s in trace.steps] == [0.25, 1.25, 2.25]
     assert all(s.metrics["lr"] == 0.01 for s in trace.steps)
     assert trace.complete
 

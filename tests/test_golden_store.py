@@ -287,6 +287,22 @@ def test_a_pull_command_is_one_line_and_exits_2(recorded: Repo) -> None:
     assert "is not what its pointer stands for" in done.stderr.splitlines()[-1]
 
 
+def test_a_case_has_its_rollouts_whatever_their_name(tmp_path: Path) -> None:
+    """Of one case are its run, the runs that it replaced, and the rollouts that it names; not another's."""
+    repo = start(tmp_path)
+    names = ["runs/m/toy", "runs/m/toy~0a", "runs/m/toys", "rollouts/shared", "rollouts/toys"]
+    for name in names:
+        pointer = repo.root / "golden" / f"{name}.dvc"
+        pointer.parent.mkdir(parents=True, exist_ok=True)
+        pointer.write_text("outs: []\n")
+    case = repo.root / "golden" / "cases" / "toy.toml"
+    case.write_text(case.read_text().replace("[subject]", 'rollouts = "golden/rollouts/shared"\n\n[subject]', 1))
+    store = Store(repo.root)
+    told = [str(path.relative_to(repo.root / "golden"))[:-4] for path in store.pointers("toy")]
+    assert told == sorted([names[3], *names[:2]])
+    assert len(store.pointers()) == len(names)
+
+
 # -- whose modules are imported
 
 

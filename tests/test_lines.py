@@ -99,6 +99,12 @@ def test_what_transformers_prints_is_read(logs: dict[str, float]) -> None:
     assert bits(metrics_of(printed.getvalue())) == bits(expected)
 
 
+def test_notations_of_one_number_are_read() -> None:
+    """A vector of one number is that number, whichever library prints it; of two it is none. Infinity has two names."""
+    shown = "{'a': tensor([0.5], device='cuda:0'), 'b': array([ 1.5]), 'c': tensor([0.5, 1.0]), 'd': Inf, 'e': -Inf}"
+    assert metrics_of(shown) == {"a": 0.5, "b": 1.5, "d": math.inf, "e": -math.inf}
+
+
 @given(st.floats(width=32), INTS.filter(lambda i: abs(i) < 2**63))
 def test_scalars_of_numpy_and_torch_are_read(value: float, whole: int) -> None:
     """Scalars print as calls: NumPy's are read exactly, torch's as printed, with grad_fn too; vectors are not."""

@@ -23,7 +23,7 @@ from repro_golden.compare.coverage import Coverage
 from repro_golden.compare.traces import compare
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.signals import Signals
-from repro_golden.trace.writer import metric_row
+from repro_golden.trace.writer import digest_row, metric_row
 
 BOUNDS = {"loss": Bound(rtol=0.1), "kl": Bound(atol=1.0)}
 RULE = Compare(mode="bounds", bounds=BOUNDS)
@@ -132,3 +132,10 @@ def test_a_night_says_what_it_looked_at(tmp_path: Path) -> None:
     assert "\nlooked at 2 parameters; seen but" in text and "\nlooked at nothing.\n" in text
     assert page.count("looked at 2 parameters; seen but") == page.count("looked at nothing.") == 1
     assert text.count("| metrics |") == text.count("| baseline |") - 3
+
+
+def test_a_trainers_own_hash_is_one_of_a_parameter(tmp_path: Path) -> None:
+    """The hash that a trainer writes of a layer's weights counts as a parameter, however its name is parted."""
+    seen = [digest_row("update", "model_hash/decoder/layers.0", bytes(32)), metric_row("loss", "loss", 0.0)]
+    a, b = (trace_of_rows(tmp_path / name, seen) for name in "ab")
+    assert str(compare(a, b).looked).startswith("1 parameter, 1 metric; seen but not looked at: file x")

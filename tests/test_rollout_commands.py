@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from dataclasses import dataclass
@@ -70,6 +71,15 @@ def test_show_a_folder_of_dumps(say: Any, tmp_path: Path) -> None:
     data = say("show", "d", "--json").data
     assert [row["rollout"] for row in data["each"]] == ["0", "1", "eval 1"] and data["findings"] == []
     assert data["each"][0]["tokens"] == 28 and data["each"][0]["mean reward"] == 0.5
+
+
+def test_a_mean_says_of_how_many_it_is(say: Any, tmp_path: Path) -> None:
+    """Rewards that are no numbers, as a reward model's dicts, are in no mean, and it says so."""
+    dump = plain_dump("slime")
+    rewards = [{"score": 1.0} if n else 0.5 for n in range(len(dump.samples))]
+    samples = [sample | {"reward": reward} for sample, reward in zip(dump.samples, rewards, strict=True)]
+    write_rollout_dump(tmp_path / "0.pt", dataclasses.replace(dump, samples=samples))
+    assert say("show", "0.pt", "--json").data["each"][0]["mean reward"] == "0.5 of 1"
 
 
 def test_show_finds_the_folder_of_dump_details(say: Any, tmp_path: Path) -> None:

@@ -251,6 +251,19 @@ def test_slime_to_miles_names_what_is_lost() -> None:
     assert translate(dump, "slime") == (dump, [])
 
 
+@pytest.mark.parametrize("systems", [("slime", "miles"), ("miles", "slime")])
+def test_a_stray_field_does_not_take_the_place_of_another(systems: tuple[System, System]) -> None:
+    """A field that its own system does not know, called as the other calls the session, is lost, and listed."""
+    here, other = systems
+    dump = full_dump(here)
+    session, stray = ("session_id", "routing_key") if here == "slime" else ("routing_key", "session_id")
+    for sample in dump.samples:
+        sample[stray] = "stray"
+    there, losses = translate(dump, other)
+    assert [sample[stray] for sample in there.samples] == [sample[session] for sample in dump.samples]
+    assert Loss(f"{stray}, whose place is that of {session}", len(dump.samples)) in losses
+
+
 def test_miles_to_slime_names_what_is_lost() -> None:
     """Adapters, reward specs, Miles' metadata and its own columns are listed; experts become a tensor."""
     dump = full_dump("miles")

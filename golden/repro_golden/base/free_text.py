@@ -49,7 +49,7 @@ _HINT = re.compile(
 _UNIT = r"(?:[mnuµ]?s|secs?|seconds?|mins?|minutes?|h|hours?|its?|[kKMGT]?i?B|[MG]?Hz|k?W|J|°C)"
 _AFTER = rf"(?![\w/]|\.\d|[-,:]\d|\s?{_UNIT}(?![\w.]))"
 """What may not follow a number: the rest of a date or of a version, a unit."""
-_WORD = r"(?!(?:nan|NaN|inf|Infinity)\b)[A-Za-z_][\w./@-]{0,60}"
+_WORD = r"(?!(?:nan|NaN|inf|Inf|Infinity)\b)[A-Za-z_][\w./@-]{0,60}"
 _VALUE = rf"(?:{CALL}\(\s{{0,4}})?(?P<value>{NUMBER}){_AFTER}"
 _EQUALS = r"(?:\s{0,40}[:=]\s{0,40}|\s{1,8})"
 _PAIR = re.compile(rf"(?<![\w./@%-])(?P<name>(?:{_WORD} ){{0,2}}{_WORD}?){_EQUALS}{_VALUE}")

@@ -53,12 +53,14 @@ _ESCAPE = re.compile(
     r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U((?:000[0-9a-fA-F]|0010)[0-9a-fA-F]{4})|(.))", re.DOTALL
 )
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "\\": "\\", "'": "'", '"': '"', "/": "/"}
-NUMBER = r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|nan|inf|NaN|Infinity)"
+NUMBER = r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|nan|inf|NaN|Inf|Infinity)"
 """A pattern of the notations of a number."""
 _NUMBER = re.compile(NUMBER)
 CALL = r"(?:u?int[0-9]*|b?float[0-9]*|tensor|array|Array)"
 """A pattern of the names of NumPy's, torch's and JAX's scalars; `range(0, 5)` or `Fraction(1, 2)` are no numbers."""
-_CALL = re.compile(rf"(?:\w+\.)*{CALL}\(\s*({NUMBER})\s*(?:,.*)?\)", re.DOTALL)
+_CALL = re.compile(
+    rf"(?:\w+\.)*{CALL}\(\s*(?:(?P<alone>{NUMBER})|\[\s*(?P<listed>{NUMBER}),?\s*\])\s*(?:,.*)?\)", re.DOTALL
+)
 
 
 class Labelled(NamedTuple):
@@ -121,8 +123,8 @@ def metrics_of(line: str, patterns: Sequence[re.Pattern[str]] = ()) -> dict[str,
     - a JSON object or a Python dict: its numbers. Here numbers in Python's quotes count too: transformers' trainer
       prints `{'loss': '0.5'}`.
 
-    Numbers are int, float, nan, inf and calls such as `np.float64(1.5)` and `tensor(0.5, device='cuda:0')` under the
-    dict's own keys; other values are left out, also bool, and integers too large for a float.
+    Numbers are int, float, nan, inf and calls such as `np.float64(1.5)`, `tensor(0.5, device='cuda:0')` and
+    `tensor([0.5])` under the dict's own keys; other values are left out, also bool, and integers too large for a float.
 
     Args:
         line: without its line end. Lines longer than 64 KiB are not read.
@@ -223,7 +225,7 @@ def _unescaped(match: re.Match[str]) -> str:
 def _number(text: str, *, quoted: bool) -> float | None:
     call = _CALL.fullmatch(text)
     if call:
-        text = call[1]
+        text = call["alone"] or call["listed"]
     elif quoted and text[:1] == text[-1:] == "'":
         text = text[1:-1]
     if not _NUMBER.fullmatch(text):

@@ -191,7 +191,7 @@ def _dump_row(dump: RolloutDump, digest: str) -> dict[str, Any]:
     from repro_golden.dumps.rollout.checks.inputs import said
 
     samples = dump.samples
-    rewards = [s["reward"] for s in samples if isinstance(s["reward"], int | float)]
+    rewards = [sample["reward"] for sample in samples]
     versions = sorted({said(version).strip("'") for sample in samples for version in sample["weight_versions"]})
     return {
         "rollout": f"{'eval ' if dump.evaluation else ''}{dump.rollout_id}",
@@ -207,11 +207,16 @@ def _dump_row(dump: RolloutDump, digest: str) -> dict[str, Any]:
     }
 
 
-def _mean(rewards: list[float]) -> float | str:
-    """'' without a number; a word where it is not finite, which JSON has no number for."""
+def _mean(rewards: list[Any]) -> float | str:
+    """'' without a number; in words where some are none, or where it is not finite, which JSON has no number for."""
     import math
 
-    if not rewards:
+    from repro.text import number
+
+    numeric = [reward for reward in rewards if isinstance(reward, int | float)]
+    if not numeric:
         return ""
-    mean = math.fsum(rewards) / len(rewards) if all(map(math.isfinite, rewards)) else sum(rewards)
+    mean = math.fsum(numeric) / len(numeric) if all(map(math.isfinite, numeric)) else sum(numeric)
+    if len(numeric) < len(rewards):
+        return f"{number(mean)} of {len(numeric)}"
     return mean if math.isfinite(mean) else str(mean)

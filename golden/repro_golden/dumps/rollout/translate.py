@@ -59,7 +59,9 @@ def translate(dump: RolloutDump, system: System) -> tuple[RolloutDump, list[Loss
         made = defaults(system)
         for name, value in sample.items():
             place = _ROUTING[system] if name == _ROUTING[dump.system] else name
-            if place == "rollout_routed_experts":
+            if name == _ROUTING[system] != _ROUTING[dump.system]:  # a field that no system has, where ours is to go
+                lost[f"{name}, whose place is that of {_ROUTING[dump.system]}"] += 1
+            elif place == "rollout_routed_experts":
                 made[place] = _experts(value, system, lost)
             elif place in NAMES[system] or name not in theirs:
                 made[place] = value
