@@ -37,12 +37,27 @@ def many(moved: int = STEPS) -> list[list]:
     ]
 
 
-def test_an_older_trace_reads_as_before() -> None:
-    """Format 1 had a row group for each step and no index: it says the same as a trace that is written today."""
-    old = Trace(Path(__file__).parent / "fixtures" / "trace_format_1")
-    assert json.loads((old.directory / "header.json").read_text())["format"] == 1
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_older_trace_reads_as_before(tmp_path: Path, number: int) -> None:
+    """Format 1 had a row group for each step and no index, 2 the chain in each line: both say what today's do."""
+    old = Trace(Path(__file__).parent / "fixtures" / f"trace_format_{number}")
+    assert json.loads((old.directory / "header.json").read_text())["format"] == number
+    assert isinstance(old.steps, IndexedSteps) == (number == 2)
     assert [[row.key for row in old.rows(i)] for i in range(len(old.steps))] == [[r.key for r in s] for s in SMALL]
     assert old.end == {"reason": "finished"} and len(content(old)) == len(SMALL)
+    unindexed = copy(old.directory, tmp_path / "t")
+    (unindexed / "steps.index").unlink(missing_ok=True)
+    assert content(Trace(unindexed)) == content(old) == content(Trace(write(tmp_path / "today", SMALL)))
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3), (0, 2, 3), (0, 0, 1, 2, 3), (1, 0, 2, 3)], ids=str)
+def test_lines_of_an_older_log_have_one_order(tmp_path: Path, order: tuple[int, ...]) -> None:
+    """Where each line has its chain, one that is removed, repeated or moved is told as in a log of today."""
+    folder = copy(Path(__file__).parent / "fixtures" / "trace_format_2", tmp_path / "t")
+    lines = (folder / "steps.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "steps.jsonl").write_bytes(b"".join(lines[i] for i in order))
+    with pytest.raises(ReproError, match="damaged or out of order"):
+        Trace(folder)
 
 
 def test_row_groups_hold_several_steps(long: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -261,7 +261,7 @@ def test_a_line_that_is_no_step_is_one_error_line(tmp_path: Path, text: str) -> 
     directory = write(tmp_path / "t", SMALL[:1], end=False)
     with (directory / "steps.jsonl").open("a") as log:
         log.write(text + "\n")
-    with pytest.raises(ReproError, match=r"steps.jsonl line 2 is damaged: record the trace again"):
+    with pytest.raises(ReproError, match=r"steps.jsonl line 2 is damaged or out of order: record the trace"):
         Trace(directory)
 
 
@@ -271,7 +271,7 @@ def test_steps_in_another_order_break_the_chain(small: Path, tmp_path: Path) -> 
     for k, order in enumerate([(1, 2, 3), (0, 2, 3), (0, 0, 1, 2, 3), (1, 0, 2, 3)]):
         directory = copy(small, tmp_path / str(k))
         (directory / "steps.jsonl").write_bytes(b"".join(lines[i] for i in order))
-        with pytest.raises(ReproError, match="does not continue the chain"):
+        with pytest.raises(ReproError, match="damaged or out of order"):
             Trace(directory)
 
 

@@ -24,8 +24,9 @@ from repro_golden.fingerprint.share import Share
 
 __all__ = ["FORMAT", "PHASES", "RECORDER", "Header", "NotFinite", "Row", "StepRecord", "chain", "dump_path", "root"]
 
-FORMAT = 2
-"""Since 2 several steps share a row group of the sealed rows, and the step log has an index."""
+FORMAT = 3
+"""Since 2 several steps share a row group of the sealed rows, and the step log has an index; since 3 a step's line is
+without its chain, which its digest covers."""
 RECORDER = 6
 """Version of what the recorder observes and how; part of the key under which probes are reused."""
 
@@ -116,6 +117,9 @@ def chain(previous: str, step: int, step_root: str) -> str:
 
 _CHECK = 16
 """Hex digits of the digest that a line carries of itself."""
+_CHECKED, _BEHIND = '{"check":"', '",'
+"""What stands before and behind them in a line without an earlier key."""
+_REST = len(_CHECKED) + _CHECK + len(_BEHIND)
 
 
 def to_checked_line(value: dict[str, Any]) -> str:
@@ -126,8 +130,7 @@ def to_checked_line(value: dict[str, Any]) -> str:
 def from_checked_line(line: str) -> dict[str, Any]:
     """The inverse of `to_checked_line`; ValueError, KeyError or TypeError when any byte was changed."""
     before, mark, rest = line.partition('"check":"')
-    # its digits, a quotation mark and a comma: without them the line is as it was when its digest was made
-    end = _CHECK + 2
+    end = _CHECK + len(_BEHIND)  # without them the line is as it was when its digest was made
     if mark and rest[_CHECK:end] == '",' and digest(content := before + rest[end:])[:_CHECK] == rest[:_CHECK]:
         return dict(parse_json(content))
     raw: dict[str, Any] = parse_json(line)  # the first of that name may be another one
@@ -136,6 +139,11 @@ def from_checked_line(line: str) -> dict[str, Any]:
     if canonical_json({**values, "check": check}) != line:
         raise ValueError("damaged line")
     return values
+
+
+def closing(line: str) -> Mapping[str, Any] | None:
+    """What a step log's closing line says; None of another line, ValueError or KeyError of a damaged one."""
+    return from_checked_line(line)["end"] if line.startswith('"end":', _REST) else None
 
 
 def checked(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,31 +219,43 @@ class StepRecord:
         return {name: value for name, value in self.metrics.items() if name not in self.shown}
 
     def to_line(self) -> str:
-        """One canonical JSON line."""
-        metrics = {name: encode_float(value) for name, value in self.metrics.items()}
-        return to_checked_line(
-            {
-                "step": self.step,
-                "root": self.root,
-                "chain": self.chain,
-                "signals": self.signals,
-                "content": self.content,
-                "metrics": metrics,
-                **({"shown": list(self.shown)} if self.shown else {}),
-            }
-        )
+        """One canonical JSON line. The chain is not in it, and part of what its digest is of."""
+        content = {
+            "step": self.step,
+            "root": self.root,
+            "signals": self.signals,
+            "content": self.content,
+            **({"metrics": {n: encode_float(value) for n, value in self.metrics.items()}} if self.metrics else {}),
+            **({"shown": list(self.shown)} if self.shown else {}),
+        }
+        return canonical_json({**content, "check": _check_of({**content, "chain": self.chain})})
 
     @classmethod
-    def from_line(cls, line: str, *, known: bool = False) -> StepRecord:
-        """The inverse of `to_line`; ValueError or KeyError on anything else, unless it is known to be one."""
-        return cls.from_mapping(parse_json(line) if known else from_checked_line(line))
+    def from_line(cls, line: str, previous: str) -> StepRecord:
+        """The inverse of `to_line` behind a step with the chain `previous`.
+
+        Raises:
+            ValueError, KeyError, TypeError or AttributeError: it is anything else.
+        """
+        if not line.startswith(_CHECKED):  # until format 2 the chain stood in the line
+            raw = from_checked_line(line)
+            follows = raw["chain"] == chain(previous, raw["step"], raw["root"])
+        else:
+            rest = line[_REST:]
+            raw = parse_json(f"{{{rest}")
+            raw["chain"] = chain(previous, raw["step"], raw["root"])
+            content = f'{{"chain":"{raw["chain"]}",{rest}'
+            follows = line == f'{_CHECKED}{digest(content)[:_CHECK]}",{rest}'
+        if not follows:
+            raise ValueError("another line, or behind another")
+        return cls.from_mapping(raw, raw["chain"])
 
     @classmethod
-    def from_mapping(cls, raw: Mapping[str, Any]) -> StepRecord:
+    def from_mapping(cls, raw: Mapping[str, Any], step_chain: str) -> StepRecord:
         """A step from its line's content; KeyError, TypeError or ValueError on anything else."""
-        metrics = {name: decode_float(value) for name, value in raw["metrics"].items()}
+        metrics = {name: decode_float(value) for name, value in raw.get("metrics", {}).items()}
         return cls(
-            raw["step"], raw["root"], raw["chain"], raw["signals"], raw["content"], metrics, tuple(raw.get("shown", ()))
+            raw["step"], raw["root"], step_chain, raw["signals"], raw["content"], metrics, tuple(raw.get("shown", ()))
         )
 
 

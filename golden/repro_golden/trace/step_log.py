@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from repro_golden.base.canonical import digest, write_atomic, xxh3_128_hexdigest
+from repro_golden.base.canonical import digest, parse_json, write_atomic, xxh3_128_hexdigest
 from repro_golden.base.errors import ReproError
 from repro_golden.base.files import open_regular, read_regular
 from repro_golden.fingerprint.definition import SCHEME
-from repro_golden.trace.model import StepRecord, chain, from_checked_line
+from repro_golden.trace.model import StepRecord, closing
 
 __all__ = ["INDEX", "STEPS", "IndexedSteps", "StepLog", "indexed", "write_index"]
 
@@ -67,18 +67,15 @@ class StepLog:
             self._lines += 1
             try:
                 text = line.decode("utf-8", errors="replace")
-                mapping = from_checked_line(text)
-                if "end" in mapping:
-                    self.end = mapping["end"]
+                self.end = closing(text)
+                if self.end is not None:
                     return
-                record = StepRecord.from_mapping(mapping)
+                record = StepRecord.from_line(text, self._chain)
             except _BROKEN:
-                raise ReproError(f"{self._path} line {self._lines} is damaged: record the trace again") from None
-            self._chain = chain(self._chain, record.step, record.root)
-            if self._chain != record.chain:
                 raise ReproError(
-                    f"{self._path} line {self._lines} does not continue the chain: the log was edited or damaged"
-                )
+                    f"{self._path} line {self._lines} is damaged or out of order: record the trace again"
+                ) from None
+            self._chain = record.chain
             self.steps.append(record)
             self.offsets.append(self.offsets[-1] + len(line) + 1)
 
@@ -114,7 +111,7 @@ def indexed(folder: Path) -> tuple[IndexedSteps, Mapping[str, Any] | None] | Non
         if _digest(log) != of_log:
             return None
         tail, whole, _ = log[end:].partition(b"\n")
-        return IndexedSteps(log, records, end), from_checked_line(tail.decode())["end"] if whole else None
+        return IndexedSteps(log, records, end), closing(tail.decode()) if whole else None
     except (OSError, ReproError, *_BROKEN):
         return None
 
@@ -164,7 +161,7 @@ class IndexedSteps(Sequence[StepRecord]):
         begin = self._record(index)[0]
         end = self._record(index + 1)[0] if index + 1 < len(self) else self._end
         try:
-            return StepRecord.from_line(self._log[begin : end - 1].decode(), known=True)
+            return StepRecord.from_mapping(parse_json(self._log[begin : end - 1]), self.chain(index))
         except _BROKEN:  # whoever made both files up gets a line too
             raise ReproError(
                 f"step {index} of a step log is not where its index says: record the trace again"
