@@ -22,8 +22,13 @@ _NUMBERS = [
     ("lanes", "V16"), ("nonfinite", "<i8"), ("absmax", "<f8"), ("l2", "<f8"), ("sketch", "<i8"), ("values", "<i8"),
 ]  # fmt: skip
 """`frames.NUMBERS` as numpy's dtype; both lanes are one value."""
-_DRAWN = ["lanes", "absmax", "l2", "sketch", "values"]
-"""Columns whose values hardly come twice: a dictionary of them is a second copy."""
+_REPEATED = ["phase", "name", "dtype", "shape.list.element", "placement", "nonfinite"]
+"""Columns whose values come many times: a dictionary of any other is a second copy."""
+_ENCODINGS = {
+    "step": "DELTA_BINARY_PACKED", "order": "DELTA_BINARY_PACKED",
+    "absmax": "BYTE_STREAM_SPLIT", "l2": "BYTE_STREAM_SPLIT",
+}  # fmt: skip
+"""Numbers that rise, and floats, whose exponents lie together then."""
 
 
 def _schema() -> Any:
@@ -59,8 +64,9 @@ class ColumnWriter:
 
         self._path, self._temporary, self._schema = path, path.with_suffix(".part"), _schema()
         self._file = pa.OSFile(str(self._temporary), "wb")  # of a name with a colon Parquet would make an address
-        distinct = [field.name for field in self._schema if field.name not in _DRAWN]
-        self._writer = pq.ParquetWriter(self._file, self._schema, compression="zstd", use_dictionary=distinct)
+        self._writer = pq.ParquetWriter(
+            self._file, self._schema, compression="zstd", use_dictionary=_REPEATED, column_encoding=_ENCODINGS
+        )
         self._steps: list[tuple[dict[str, Any], memoryview, memoryview]] = []
         self._rows = self._bytes = 0
 

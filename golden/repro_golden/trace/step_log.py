@@ -1,12 +1,13 @@
-"""The step log of a trace, and its index: where each step's line and rows begin, and the chain there.
+"""The step log of a trace, and its index: how long each step's line is, how many rows it has, and the chain there.
 
-The index has a head and one record of fixed size for each step. It says what the log beside it says, and holds a digest
-of it: where both agree, the log is opened without reading its lines, and a step is found by its number. A log without
-an index, and one that was changed since, is read line by line.
+The index has a head and three columns of fixed width. It says what the log beside it says, and holds a digest of it:
+where both agree, the log is opened without reading its lines, and a step is found by its number. A log without an
+index, one that was changed since, and one whose index is of format 2, is read line by line.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,10 +25,12 @@ __all__ = ["INDEX", "STEPS", "IndexedSteps", "StepLog", "indexed", "write_index"
 STEPS, INDEX = "steps.jsonl", "steps.index"
 
 _HEAD = struct.Struct("<8sQQ16s16s")
-"""Magic, number of steps, where the log's closing line begins, digest of the log, digest of the records."""
-_RECORD = struct.Struct("<QQ16s")
-"""Where the step's line begins, the number of its first row, the chain after it."""
-_MAGIC = b"steps\x00\x00\x01"
+"""Magic, number of steps, where the log's closing line begins, digest of the log, digest of the columns."""
+_COUNT = struct.Struct("<I")
+"""An entry of the first two columns."""
+_CHAIN = 16
+"""Bytes of an entry of the third."""
+_MAGIC = b"steps\x00\x00\x02"
 _BROKEN = (ValueError, KeyError, TypeError, AttributeError, struct.error)
 
 
@@ -89,10 +92,13 @@ def write_index(folder: Path) -> None:
     """
     log = StepLog(folder / STEPS)
     log.more()
-    rows = itertools.accumulate((record.signals for record in log.steps), initial=0)
+    lengths = [end - begin for begin, end in itertools.pairwise(log.offsets)]
     packed = b"".join(
-        _RECORD.pack(offset, row, bytes.fromhex(record.chain))
-        for offset, row, record in zip(log.offsets, rows, log.steps, strict=False)
+        [
+            *map(_COUNT.pack, lengths),
+            *(_COUNT.pack(record.signals) for record in log.steps),
+            *(bytes.fromhex(record.chain) for record in log.steps),
+        ]
     )
     content = (folder / STEPS).read_bytes() if log.steps else b""
     head = _HEAD.pack(_MAGIC, len(log.steps), log.offsets[-1], _digest(content), _digest(packed))
@@ -103,15 +109,15 @@ def indexed(folder: Path) -> tuple[IndexedSteps, Mapping[str, Any] | None] | Non
     """The steps and the closing line of a log by its index; None where none fits it."""
     try:
         raw = read_regular(folder / INDEX)
-        magic, count, end, of_log, of_records = _HEAD.unpack_from(raw)
-        records = memoryview(raw)[_HEAD.size :]
+        magic, count, end, of_log, of_columns = _HEAD.unpack_from(raw)
+        columns = memoryview(raw)[_HEAD.size :]
         log = read_regular(folder / STEPS)
-        if magic != _MAGIC or len(records) != count * _RECORD.size or _digest(records) != of_records:
+        if magic != _MAGIC or len(columns) != count * (2 * _COUNT.size + _CHAIN) or _digest(columns) != of_columns:
             return None
         if _digest(log) != of_log:
             return None
         tail, whole, _ = log[end:].partition(b"\n")
-        return IndexedSteps(log, records, end), closing(tail.decode()) if whole else None
+        return IndexedSteps(log, columns, count), closing(tail.decode()) if whole else None
     except (OSError, ReproError, *_BROKEN):
         return None
 
@@ -123,12 +129,14 @@ def _digest(raw: bytes | memoryview) -> bytes:
 class IndexedSteps(Sequence[StepRecord]):
     """The steps of a log that has an index; a line is read when its step is asked for."""
 
-    def __init__(self, log: bytes, records: memoryview, end: int) -> None:
-        self._log, self._records, self._end = log, records, end
+    def __init__(self, log: bytes, columns: memoryview, count: int) -> None:
+        self._log, self._count = log, count
+        self._lengths, self._signals = (columns[n * count * _COUNT.size :][: count * _COUNT.size] for n in (0, 1))
+        self._chains = columns[2 * count * _COUNT.size :]
         self._every: list[StepRecord] | None = None
 
     def __len__(self) -> int:
-        return len(self._records) // _RECORD.size
+        return self._count
 
     @overload
     def __getitem__(self, index: int) -> StepRecord: ...
@@ -148,21 +156,30 @@ class IndexedSteps(Sequence[StepRecord]):
 
     def first_row(self, index: int) -> int:
         """The number of a step's first row among those of the trace."""
-        return int(self._record(index)[1])
+        return self._rows[index]
 
     def chain(self, index: int) -> str:
         """The chain after a step."""
-        return bytes(self._record(index)[2]).hex()
+        return bytes(self._chains[index * _CHAIN :][:_CHAIN]).hex()
 
-    def _record(self, index: int) -> tuple[Any, ...]:
-        return _RECORD.unpack_from(self._records, index * _RECORD.size)
+    @functools.cached_property
+    def _rows(self) -> list[int]:
+        return _sums(self._signals)
+
+    @functools.cached_property
+    def _offsets(self) -> list[int]:
+        return _sums(self._lengths)
 
     def _step(self, index: int) -> StepRecord:
-        begin = self._record(index)[0]
-        end = self._record(index + 1)[0] if index + 1 < len(self) else self._end
+        begin, end = self._offsets[index : index + 2]
         try:
             return StepRecord.from_mapping(parse_json(self._log[begin : end - 1]), self.chain(index))
         except _BROKEN:  # whoever made both files up gets a line too
             raise ReproError(
                 f"step {index} of a step log is not where its index says: record the trace again"
             ) from None
+
+
+def _sums(column: memoryview) -> list[int]:
+    """What comes before each entry, and all of them."""
+    return list(itertools.accumulate((count for (count,) in _COUNT.iter_unpack(column)), initial=0))
