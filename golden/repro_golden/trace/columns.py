@@ -22,6 +22,7 @@ _NUMBERS = [
     ("lanes", "V16"), ("nonfinite", "<i8"), ("absmax", "<f8"), ("l2", "<f8"), ("sketch", "<i8"), ("values", "<i8"),
 ]  # fmt: skip
 """`frames.NUMBERS` as numpy's dtype; both lanes are one value."""
+_FIXED = ["lanes", "nonfinite", "absmax", "l2"]
 _REPEATED = ["phase", "name", "dtype", "shape.list.element", "placement", "nonfinite"]
 """Columns whose values come many times: a dictionary of any other is a second copy."""
 _ENCODINGS = {
@@ -88,22 +89,33 @@ class ColumnWriter:
         import pyarrow as pa
 
         numbers = np.frombuffer(b"".join(part for _, part, _ in self._steps), dtype=_NUMBERS)
-        columns: dict[str, Any] = {name: numbers[name] for name in ("lanes", "nonfinite", "absmax", "l2")}
-        for name in frames.COLUMNS:
-            columns[name] = list(itertools.chain.from_iterable(table[name] for table, _, _ in self._steps))
-        columns["step"] = [table["step"] for table, _, _ in self._steps for _ in table["phase"]]
-        columns["order"] = [order for table, _, _ in self._steps for order in range(len(table["phase"]))]
+        table = {
+            name: list(itertools.chain.from_iterable(head[name] for head, _, _ in self._steps))
+            for name in frames.COLUMNS
+        }
+        counts = [len(head["phase"]) for head, _, _ in self._steps]
+        columns: dict[str, Any] = {name: _fixed(numbers[name], self._schema.field(name).type) for name in _FIXED}
+        steps = np.repeat(np.array([head["step"] for head, _, _ in self._steps], dtype="<i8"), counts)
+        orders = np.concatenate([np.arange(count, dtype="<i4") for count in counts])
+        columns |= {"step": _fixed(steps, pa.int64()), "order": _fixed(orders, pa.int32())}
+        columns |= {name: _repeated(table[name]) for name in ("phase", "name", "dtype")}
+        texts = [(text or "").encode() for text in table["placement"]]
+        there = np.array([text is not None for text in table["placement"]])
+        columns["placement"] = _sized(
+            pa.string(), np.array(list(map(len, texts))), pa.py_buffer(b"".join(texts)), there
+        )
+        sizes = np.fromiter(itertools.chain.from_iterable(table["shape"]), dtype="<i8")
+        columns["shape"] = _sized(
+            pa.list_(pa.int64()), np.array(list(map(len, table["shape"]))), _fixed(sizes, pa.int64())
+        )
         # the sketch of each row is followed by its values
         lengths = np.stack([numbers["sketch"], np.maximum(numbers["values"], 0)], axis=1)
         raw = np.frombuffer(b"".join(part for _, _, part in self._steps), dtype=np.uint8)
         of_sketch = np.repeat(np.tile([True, False], len(numbers)), lengths.ravel())
         for k, (name, part) in enumerate((("sketch", raw[of_sketch]), ("values", raw[~of_sketch]))):
-            ends = np.zeros(len(numbers) + 1, dtype="<i4")
-            lengths[:, k].cumsum(out=ends[1:])
-            there = pa.array(numbers[name] != frames.ABSENT).buffers()[1]
-            buffers = [there, pa.py_buffer(ends), pa.py_buffer(part)]
-            columns[name] = pa.Array.from_buffers(pa.binary(), len(numbers), buffers)
-        arrays = [pa.array(columns[field.name], field.type) for field in self._schema]
+            there = numbers[name] != frames.ABSENT
+            columns[name] = _sized(pa.binary(), lengths[:, k], pa.py_buffer(part), there)
+        arrays = [columns[field.name] for field in self._schema]
         self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=self._rows or 1)
         self._steps, self._rows, self._bytes = [], 0, 0
 
@@ -124,6 +136,45 @@ class ColumnWriter:
         self._writer.close()
         self._file.close()
         self._temporary.unlink(missing_ok=True)
+
+
+# Arrays are made of their buffers: `pyarrow.array` imports pandas where it is installed, for most of a second.
+
+
+def _fixed(values: Any, of: Any) -> Any:
+    """An array of numbers, or of bytes of one length."""
+    import numpy as np
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(of, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def _sized(of: Any, lengths: Any, content: Any, there: Any = None) -> Any:
+    """An array of texts, bytes or lists of these lengths, of which those that are not `there` are null."""
+    import numpy as np
+    import pyarrow as pa
+
+    ends = np.zeros(len(lengths) + 1, dtype="<i4")
+    np.cumsum(lengths, out=ends[1:])
+    valid = None if there is None else pa.py_buffer(np.packbits(there, bitorder="little"))
+    buffers, inside = [valid, pa.py_buffer(ends)], None
+    if isinstance(content, pa.Array):
+        inside = [content]
+    else:
+        buffers.append(content)
+    return pa.Array.from_buffers(of, len(lengths), buffers, children=inside)
+
+
+def _repeated(texts: list[str]) -> Any:
+    """Texts of which few are distinct, by a dictionary."""
+    import numpy as np
+    import pyarrow as pa
+
+    codes = {text: code for code, text in enumerate(dict.fromkeys(texts))}
+    distinct = [text.encode() for text in codes]
+    words = _sized(pa.string(), np.array(list(map(len, distinct))), pa.py_buffer(b"".join(distinct)))
+    indices = np.fromiter(map(codes.__getitem__, texts), dtype="<i4", count=len(texts))
+    return pa.DictionaryArray.from_arrays(_fixed(indices, pa.int32()), words)
 
 
 def write(path: Path, payloads: Iterable[bytes]) -> int:
