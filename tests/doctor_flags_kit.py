@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from repro.doctor.artefacts.kinds import Launch
+from repro.doctor.artefacts.kinds import Launch, NotRead
 from repro.doctor.artefacts.launches.scripts import LAUNCH
 from repro.doctor.catalogue import catalogue, subject_of
 from repro_golden.base.checks import Finding, Rule
@@ -39,8 +39,8 @@ def script(
 def launch(path: Path) -> Launch:
     """The script as the doctor's reader reads it."""
     assert LAUNCH.fits(path)
-    (content,) = LAUNCH.read(path)
-    assert isinstance(content, Launch)
+    content, *more = LAUNCH.read(path)
+    assert isinstance(content, Launch) and all(isinstance(left_out, NotRead) for left_out in more)
     return content
 
 

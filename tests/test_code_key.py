@@ -271,6 +271,24 @@ def with_case(tmp_path: Path, path: str) -> Repo:
     return repo
 
 
+@pytest.mark.parametrize("place", ["", "src"])
+def test_attributes_above_the_code_are_code(tmp_path: Path, place: str) -> None:
+    """What decides line ends from above a narrowed path changes its key; where there is none the key is git's own."""
+    repo = Repo(tmp_path / "r")
+    (repo.root / "src" / "code").mkdir(parents=True)
+    repo.git("init", "--quiet", "--initial-branch=main")
+    (repo.root / "src" / "code" / "data.txt").write_text("a\nb\n")
+    (repo.root / "notes").write_text("1")
+    first = note(repo, "1")
+    (repo.root / "notes").write_text("2")
+    other = note(repo, "2")
+    (repo.root / place / ".gitattributes").write_text("*.txt text eol=crlf\n")
+    repo.git("add", "--all")
+    last = note(repo, "3")
+    keys = code_keys(find_checkout(repo.root).git, [first, other, last], ["src/code"])
+    assert keys.of(first) == keys.of(other) == repo.git("rev-parse", f"{first}:src/code") != keys.of(last)
+
+
 def test_a_path_that_nothing_has_is_an_error(tmp_path: Path) -> None:
     """A misspelt subject.path is no pull request without changes, no range, no night and no checkout: one line says so.
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from doctor_flags_kit import launch
 
 from repro.doctor.artefacts.launches.scripts import LAUNCH, launch_of_argv, read_launch
+from repro.doctor.examine import examine, look
 from repro_golden.base.errors import ReproError
 
 SCRIPT = """#!/bin/bash
@@ -251,6 +254,46 @@ def test_a_script_made_to_exhaust_the_reader_ends(tmp_path: Path, source: str) -
     path = tmp_path / "run.sh"
     path.write_text("python train.py --a 1 --b 2\n" + source)
     assert launch(path).flags["--b"].values == ("2",)
+
+
+WRONG = "train.py --actor-num-nodes 1 --rollout-num-gpus 8 --hf-checkpoint /hf --rollout-batch-size 32 --n-samples-per-prompt 8"
+WRONG += " --num-rollout 9 --global-batch-size 255"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "wait() { curl -s http://head || { sleep 1; wait; }; }\nwait\npython {}",
+        "until python {}; do sleep 5; done",
+        "while ! python {}\ndo sleep 5\ndone",
+        "bash <<'EOF'\npython {}\nEOF",
+        "ssh node <<EOF\ncd /root\npython {}\nEOF",
+        'ray job submit --address=http://head -- bash -c "python {}"',
+        "srun --nodes 2 bash -lc 'cd /root; python {}'",
+        'tmux new-session -d "python {}"',
+        "if [ $MODE = big ]; then\npython {}\nelse\npython {} --global-batch-size 256 --seed 1\nfi",
+    ],
+)
+def test_a_trainer_is_examined_wherever_a_script_starts_it(tmp_path: Path, source: str) -> None:
+    """In what a loop asks, behind what waits, in what another shell reads; and each of several that a script starts."""
+    path = tmp_path / "run.sh"
+    path.write_text(source.replace("{}", WRONG) + "\n")
+    seen = look([path])
+    assert "batch-invariant" in {finding.rule for finding in examine(seen).findings}
+
+
+def test_what_of_a_script_was_not_read_is_told(tmp_path: Path) -> None:
+    """Where reading ends early a note says so; a script that starts no trainer is no error, and no clean bill."""
+    path = tmp_path / "run.sh"
+    path.write_text(f"python {WRONG}\n" + "true\n" * 41_000 + f"python {WRONG} --seed 1\n")
+    notes = [finding for finding in examine(look([path])).findings if finding.rule == "not-read"]
+    assert [note.message for note in notes] == [
+        "reading it ended early (too many statements): what follows was not examined"
+    ]
+    path.write_text("echo --nothing train.py\n")
+    done = subprocess.run([sys.executable, "-m", "repro", "doctor", path], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("it starts no trainer: no command of it that could be read has flags\n")
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:

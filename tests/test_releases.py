@@ -17,7 +17,14 @@ from index_kit import Index, Wheel, page, serving
 from packaging.version import Version
 
 from repro_golden.base.errors import MachineFailureError, ReproError
-from repro_golden.subjects.environments.releases import Release, index_urls, parse_range, redacted, releases
+from repro_golden.subjects.environments.releases import (
+    Release,
+    index_urls,
+    parse_range,
+    redacted,
+    releases,
+    sources,
+)
 
 PYTHON = platform.python_version()
 
@@ -259,3 +266,19 @@ def test_the_index_is_the_one_that_pip_uses(index: Index, tmp_path: Path, monkey
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(ReproError, match="pip is set to use no index"):
         index_urls()
+
+
+def test_what_decides_files_is_told_apart(tmp_path: Path) -> None:
+    """Two settings of pip that lead to other files are two, wherever they stand; credentials are no part of it."""
+
+    def told(index: str | None = None, file: str = "", **variables: str) -> set[str]:
+        conf = tmp_path / f"{len(list(tmp_path.iterdir()))}.conf"
+        conf.write_text(file)
+        return set(sources(index, sys.executable, {"PIP_CONFIG_FILE": str(conf), **variables}))
+
+    always = told()  # what the machine's own files say
+    one, two = "http://a:b@one.invalid/simple", "http://c:d@two.invalid/simple"
+    assert told(file=f"[global]\nindex-url = {one}\n") - always == {"index-url=http://one.invalid/simple"}
+    assert told(file="[install]\nfind-links = /wheels\n") - always == {"find-links=/wheels"}
+    assert told(PIP_PRE="1", UV_INDEX="http://x.invalid") - always == {"pre=1", "UV_INDEX=http://x.invalid"}
+    assert told(two, PIP_INDEX_URL=one) - always == {"index-url=http://two.invalid/simple"}

@@ -114,6 +114,9 @@ def _examined(
         artefacts = [*more, *(artefact for path in seen for artefact in path.artefacts)]
         more.append(reward_function(reward, python, Path.cwd(), _arguments(artefacts)))
     examination = examine(seen, more, only=only, ignore=ignore)
+    if not examination.tried and not examination.of("error"):
+        why = [f"{finding.where.path}: {finding.message}" for finding in examination.findings[:1]]
+        raise ReproError(f"nothing could be examined{': ' if why else ''}{''.join(why)}")
     data = {
         "seen": [{"path": str(entry.path), "kind": entry.kind, "problem": entry.problem} for entry in examination.seen],
         "findings": [finding.to_mapping() for finding in examination.findings],

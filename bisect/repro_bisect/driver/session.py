@@ -24,6 +24,7 @@ from repro_golden.repository.linked import refuse_tracked
 from repro_golden.store.golden import GoldenRun, Store
 from repro_golden.store.rollouts import Rollouts, place_of
 from repro_golden.subjects import identity_of, kind_of, packages_of
+from repro_golden.subjects.environments.cache import forget
 from repro_golden.subjects.surroundings import outside_of, variables_digest
 
 __all__ = ["Options", "check_rollouts", "commits_of", "fetched_rollouts", "session"]
@@ -40,7 +41,7 @@ class Options:
         paths: Folders and files that hold all that matters; empty for the subject's own.
         first_parent: Follow only the first parent of merges.
         every: Move the baseline from culprit to culprit until the ends agree.
-        fresh: Use nothing that earlier bisects found.
+        fresh: Use nothing that earlier bisects found, and build environments anew.
         confidence: Where verdicts are noisy, the probability at which a commit is the answer; None for the default.
         open_end: The case has as many steps as GOOD makes.
         explain: Say of each culprit why its numbers moved.
@@ -110,6 +111,8 @@ def session(
     """
     began = time.monotonic()
     refuse_tracked(checkout.git, case)
+    if options.fresh:
+        forget(checkout.state)
     store, rollouts = Store(checkout.root), check_rollouts(checkout, case)
     identity = identity_of(case, checkout.root)
     executor: Executor

@@ -3,7 +3,8 @@
 Equal keys are equal code: names, contents, kinds (file, symlink, folder, submodule) and modes. A folder's key is git's
 own tree id. That of a plain file is its blob's id; anything else (an executable file, a symlink, a submodule) has its
 mode in its key. Where a symlink leads from a subject's paths to something else of the repository, all of the commit is
-the subject's code.
+the subject's code. A `.gitattributes` in a folder above them decides how files are checked out (line ends, encodings,
+filters), so it is in the key too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = ["NOT_CODE", "CodeKeys", "code_keys"]
 NOT_CODE = ("golden", ".dvc", ".dvcignore")
 """What recording itself writes at a repository's root: it is no part of the code of a subject that is all of it."""
 
+_ATTRIBUTES = ".gitattributes"
 _LEFT_OUT = frozenset(os.fsencode(name) for name in NOT_CODE)
 _TREE, _FILE, _LINK, _SUBMODULE = b"40000", b"100644", b"120000", b"160000"
 
@@ -60,20 +62,25 @@ class CodeKeys:
         paths: What holds the code.
         keys: For each of `paths`, the key of each commit; None where it has none there.
         whole: The commits in which a symlink leads from `paths` to something else of the repository.
+        attributes: Of each place of a `.gitattributes` above `paths`, its key in each commit.
     """
 
     paths: Sequence[str]
     keys: Sequence[Mapping[str, str | None]]
     whole: Mapping[str, _Whole] = field(default_factory=dict)
+    attributes: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
     def of(self, commit: str) -> str | None:
         """One key for all paths; None where a commit has none of them."""
         path_keys = [keys[commit] for keys in self.keys]
         if any(path_keys) and commit in self.whole:
             return self.whole[commit].key
-        if len(path_keys) == 1 or not any(path_keys):
+        if not any(path_keys):
+            return None
+        attributes = [f"{key} {path}" for path, keys in self.attributes.items() if (key := keys[commit])]
+        if len(path_keys) == 1 and not attributes:
             return path_keys[0]
-        return digest("paths", *(key or "" for key in path_keys))
+        return digest("paths", *(key or "" for key in path_keys), *attributes)
 
     def covers(self, commit: str) -> tuple[list[PurePosixPath], Sequence[str]]:
         """The paths whose content the key of a commit stands for, and what at the root it does not stand for."""
@@ -110,6 +117,8 @@ def code_keys(git: Git, commits: Iterable[str], paths: Sequence[str]) -> CodeKey
     roots = dict(zip(unique, answers, strict=True))
     trees = _Trees(git)
     keys = [trees.keys(roots, path) for path in paths]
+    above = dict.fromkeys(str(parent / _ATTRIBUTES) for path in paths for parent in PurePosixPath(path).parents)
+    attributes = {path: trees.keys(roots, path) for path in above}
     leaving = _leaving(git, trees, list(dict.fromkeys(roots.values())), paths)
     wholes = trees.keys({root: root for root in leaving}, ".") if leaving else {}
     # each commit by itself, so that a commit has one key in every range and in a golden run
@@ -118,7 +127,7 @@ def code_keys(git: Git, commits: Iterable[str], paths: Sequence[str]) -> CodeKey
         for commit, root in roots.items()
         if root in leaving
     }
-    return CodeKeys(paths, keys, whole)
+    return CodeKeys(paths, keys, whole, attributes)
 
 
 class _Trees:

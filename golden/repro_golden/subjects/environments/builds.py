@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
@@ -29,11 +30,20 @@ from repro_golden.recording.attach.run import PACKAGE
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.subjects.argv import interpreter, replaced, variables_of, words
-from repro_golden.subjects.environments.cache import Slot, kept
+from repro_golden.subjects.environments.cache import Slot, environments_of, kept
 from repro_golden.subjects.surroundings import variables_digest
 from repro_golden.trace import Header
 
-__all__ = ["Environment", "Who", "environment_changes", "held", "identity_in", "pip_options", "uv_command"]
+__all__ = [
+    "Environment",
+    "Who",
+    "environment_changes",
+    "held",
+    "identity_in",
+    "pip_options",
+    "uv_command",
+    "uv_switches",
+]
 
 
 # -- how uv and pip are told to build what lock files say, and nothing of the code under test
@@ -50,6 +60,26 @@ _LOCAL = re.compile(
     re.VERBOSE,
 )
 """A requirement that lies in the repository."""
+_SOURCE = re.compile(r"\s*(?:-f|-i|--find-links|--index-url|--extra-index-url|--pypi-url)[\s=]*([^\s=]\S*)")
+_SOURCES = ("PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_FIND_LINKS")
+"""Variables that name folders of packages, or indexes."""
+
+
+def _named(root: Path, names: Sequence[str], who: str, place: str, *folders: str) -> None:
+    """Refuse packages from a folder of the repository that is not named, which no key would stand for.
+
+    Raises:
+        ValueError: `place`, which `who` names, is one below the first of `folders` that has it.
+    """
+    path = place.removeprefix("file:") if not place.startswith("file://") else place.removeprefix("file://")
+    if "://" in path:
+        return
+    found = next((there for folder in folders if (there := root / folder / path).exists()), None)
+    if found is None or not (real := Path(os.path.normpath(found))).is_relative_to(root):
+        return
+    inside = real.relative_to(root)
+    if not any(inside.is_relative_to(name) for name in names):
+        raise ValueError(f"{who} takes packages from {inside}: add it to subject.lock")
 
 
 def uv_command(root: Path, lock: str, python: str) -> list[str]:
@@ -68,24 +98,37 @@ def uv_command(root: Path, lock: str, python: str) -> list[str]:
             *(word for name in local for word in ("--no-install-package", name))]  # fmt: skip
 
 
+def uv_switches(root: Path, lock: str) -> dict[str, Any]:
+    """What the project beside a lock file tells uv, such as which groups of it are installed; nothing without one."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # uv says itself what it cannot read
+        return dict(parse_toml((root / lock).with_name("pyproject.toml").read_text(encoding="utf-8"))["tool"]["uv"])
+    return {}
+
+
 def pip_options(root: Path, locks: Sequence[str]) -> list[str]:
     """``-r`` for each lock file, ``-c`` for ``constraints*``; those that another of them includes come with it.
 
+    Folders among them hold packages, and are no file of requirements.
+
     Raises:
-        ValueError: one includes a file that is not named, or installs something of the repository.
+        ValueError: one includes a file that is not named, takes packages from a folder that is not, or installs
+            something of the repository.
     """
     names = [str(PurePosixPath(name)) for name in locks]
+    files = [name for name in names if not (root / name).is_dir()]
     included = set()
-    for name in names:
+    for name in files:
         for line in (root / name).read_text(encoding="utf-8", errors="replace").splitlines():
             if (other := _INCLUDES.match(line)) and "://" not in other[1]:
                 path = os.path.normpath(PurePosixPath(name).parent / other[1])
                 if path not in names:
                     raise ValueError(f"{name} includes {path}: add it to subject.lock")
                 included.add(path)
+            elif source := _SOURCE.match(line):
+                _named(root, names, name, source[1], str(PurePosixPath(name).parent), "")
             elif _LOCAL.match(line):
                 raise ValueError(f"{name} installs the commit's own code ({line.strip()}): name it in env PYTHONPATH")
-    outermost = [name for name in names if name not in included]
+    outermost = [name for name in files if name not in included]
     return [word for n in outermost for word in ("-c" if PurePosixPath(n).name.startswith("constraints") else "-r", n)]
 
 
@@ -172,7 +215,7 @@ def held(
         yield None
         return
     recipe = _Recipe(case, subject, place)
-    base = find_checkout(place.root).state / "environments"
+    base = environments_of(find_checkout(place.root).state)
     with kept(base, recipe.key, subject.environments, recipe.build, {str(place.root): "."}, cancel) as about:
         yield Environment(base / recipe.key, recipe.key, about["packages"])
 
@@ -192,11 +235,17 @@ class _Recipe:
             "locks": {name: self._content(name) for name in subject.locks},
             "variables": variables_digest(case),  # compilers, indexes and switches of a build are told by them
         }  # fmt: skip
+        if subject.setup == "uv" and (switches := uv_switches(self._root, subject.locks[0])):
+            about["uv"] = switches
         self.key = digest("environment", canonical_json(about))[:16]  # short: kernels bound the path in a "#!" line
 
     def _content(self, name: str) -> str:
+        path = self._root / name
         try:
-            return digest("lock", (self._root / name).read_bytes())
+            if path.is_dir():
+                files = sorted(file for file in path.rglob("*") if file.is_file())
+                return digest("locked", *(part for f in files for part in (str(f.relative_to(path)), f.read_bytes())))
+            return digest("lock", path.read_bytes())
         except OSError:
             raise ChildFailure("build", -1, f"there is no {name}", "the commit's files") from None
 
@@ -225,6 +274,9 @@ class _Recipe:
         if subject.setup == "pip":
             pip = [f"{out}/bin/python", "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
             pip += pip_options(self._root, subject.locks)
+            for name in _SOURCES:
+                for place in variables.get(name, "").split():
+                    _named(self._root, subject.locks, name, place, "")
             venv = [self._python, "-m", "venv", out]
             return [("python -m venv", venv, variables), ("pip install", pip, variables)]
         return [(subject.setup, words(subject.setup, self._tokens | {"out": out}, subject.shell), variables)]

@@ -32,7 +32,7 @@ from repro_golden.replay.children import (
 from repro_golden.repository.checkout import Place
 from repro_golden.trace.model import checked, to_checked_line
 
-__all__ = ["Slot", "kept"]
+__all__ = ["Slot", "environments_of", "forget", "kept"]
 
 
 @dataclass(frozen=True)
@@ -189,17 +189,43 @@ def _remove(folder: Path) -> None:
 
 def _sweep(base: Path, most: int, current: str) -> None:
     """Remove what killed processes left half built, and the least recently used beyond `most`; never one in use."""
-    used = {path.stem: path.stat().st_mtime for path in base.glob("*.built")}
+    used = _built(base)
     half = [path.name for path in base.iterdir() if path.is_dir() and path.name not in used]
     excess = len(used) - most
     for key in [*half, *sorted(used.keys() - {current}, key=lambda key: used[key])]:
         if key in used and excess <= 0:
             return
-        with contextlib.suppress(OSError), (base / f"{key}.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if key in half and (base / f"{key}.built").exists():
-                continue
-            for kind in ("built", "failed", "log"):  # the mark first: without it the folder is nothing
-                (base / f"{key}.{kind}").unlink(missing_ok=True)
-            excess -= key in used
-            _remove(base / key)
+        excess -= _drop(base, key, half=key in half) and key in used
+
+
+def forget(state: Path) -> None:
+    """Remove the environments of a checkout that nobody uses, so that they are built anew; what is in use stays.
+
+    Args:
+        state: The checkout's folder for what is kept.
+    """
+    for key in _built(environments_of(state)):
+        _drop(environments_of(state), key)
+
+
+def environments_of(state: Path) -> Path:
+    """Where they lie."""
+    return state / "environments"
+
+
+def _built(base: Path) -> dict[str, float]:
+    """The keys of all that are whole, and when each was last used."""
+    return {path.stem: path.stat().st_mtime for path in base.glob("*.built")}
+
+
+def _drop(base: Path, key: str, *, half: bool = False) -> bool:
+    """Remove one; False where it is in use, or, if only half of one is to go, whole by now."""
+    with contextlib.suppress(OSError), (base / f"{key}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if half and (base / f"{key}.built").exists():
+            return False
+        for kind in ("built", "failed", "log"):  # the mark first: without it the folder is nothing
+            (base / f"{key}.{kind}").unlink(missing_ok=True)
+        _remove(base / key)
+        return True
+    return False

@@ -41,8 +41,8 @@ from repro_golden.case.subject_tables import checked_pins
 from repro_golden.replay.children import ChildFailure, base_environment
 from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.subjects.argv import replaced
-from repro_golden.subjects.environments.cache import Slot, kept
-from repro_golden.subjects.environments.releases import asked, index_urls, pip_settings, readable, redacted
+from repro_golden.subjects.environments.cache import Slot, environments_of, kept
+from repro_golden.subjects.environments.releases import asked, index_urls, pip_settings, readable, sources
 from repro_golden.subjects.inside import ABOUT, BEHIND, COMMON, MODULES, OUTSHONE, PIP, SEEN
 from repro_golden.subjects.needs import Packages, declared, lacking, unmet
 
@@ -142,9 +142,9 @@ def held_overlay(
         yield Overlay(prefix, base.key({}, ()), base_python, _listed(base.packages), base_scripts, sorted(checked))
         return
     fetching = _fetching() | variables
-    key = base.key(wanted, _index_of(index, fetching))
+    key = base.key(wanted, sources(index, base_python, fetching))
     recipe = _Recipe(base, wanted, variables, fetching, subject.timeout, index)
-    folder = find_checkout(place.root).state / "environments"
+    folder = environments_of(find_checkout(place.root).state)
     with kept(folder, key, subject.most_environments, recipe.build, {str(place.root): "."}, cancel) as about:
         scripts = [str(folder / key / "bin"), str(Path(base_python).parent)]
         moved = sorted({*about["moved"], *checked})
@@ -178,13 +178,6 @@ def _checked(pins: Mapping[str, str]) -> dict[str, str]:
         return checked_pins(pins)
     except ValueError as error:
         raise ReproError(str(error)) from None
-
-
-def _index_of(index: str | None, variables: Mapping[str, str]) -> list[str]:
-    """What decides where packages come from, without credentials."""
-    names = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_PRE", "PIP_CONSTRAINT")
-    env = {name: variables[name] for name in names if name in variables} | ({"PIP_INDEX_URL": index} if index else {})
-    return [redacted(f"{name}={value}") for name, value in sorted(env.items())]
 
 
 def _serves(wanted: str, version: str) -> bool:

@@ -51,6 +51,7 @@ __all__ = [
     "readable",
     "redacted",
     "releases",
+    "sources",
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -298,10 +299,28 @@ def readable(names: Iterable[str], urls: Sequence[str]) -> None:
 def pip_settings(python: str, variables: Mapping[str, str]) -> dict[str, str]:
     """The settings of pip for an install, by option: its files first, then the variables, which win."""
     settings = dict(_pip_files(python, variables.get("PIP_CONFIG_FILE")))
-    for name in ("index-url", "extra-index-url", "no-index", "retries"):
+    for name in ("retries", *_DECIDING):
         if value := variables.get(f"PIP_{name.upper().replace('-', '_')}"):
             settings[name] = value
     return settings
+
+
+_DECIDING = (
+    "index-url", "extra-index-url", "no-index", "find-links", "pre", "constraint", "only-binary", "no-binary",
+    "prefer-binary",
+)  # fmt: skip
+"""The settings of pip that decide which files it installs."""
+_OF_UV = (
+    "UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_NO_INDEX",
+    "UV_INDEX_STRATEGY", "UV_PRERELEASE", "UV_CONSTRAINT", "UV_CONFIG_FILE",
+)  # fmt: skip
+
+
+def sources(index: str | None, python: str, variables: Mapping[str, str]) -> list[str]:
+    """What decides which files are installed for a version, without credentials; the arguments of `index_urls`."""
+    settings = pip_settings(python, variables) | ({"index-url": index} if index else {})
+    told = [f"{name}={settings[name]}" for name in _DECIDING if settings.get(name)]
+    return list(map(redacted, [*told, *(f"{name}={variables[name]}" for name in _OF_UV if variables.get(name))]))
 
 
 @functools.cache

@@ -7,12 +7,16 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from repro.doctor.artefacts.kinds import Flag, Launch, Reader, Variable
+from repro.doctor.artefacts.kinds import Flag, Launch, NotRead, Reader, Variable
 from repro.doctor.artefacts.launches.python import started
 from repro.doctor.artefacts.launches.system import ENTRY, MODULE, of_trainer, system_of
 from repro_golden.base.checks import Where
 from repro_golden.base.errors import ReproError
+
+if TYPE_CHECKING:
+    from repro.doctor.artefacts.shell_scripts.script import Command, Setting
 
 __all__ = ["LAUNCH", "launch_of_argv", "launch_of_words", "read_launch"]
 
@@ -53,9 +57,9 @@ def _fits(path: Path) -> bool:
     return False
 
 
-def _read(path: Path) -> Iterable[Launch]:
+def _read(path: Path) -> Iterable[Launch | NotRead]:
     try:
-        return [read_launch(path)]
+        return _launches(path, None)
     except NoFlagsError:
         return []  # a module that hands on what others build
 
@@ -65,7 +69,7 @@ LAUNCH = Reader("launch script", _fits, _read)
 
 
 def read_launch(path: Path, arguments: Sequence[str] | None = None) -> Launch:
-    """Read a launch script.
+    """Read a launch script: what it starts, of several trainers that with the most flags.
 
     Args:
         path: A shell script, a file of flags, or a Python launcher.
@@ -74,6 +78,15 @@ def read_launch(path: Path, arguments: Sequence[str] | None = None) -> Launch:
     Raises:
         ReproError: If it cannot be read, or starts no trainer.
     """
+    for launch in _launches(path, arguments):
+        if isinstance(launch, Launch):
+            return launch
+        raise ReproError(f"{path}: {launch.reason}")
+    raise ReproError(f"{path} starts nothing")
+
+
+def _launches(path: Path, arguments: Sequence[str] | None) -> list[Launch | NotRead]:
+    """All that a launch script starts, that with the most flags first, and what of it was not read."""
     try:
         with path.open("rb") as file:
             source = file.read(_LARGEST + 1)
@@ -89,9 +102,9 @@ def read_launch(path: Path, arguments: Sequence[str] | None = None) -> Launch:
         if call is None:
             raise NoFlagsError(f"{path} gives execute_train no flags that can be read")
         cluster = [("ray", "start", "--head", "--num-gpus", call.gpus)] if call.gpus else []
-        return launch_of_words(path, call.words, text=text, env=call.env, commands=cluster, submitted=True)
+        return [launch_of_words(path, call.words, text=text, env=call.env, commands=cluster, submitted=True)]
     if path.suffix in _LISTS and not _SHEBANG.match(source):
-        return launch_of_words(path, _listed(text, path), text=text)
+        return [launch_of_words(path, _listed(text, path), text=text)]
     return _script(source, text, path, arguments)
 
 
@@ -125,45 +138,54 @@ def _listed(text: str, path: Path) -> list[Placed]:
 # -- shell scripts
 
 
-def _script(source: bytes, text: str, path: Path, arguments: Sequence[str] | None) -> Launch:
+def _script(source: bytes, text: str, path: Path, arguments: Sequence[str] | None) -> list[Launch | NotRead]:
     # tree-sitter is of no use to `--list` and to other kinds
-    from repro.doctor.artefacts.shell_scripts.reading import Command, Setting, read_script
+    from repro.doctor.artefacts.shell_scripts.reading import read_script
 
     script = read_script(source, path, arguments)
-    best: tuple[tuple[bool, int, int], Command, list[Placed]] | None = None
-    commands: list[list[Placed]] = []
-    for number, command in enumerate(script.commands):
-        placed = [(word.text, Where(word.path, word.line, item=word.text)) for word in command.words]
-        commands.append(placed)
-        start = _entry(placed)
+    commands = [
+        [(word.text, Where(word.path, word.line, item=word.text)) for word in command.words]
+        for command in script.commands
+    ]
+    ranked: list[tuple[tuple[bool, int, int], Command, list[Placed]]] = []
+    for number, (command, placed) in enumerate(zip(script.commands, commands, strict=True)):
         count = sum(bool(_FLAG.match(word)) for word, _ in _trainer(placed)[1])
-        rank = (start is not None and count > 0, count, number)
-        if count and (best is None or rank > best[0]):
-            best = (rank, command, placed)
-    if best is None:
-        raise ReproError(f"{path} starts no trainer: no command of it has flags")
-    _, command, placed = best
+        if count:
+            ranked.append(((_entry(placed) is not None, count, number), command, placed))
+    ranked.sort(key=lambda entry: entry[0], reverse=True)
+    launches: list[Launch | NotRead] = [
+        launch_of_words(
+            path,
+            placed,
+            text=text,
+            env={name: value for name, value in _exports(command).items() if value.origin != "unset"},
+            settings=[(setting.name, _variable(setting)) for setting in script.settings],
+            commands=[tuple(word for word, _ in other) for other in commands if other is not placed],
+            sources={str(path): text},
+            missing=[Where(word.path, word.line, "source", word.text) for word in script.missing],
+        )
+        # beside what starts a trainer by its name, no other program's flags are a trainer's
+        for number, ((named, _, _), command, placed) in enumerate(ranked)
+        if named or number == 0
+    ]
+    if not launches:
+        launches.append(NotRead(path, "it starts no trainer: no command of it that could be read has flags"))
+    if script.cut:
+        launches.append(NotRead(path, f"reading it ended early ({script.cut}): what follows was not examined"))
+    return launches
 
-    def variable(setting: Setting) -> Variable:
-        value = "".join(part.text for part in setting.value or ())
-        origin = "unset" if setting.value is None else "prefix" if setting.prefix else "export"
-        where = Where(setting.where.path, setting.where.line, setting.name, value)
-        return Variable(value, origin, where)  # type: ignore[arg-type]
 
-    env = {name: variable(setting) for name, setting in command.exported.items()}
-    env |= {setting.name: variable(setting) for setting in command.settings}
-    settings = [(setting.name, variable(setting)) for setting in script.settings]
-    lines = {str(path): text}
-    return launch_of_words(
-        path,
-        placed,
-        text=text,
-        env={name: exported for name, exported in env.items() if exported.origin != "unset"},
-        settings=settings,
-        commands=[tuple(word for word, _ in other) for other in commands if other is not placed],
-        sources=lines,
-        missing=[Where(word.path, word.line, "source", word.text) for word in script.missing],
-    )
+def _exports(command: Command) -> dict[str, Variable]:
+    """What a command gets from the script."""
+    exported = {name: _variable(setting) for name, setting in command.exported.items()}
+    return exported | {setting.name: _variable(setting) for setting in command.settings}
+
+
+def _variable(setting: Setting) -> Variable:
+    value = "".join(part.text for part in setting.value or ())
+    origin = "unset" if setting.value is None else "prefix" if setting.prefix else "export"
+    where = Where(setting.where.path, setting.where.line, setting.name, value)
+    return Variable(value, origin, where)  # type: ignore[arg-type]
 
 
 # -- words

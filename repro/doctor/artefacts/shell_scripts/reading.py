@@ -22,6 +22,7 @@ from repro.doctor.artefacts.shell_scripts.script import (
     Script,
     Setting,
     Sources,
+    heredoc,
     merge,
     parts_of,
     starts,
@@ -40,6 +41,25 @@ _SOURCED = 8
 _BLOCKS = frozenset(
     {"program", "compound_statement", "do_group", "redirected_statement", "negated_command", "ERROR", "else_clause"}
 )
+
+
+_SHELLS = ("bash", "sh")
+_TAKE_TEXT = ("ssh", "tmux", "screen")
+"""Programs whose last argument a shell reads."""
+
+
+def _base(word: str) -> str:
+    return word.rpartition("/")[2]
+
+
+def _handed_on(words: Sequence[Word]) -> int | None:
+    """Where the line stands that a command has a shell read: ``srun ... bash -c LINE``, ``ssh HOST LINE``."""
+    if _base(words[0].text) in _TAKE_TEXT and len(words) > 1 and " " in words[-1].text:
+        return len(words) - 1
+    for at in range(1, len(words) - 2):
+        if _base(words[at].text) in _SHELLS and re.fullmatch(r"-[a-z]*c", words[at + 1].text):
+            return at + 2
+    return None
 
 
 @functools.cache
@@ -79,6 +99,7 @@ class _Reader:
         self._exported: dict[str, Setting] = {}
         self._functions: dict[str, tuple[Node, Path, int]] = {}
         self._called: set[str] = set()
+        self._calling: set[str] = set()
         self._steps = 0
         self._depth = 0
         self._sourced = 0
@@ -119,7 +140,8 @@ class _Reader:
         self._exported = exported
 
     def _loop(self, node: Node, scope: Scope) -> None:
-        """``while``, ``until``, ``for ((...))``: once, or not at all."""
+        """``while``, ``until``, ``for ((...))``: what is asked once, the rest once, or not at all."""
+        self._block([child for child in node.named_children if child.type != "do_group"], scope)
         self._merged([lambda inner: self._children(node, inner, "do_group"), _nothing], scope)
 
     def _define(self, node: Node, scope: Scope) -> None:
@@ -135,10 +157,20 @@ class _Reader:
         for child in node.named_children:
             if not kind or child.type == kind:
                 if child.type == "heredoc_redirect":
+                    self._fed(node, child, scope)
                     # `cat <<EOF | next`: what stands behind the mark
                     self._children(child, scope, "pipeline")
                 else:
                     self.run(child, scope)
+
+    def _fed(self, node: Node, redirect: Node, scope: Scope) -> None:
+        """``bash <<EOF``: a shell, here or elsewhere, reads what stands there."""
+        name = node.named_children[0].child_by_field_name("name")
+        body = next((child for child in redirect.named_children if child.type == "heredoc_body"), None)
+        if name is not None and body is not None and _base(text_of(name)) in (*_SHELLS, "ssh"):
+            value = heredoc(redirect, scope)
+            if value is not None:
+                self._text("".join(part.text for part in value), scope.word((), body), scope.copy())
 
     def _list(self, node: Node, scope: Scope) -> None:
         """``a && b``, ``a || b``."""
@@ -347,6 +379,15 @@ class _Reader:
         if self._builtin(words, scope):
             return
         self.script.settings += settings
+        if (at := _handed_on(words)) is not None and known(words[at].value):
+            count = len(self.script.commands)
+            self._text(words[at].text, words[at], scope.copy())
+            front = tuple(words[: at if _base(words[0].text) in _TAKE_TEXT else at - 2])
+            for number in range(count, len(self.script.commands)):
+                command = self.script.commands[number]
+                self.script.commands[number] = replace(command, words=(*front, *command.words))
+            if len(self.script.commands) > count:
+                return
         self.script.commands.append(Command(tuple(words), tuple(settings), dict(self._exported)))
 
     def _builtin(self, words: Sequence[Word], scope: Scope) -> bool:
@@ -376,7 +417,7 @@ class _Reader:
                 scope.scalars.pop(word.text, None)
         elif name == "eval" and args and all(known(word.value) for word in args):
             self._text(" ".join(word.text for word in args), args[0], scope)
-        elif name in ("bash", "sh") and len(args) >= 2 and re.fullmatch(r"-[a-z]*c", args[0].text):
+        elif name in _SHELLS and len(args) >= 2 and re.fullmatch(r"-[a-z]*c", args[0].text):
             self._text(args[1].text, args[1], scope.copy())
         else:
             return False
@@ -392,7 +433,10 @@ class _Reader:
             scope.path, scope.line = path, line
 
     def _call(self, name: str, arguments: Sequence[Word], scope: Scope) -> None:
+        if name in self._calling:
+            return  # it waits for something by calling itself: what it does was read
         self._called.add(name)
+        self._calling.add(name)
         body, path, line = self._functions[name]
         before = scope.positional, scope.path, scope.line
         scope.positional, scope.path, scope.line = list(arguments), path, line
@@ -400,6 +444,7 @@ class _Reader:
             self.run(body, scope)
         finally:
             scope.positional, scope.path, scope.line = before
+            self._calling.discard(name)
         if self._ended == "return":
             self._ended = ""
 

@@ -13,7 +13,7 @@ from tree_sitter import Node
 from repro.doctor.artefacts.shell_scripts.values import Part, Scope, Value, Word, known, plain, text_of
 from repro.doctor.artefacts.shell_scripts.words import expand
 
-__all__ = ["Command", "Script", "Setting", "Sources", "merge", "parts_of", "starts", "substitute"]
+__all__ = ["Command", "Script", "Setting", "Sources", "heredoc", "merge", "parts_of", "starts", "substitute"]
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,8 @@ def _output(node: Node, scope: Scope, depth: int) -> Value | None:
     if node.type == "redirected_statement" and node.named_children:
         for redirect in node.named_children[1:]:
             if redirect.type == "heredoc_redirect":
-                return _heredoc(node.named_children[0], redirect, scope)
+                read_by_cat = _simple(node.named_children[0], scope) in (["cat"], ["cat", "-"])
+                return heredoc(redirect, scope) if read_by_cat else None
             if redirect.type != "file_redirect":
                 return None
         return _output(node.named_children[0], scope, depth + 1)
@@ -177,9 +178,8 @@ def _absolute(text: str) -> str:
     return posixpath.normpath(posixpath.join(Path.cwd().as_posix(), text))
 
 
-def _heredoc(command: Node, redirect: Node, scope: Scope) -> Value | None:
-    if _simple(command, scope) not in (["cat"], ["cat", "-"]):
-        return None
+def heredoc(redirect: Node, scope: Scope) -> Value | None:
+    """The text of a here-document, with what the shell puts into it; None where it has none."""
     start = next((c for c in redirect.named_children if c.type == "heredoc_start"), None)
     body = next((c for c in redirect.named_children if c.type == "heredoc_body"), None)
     if start is None or body is None:
