@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from repro_golden.base.canonical import same_float
 from repro_golden.base.clean import one_line
 from repro_golden.compare.traces import NO_AGREEMENT, Comparison, MetricChange
 
@@ -21,7 +22,9 @@ __all__ = [
     "metrics_rows",
     "metrics_table",
     "number",
+    "percent",
     "plural",
+    "sides",
     "table",
     "utc",
 ]
@@ -65,9 +68,23 @@ def _distance(change: MetricChange) -> float:
     return math.inf if math.isnan(gap) else gap
 
 
-def number(value: float | None) -> str:
-    """Seven significant digits, or a dash for an absent value."""
-    return "-" if value is None else f"{value:.7g}"
+def number(value: float | None, digits: int = 7) -> str:
+    """A number to so many significant digits, or a dash for an absent value."""
+    return "-" if value is None else f"{value:.{digits}g}"
+
+
+def sides(a: float | None, b: float | None, show: Callable[[float | None, int], str] = number) -> str:
+    """``2.5 -> 5``: of seven digits each, and of all where other bits would look equal in these."""
+    texts = show(a, 7), show(b, 7)
+    if texts[0] == texts[1] and not same_float(a, b):
+        texts = show(a, 17), show(b, 17)
+    return " -> ".join(texts)
+
+
+def percent(share: float, digits: int) -> str:
+    """A share in percent with its sign, without a power of ten: ``+0.25``, ``+150``."""
+    text = f"{100 * share:+.{digits}g}"
+    return f"{100 * share:+.0f}" if "e+" in text else text
 
 
 def relative(change: MetricChange) -> str:
@@ -75,10 +92,12 @@ def relative(change: MetricChange) -> str:
     if change.a is None or change.b is None:
         return "-"
     gap = change.b - change.a
+    if gap == 0 and not change.same:
+        return "the sign of zero"
     if not change.a or not math.isfinite(gap):
         return f"{gap:+.3g}"
     share = gap / abs(change.a)
-    return f"{gap:+.3g} ({100 * share:+.2g}%)" if abs(share) < 10 else f"{gap:+.3g} (x{change.b / change.a:.3g})"
+    return f"{gap:+.3g} ({percent(share, 2)}%)" if abs(share) < 10 else f"{gap:+.3g} (x{change.b / change.a:.3g})"
 
 
 def count(number: int, word: str) -> str:
@@ -126,7 +145,7 @@ def metrics_rows(comparison: Comparison) -> list[list[str]]:
     rows = []
     for s in summaries(comparison.metrics):
         if s.first is not None:
-            there = f"{number(s.first.a)} -> {number(s.first.b)}"
+            there = sides(s.first.a, s.first.b)
             rows.append([s.metric, str(s.first.step), there, str(s.worst.step), relative(s.worst), relative(s.last)])
     for name, index in (("KL k1", 0), ("KL k3", 1)):
         values = {step: kl[index] for step, kl in comparison.kl.items()}

@@ -256,8 +256,8 @@ def test_a_script_made_to_exhaust_the_reader_ends(tmp_path: Path, source: str) -
     assert launch(path).flags["--b"].values == ("2",)
 
 
-WRONG = "train.py --actor-num-nodes 1 --rollout-num-gpus 8 --hf-checkpoint /hf --rollout-batch-size 32 --n-samples-per-prompt 8"
-WRONG += " --num-rollout 9 --global-batch-size 255"
+WRONG = "train.py --actor-num-nodes 1 --rollout-num-gpus 8 --hf-checkpoint /hf --num-rollout 9 --rollout-batch-size 32"
+WRONG += " --n-samples-per-prompt 8 --global-batch-size 255"
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from repro.doctor.artefacts.launches.scripts import read_launch
+from repro.doctor.examine import examine, look
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB. GPU 0 has a total capacity of 79.11 GiB "
@@ -278,6 +279,16 @@ def test_symptom_that_training_outlives_is_no_error(name: str, tmp_path: Path) -
     """Where steps follow, a symptom that did not end the run is a warning; an illegal access stays what it is."""
     (first, *_) = found(read(tmp_path, [*CASES[name][0], step(7), step(8)]), name)[name]
     assert (first.severity or "error") == ("error" if name == "illegal-memory-access" else "warning")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-8-sig"])
+def test_a_log_is_read_in_the_encoding_it_begins_with(tmp_path: Path, encoding: str) -> None:
+    """As PowerShell writes what it redirects; the line that is shown is the log's."""
+    lines = [f"[2026-01-01 00:00:00 rank0] model.py:107 - step {n}: {{'train/loss': {v}}}" for n, v in enumerate("1x")]
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(lines).replace("x", "nan") + "\n", encoding=encoding)
+    findings = examine(look([path])).findings
+    assert ("loss-not-finite", 2) in {(finding.rule, finding.where.line) for finding in findings}
 
 
 def test_ladder_skips_rungs_that_are_taken(tmp_path: Path) -> None:

@@ -287,6 +287,19 @@ def test_a_pull_command_is_one_line_and_exits_2(recorded: Repo) -> None:
     assert "is not what its pointer stands for" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize("remote", [True, False])
+def test_what_cannot_be_fetched_is_told_with_the_cure(recorded: Repo, tmp_path: Path, remote: bool) -> None:
+    """In a clone of what was never pushed, or whose remote stays in the checkout that was initialised."""
+    recorded.git("clone", "--quiet", str(recorded.root), str(tmp_path / "clone"))
+    clone = Repo(tmp_path / "clone")
+    if not remote:
+        (clone.root / ".dvc" / "config").write_text("")
+    done = clone.repro("golden", "verify")
+    assert done.returncode == 2
+    cure = "`repro golden push`" if remote else "`dvc remote add --default --local NAME URL`"
+    assert "cannot be fetched: " in done.stderr.splitlines()[-1] and cure in done.stderr.splitlines()[-1]
+
+
 def test_a_case_has_its_rollouts_whatever_their_name(tmp_path: Path) -> None:
     """Of one case are its run, the runs that it replaced, and the rollouts that it names; not another's."""
     repo = start(tmp_path)

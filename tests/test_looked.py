@@ -15,7 +15,7 @@ from repro.nightly.report import nightly_text, write_report
 from repro.pulls.comment import comment
 from repro.pulls.pair import compare_traces
 from repro.pulls.report import pull_text
-from repro.text import comparison_text
+from repro.text import comparison_text, metrics_rows
 from repro_bisect.predicates.predicates import of_case, parse_predicate
 from repro_golden.base.errors import NotVerifiableError
 from repro_golden.case.file import Bound, Compare
@@ -139,3 +139,23 @@ def test_a_trainers_own_hash_is_one_of_a_parameter(tmp_path: Path) -> None:
     seen = [digest_row("update", "model_hash/decoder/layers.0", bytes(32)), metric_row("loss", "loss", 0.0)]
     a, b = (trace_of_rows(tmp_path / name, seen) for name in "ab")
     assert str(compare(a, b).looked).startswith("1 parameter, 1 metric; seen but not looked at: file x")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "there", "difference"),
+    [
+        (1.0, 2.0, "1 -> 2", "+1 (+100%)"),
+        (1.0, 1.0625, "1 -> 1.0625", "+0.0625 (+6.2%)"),
+        (1.0, 2.49, "1 -> 2.49", "+1.49 (+149%)"),
+        (0.5, 5.25, "0.5 -> 5.25", "+4.75 (+950%)"),
+        (0.5, 8.0, "0.5 -> 8", "+7.5 (x16)"),
+        (1.0, 1.0000000000000002, "1 -> 1.0000000000000002", "+2.22e-16 (+2.2e-14%)"),
+        (0.0, -0.0, "0 -> -0", "the sign of zero"),
+        (-0.0, 1.0, "-0 -> 1", "+1"),
+    ],
+)
+def test_a_metric_that_moved_looks_moved(tmp_path: Path, a: float, b: float, there: str, difference: str) -> None:
+    """Both sides with the digits that tell them apart, and a share that reads as one."""
+    comparison = compare(trace(tmp_path / "a", flat(loss=a)), trace(tmp_path / "b", flat(loss=b)))
+    (row,) = metrics_rows(comparison)
+    assert (row[2], row[4]) == (there, difference)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from repro.report.change import Change
 from repro.report.pieces import Line, Piece, code, said
-from repro.text import count
+from repro.text import count, percent, sides
 from repro_bisect.driver.drift import Drift, Gap, Moved
 from repro_golden.case.file import Bound
 
@@ -59,14 +59,6 @@ def value(number: float | None, digits: int = 7) -> str:
     return "NaN" if math.isnan(number) else f"{number:.{digits}g}"
 
 
-def _sides(gap: Gap) -> str:
-    """Both values; with all their digits where fewer would look equal."""
-    texts = value(gap.a), value(gap.b)
-    if texts[0] == texts[1] and not gap.same and not (gap.a != gap.a and gap.b != gap.b):
-        texts = value(gap.a, 17), value(gap.b, 17)
-    return f"{texts[0]} -> {texts[1]}"
-
-
 def _difference(gap: Gap) -> str:
     """From base to head, with its sign."""
     if gap.a is None or gap.b is None:
@@ -91,7 +83,7 @@ def _relative(gap: Gap) -> str:
         return "from 0"
     if not math.isfinite(share):
         return "no size"
-    return f"{100 * share:+.3g} %" if abs(share) < 10 else f"x{gap.b / gap.a:.3g}"
+    return f"{percent(share, 3)} %" if abs(share) < 10 else f"x{gap.b / gap.a:.3g}"
 
 
 def _held(bound: Bound | None, gap: Gap) -> str:
@@ -161,7 +153,7 @@ def metric_blocks(drift: Drift, bounds: Mapping[str, Bound], left: Sequence[str]
             still.append(code(key))
             continue
         for step, gap in _places(moved):
-            cells = [step, _sides(gap), _difference(gap), _relative(gap), _held(bounds.get(key), gap)]
+            cells = [step, sides(gap.a, gap.b, value), _difference(gap), _relative(gap), _held(bounds.get(key), gap)]
             rows.append([_label(key, label), *((said(cell),) for cell in cells[: len(head) - 1])])
     others = {key: moved for key, moved in drift.metrics.items() if key not in chosen}
     below = _unmoved(still, sum(moved.first is None for moved in others.values()))
@@ -172,7 +164,13 @@ def metric_blocks(drift: Drift, bounds: Mapping[str, Bound], left: Sequence[str]
     moving = {key: moved.worst for key, moved in others.items() if moved.first is not None}
     if moving:
         table = [
-            [(code(key),), *((said(cell),) for cell in (str(gap.step), _sides(gap), _difference(gap), _relative(gap)))]
+            [
+                (code(key),),
+                *(
+                    (said(cell),)
+                    for cell in (str(gap.step), sides(gap.a, gap.b, value), _difference(gap), _relative(gap))
+                ),
+            ]
             for key, gap in moving.items()
         ]
         title = f"{count(len(moving), 'other metric')} that moved, each at its worst step"

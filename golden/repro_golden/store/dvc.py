@@ -124,11 +124,20 @@ class Dvc:
             message = self.run("pull", *self._relative(pointers))
             for pointer in pointers:
                 check_pulled(self.root, pointer, cache)
-        except ReproError:
+        except ReproError as error:
             for pointer in pointers:
                 drop_damaged(pointer, cache)
             self._forget_lists()
-            raise
+            if "Checkout failed" not in str(error):
+                raise
+            cure = (
+                "its DVC remote does not have it: `repro golden push` in the checkout where it was recorded"
+                if self.has_remote
+                else "this checkout has no DVC remote, and the one that `repro init` sets is its own checkout's: `dvc "
+                "remote add --default --local NAME URL` with that one's URL"
+            )
+            what = " and ".join(self._relative(pointers[:2]))
+            raise MachineFailureError(f"{what} cannot be fetched: {cure}") from None
         return message
 
     def _forget_lists(self) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 import gzip
 import io
 import json
 import os
 import re
+import shutil
 import stat
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -166,6 +169,13 @@ def _opened(path: Path) -> Iterator[io.RawIOBase | gzip.GzipFile]:
         if head == b"\x1f\x8b":
             with gzip.GzipFile(fileobj=io.BufferedReader(raw, 1 << 20)) as packed:
                 yield packed
+        elif head in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):  # as some shells write what they redirect
+            with tempfile.TemporaryFile(buffering=0) as text:
+                buffered = io.BufferedReader(raw)
+                shutil.copyfileobj(codecs.EncodedFile(buffered, "utf-8", "utf-16", "replace"), text)
+                buffered.detach()
+                text.seek(0)
+                yield text
         else:
             yield raw
 
