@@ -22,9 +22,12 @@ from repro.doctor.artefacts.shell_scripts.script import (
     Script,
     Setting,
     Sources,
+    handed_on,
     heredoc,
+    is_shell,
     merge,
     parts_of,
+    reads_text,
     starts,
     substitute,
 )
@@ -41,25 +44,6 @@ _SOURCED = 8
 _BLOCKS = frozenset(
     {"program", "compound_statement", "do_group", "redirected_statement", "negated_command", "ERROR", "else_clause"}
 )
-
-
-_SHELLS = ("bash", "sh")
-_TAKE_TEXT = ("ssh", "tmux", "screen")
-"""Programs whose last argument a shell reads."""
-
-
-def _base(word: str) -> str:
-    return word.rpartition("/")[2]
-
-
-def _handed_on(words: Sequence[Word]) -> int | None:
-    """Where the line stands that a command has a shell read: ``srun ... bash -c LINE``, ``ssh HOST LINE``."""
-    if _base(words[0].text) in _TAKE_TEXT and len(words) > 1 and " " in words[-1].text:
-        return len(words) - 1
-    for at in range(1, len(words) - 2):
-        if _base(words[at].text) in _SHELLS and re.fullmatch(r"-[a-z]*c", words[at + 1].text):
-            return at + 2
-    return None
 
 
 @functools.cache
@@ -167,7 +151,7 @@ class _Reader:
         """``bash <<EOF``: a shell, here or elsewhere, reads what stands there."""
         name = node.named_children[0].child_by_field_name("name")
         body = next((child for child in redirect.named_children if child.type == "heredoc_body"), None)
-        if name is not None and body is not None and _base(text_of(name)) in (*_SHELLS, "ssh"):
+        if name is not None and body is not None and reads_text(text_of(name)):
             value = heredoc(redirect, scope)
             if value is not None:
                 self._text("".join(part.text for part in value), scope.word((), body), scope.copy())
@@ -379,14 +363,11 @@ class _Reader:
         if self._builtin(words, scope):
             return
         self.script.settings += settings
-        if (at := _handed_on(words)) is not None and known(words[at].value):
-            count = len(self.script.commands)
-            self._text(words[at].text, words[at], scope.copy())
-            front = tuple(words[: at if _base(words[0].text) in _TAKE_TEXT else at - 2])
-            for number in range(count, len(self.script.commands)):
-                command = self.script.commands[number]
-                self.script.commands[number] = replace(command, words=(*front, *command.words))
-            if len(self.script.commands) > count:
+        count, (front, line) = len(self.script.commands), handed_on(words)
+        if line is not None and known(line.value):
+            self._text(line.text, line, scope.copy())
+            if started := self.script.commands[count:]:
+                self.script.commands[count:] = [replace(inner, words=(*front, *inner.words)) for inner in started]
                 return
         self.script.commands.append(Command(tuple(words), tuple(settings), dict(self._exported)))
 
@@ -417,7 +398,7 @@ class _Reader:
                 scope.scalars.pop(word.text, None)
         elif name == "eval" and args and all(known(word.value) for word in args):
             self._text(" ".join(word.text for word in args), args[0], scope)
-        elif name in _SHELLS and len(args) >= 2 and re.fullmatch(r"-[a-z]*c", args[0].text):
+        elif is_shell(name) and len(args) >= 2 and re.fullmatch(r"-[a-z]*c", args[0].text):
             self._text(args[1].text, args[1], scope.copy())
         else:
             return False

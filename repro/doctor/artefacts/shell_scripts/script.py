@@ -70,6 +70,30 @@ def starts(command: Command) -> bool:
     return sum(word.text.startswith("--") for word in command.words) > 2
 
 
+_TAKE_TEXT = ("ssh", "tmux", "screen")
+"""Programs whose last argument a shell reads."""
+
+
+def is_shell(word: str) -> bool:
+    """Whether a word names a shell."""
+    return word.rpartition("/")[2] in ("bash", "sh")
+
+
+def reads_text(word: str) -> bool:
+    """Whether a word names a program that has a shell read what it is given, here or elsewhere."""
+    return is_shell(word) or word.rpartition("/")[2] in _TAKE_TEXT
+
+
+def handed_on(words: Sequence[Word]) -> tuple[Sequence[Word], Word | None]:
+    """What stands before the line that a shell is to read, and that: ``srun ... bash -c LINE``, ``ssh HOST LINE``."""
+    for at in range(1, len(words) - 2):
+        if is_shell(words[at].text) and re.fullmatch(r"-[a-z]*c", words[at + 1].text):
+            return words[:at], words[at + 2]
+    if reads_text(words[0].text) and not is_shell(words[0].text) and len(words) > 1 and " " in words[-1].text:
+        return words[:-1], words[-1]
+    return (), None
+
+
 def parts_of(clause: Node) -> tuple[list[Node], list[Node]]:
     """The statements of a condition, and those of what follows it."""
     condition: list[Node] = []
