@@ -7,7 +7,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 __all__ = ["arm"]
@@ -27,6 +27,7 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     from repro_golden.recording.attach.alive.readings import Activations, handed_to
     from repro_golden.recording.attach.session import Session
     from repro_golden.recording.attach.settings import VARIABLE, Settings
+    from repro_golden.recording.attach.standing_in import stand_in
     from repro_golden.recording.attach.steps import Steps
     from repro_golden.recording.attach.written import saving
 
@@ -48,7 +49,7 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     when("wandb.sdk.lib.noop_run", lambda module: _listen(module.NoopRun, "log", _given, session))
     megatron.hook(when, steps, session)
     session.around.watch()
-    torch.utils.swap_tensors = _swapping(torch.utils.swap_tensors, session)
+    stand_in([torch.utils], "swap_tensors", functools.partial(_swapping, session=session))
     generators.watch()
     if settings.record:
         saving.hook(when, session)
@@ -115,24 +116,29 @@ def _clipping(utils: Any, session: Any) -> None:
     """Keep the norm that gradients are clipped by, before clipping."""
     import torch
 
-    clip, scale = utils.clip_grad_norm_, getattr(utils, "clip_grads_with_norm_", None)
+    from repro_golden.recording.attach.standing_in import stand_in
 
-    @functools.wraps(clip)
-    def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
-        norm = clip(*args, **kwargs)
-        if not torch.compiler.is_compiling():
-            session.metric("grad_norm", norm, early=True)
-        return norm
+    def of_clip(clip: Any) -> Any:
+        @functools.wraps(clip)
+        def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+            norm = clip(*args, **kwargs)
+            if not torch.compiler.is_compiling():
+                session.metric("grad_norm", norm, early=True)
+            return norm
 
-    def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            session.metric("grad_norm", total_norm, early=True)
-        return scale(parameters, max_norm, total_norm, *args, **kwargs)  # type: ignore[misc]
+        return clip_grad_norm_
 
-    utils.clip_grad_norm_ = utils.clip_grad.clip_grad_norm_ = clip_grad_norm_
-    if scale is not None:  # since torch 2.6
-        functools.update_wrapper(clip_grads_with_norm_, scale)
-        utils.clip_grads_with_norm_ = utils.clip_grad.clip_grads_with_norm_ = clip_grads_with_norm_
+    def of_scale(scale: Any) -> Any:
+        @functools.wraps(scale)
+        def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                session.metric("grad_norm", total_norm, early=True)
+            return scale(parameters, max_norm, total_norm, *args, **kwargs)
+
+        return clip_grads_with_norm_
+
+    stand_in([utils.clip_grad, utils], "clip_grad_norm_", of_clip)
+    stand_in([utils.clip_grad, utils], "clip_grads_with_norm_", of_scale)  # since torch 2.6
 
 
 def _scaled(session: Any) -> Callable[..., Any]:
@@ -187,11 +193,16 @@ def _swapping(swap: Callable[[Any, Any], None], session: Any) -> Callable[[Any, 
 
     @functools.wraps(swap)
     def call(t1: Any, t2: Any) -> None:
-        again = [] if session.dead else [known.let_go(t1, t2) for known in (session.names, session.around)]
+        again: list[Callable[[], None]] = []
+        for known in (session.names, session.around):  # also of a recorder that has failed
+            try:
+                again.append(known.let_go(t1, t2))
+            except Exception as error:  # noqa: BLE001 - the program goes on
+                session.fail(error)
         try:
             swap(t1, t2)
         finally:
-            for take_up in again:
+            for take_up in [] if session.dead else again:
                 take_up()
 
     return call
@@ -221,6 +232,8 @@ def _listen(owner: Any, method: str, scalars: Callable[..., Mapping[str, Any]], 
     @functools.wraps(log)
     def call(logger: Any, *args: Any, **kwargs: Any) -> Any:
         numbers: dict[str, Any] = {}
+        args = tuple(list(value) if isinstance(value, Iterator) else value for value in args)  # for both to look at
+        kwargs = {name: list(value) if isinstance(value, Iterator) else value for name, value in kwargs.items()}
         with contextlib.suppress(Exception):
             for name, value in scalars(*args, **kwargs).items():
                 if hasattr(value, "detach") and value.numel() == 1:

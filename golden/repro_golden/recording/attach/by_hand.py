@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from repro_golden.recording.attach.standing_in import stand_in
+
 __all__ = ["ByHand", "hook"]
 
 
@@ -74,7 +76,8 @@ class _Depth(threading.local):
 def hook(session: Any) -> None:
     """Watch backward passes of this process until it makes an optimizer."""
     depth = _Depth()
-    backward, grad, make = torch.autograd.backward, torch.autograd.grad, torch.optim.Optimizer.__init__
+    backward, grad = torch.autograd.backward, torch.autograd.grad
+    make, set_ = torch.optim.Optimizer.__init__, torch.optim.Optimizer.__setstate__
 
     @functools.wraps(backward)
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -93,9 +96,13 @@ def hook(session: Any) -> None:
 
     @functools.wraps(grad)
     def watched_grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        given = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
-        direct = not depth.value and all(p.is_leaf and p.requires_grad for p in given)
-        if session.has_optimizer or torch.compiler.is_compiling() or not direct or kwargs.get("create_graph"):
+        again = kwargs.get("create_graph") or any(args[2:3])
+        if session.has_optimizer or torch.compiler.is_compiling() or depth.value or again:
+            return grad(outputs, inputs, *args, **kwargs)
+        if isinstance(inputs, Iterator):
+            inputs = tuple(inputs)  # as torch does
+        given = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
+        if not _all_parameters(given):
             return grad(outputs, inputs, *args, **kwargs)
         session.end_by_hand()
         out = grad(outputs, inputs, *args, **kwargs)
@@ -108,6 +115,23 @@ def hook(session: Any) -> None:
         make(self, *args, **kwargs)
         session.optimizer_made(self)
 
-    torch.autograd.backward = watched
-    torch.autograd.grad = watched_grad
+    @functools.wraps(set_)
+    def __setstate__(self: Any, state: Any) -> None:  # noqa: N807 - likewise: one that is copied or unpickled
+        known = session.knows(self)
+        if not known:
+            session.end_by_hand()
+        set_(self, state)
+        if not known:
+            session.optimizer_made(self)
+
+    stand_in([torch.autograd], "backward", lambda _: watched)
+    stand_in([torch.autograd], "grad", lambda _: watched_grad)
     torch.optim.Optimizer.__init__ = __init__  # type: ignore[method-assign]
+    torch.optim.Optimizer.__setstate__ = __setstate__  # type: ignore[method-assign]
+
+
+def _all_parameters(given: Any) -> bool:
+    """Whether gradients are asked for of nothing but what the program may step by."""
+    return isinstance(given, Sequence) and all(
+        isinstance(item, torch.Tensor) and item.is_leaf and item.requires_grad for item in given
+    )

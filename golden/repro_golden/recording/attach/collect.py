@@ -14,6 +14,7 @@ from repro_golden.base.canonical import same_float
 from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import slowest
 from repro_golden.recording.attach.merging import merge_rows
+from repro_golden.recording.attach.rounds import Rounds
 from repro_golden.recording.attach.written.raw import SHOWN, number_of, take_dumps
 from repro_golden.repository.git import state_of
 from repro_golden.trace import Header, Row, StepRecord, TraceWriter, seal
@@ -52,8 +53,8 @@ class Collected:
 class _Rank:
     """The records of one rank, in an order that does not depend on which of several optimizers stepped first.
 
-    Steps of different optimizers that follow each other are put in the order of their labels, up to where one of them
-    steps again. The first optimizer's signals keep their names, the k-th other's begin with ``optimizer.k/``.
+    Steps of different optimizers that follow each other are put in the order of their labels, round by round
+    (`rounds`). The first optimizer's signals keep their names, the k-th other's begin with ``optimizer.k/``.
     """
 
     def __init__(self, log: Path) -> None:
@@ -63,6 +64,7 @@ class _Rank:
         self.labels: set[str] = set()
         self.steps = 0
         self._frames = FrameReader(log)
+        self._rounds = Rounds()
         self._window: dict[str, list[Row]] = {}
         self._numbers: dict[str, int] = {}
 
@@ -85,23 +87,28 @@ class _Rank:
             if not label:  # of a recorder that writes steps, and not those of optimizers
                 self.ready.append((label, rows))
                 continue
-            if label in self._window:
+            begins, ends = self._rounds.step(frozenset(label.split("+")))
+            if begins:
                 self.close()
             self._window[label] = rows
-            if list(self._numbers) == [label]:  # one optimizer so far, and again: nothing to wait for
+            if ends:
                 self.close()
 
     def close(self) -> None:
         """No other optimizer's step belongs to those before.
 
-        What lives beside the optimizers is theirs in common: as it was after the step that was made last, it stands
-        with the one that is last in order. Of a file that was written after several of them, the last content counts.
+        What lives beside the optimizers is theirs in common: as it was after the step that was made last of those that
+        show it, it stands with the one that is last in order. Of a file that was written after several of them, the
+        last content counts.
         """
         beside: list[Row] = []
         for label, rows in self._window.items():
             common = [row for row in rows if family(row.phase, row.name) in BESIDE]
-            anew = {file_of(row.phase, row.name) for row in rows}
-            unchanged = [row for row in beside if file_of(row.phase, row.name) not in anew | {None}]
+            anew = {file_of(row.phase, row.name) for row in rows} - {None}
+            shown = {(row.phase, row.name) for row in common}
+            unchanged = [
+                row for row in beside if file_of(row.phase, row.name) not in anew and (row.phase, row.name) not in shown
+            ]
             beside = unchanged + common
             self._window[label] = [row for row in rows if family(row.phase, row.name) not in BESIDE]
         for place, (label, rows) in enumerate(sorted(self._window.items()), 1):
@@ -320,8 +327,8 @@ class Gathering:
     def _open(self, ranks: list[_Rank], command: Sequence[str] = ("the program",), code: int = 0) -> None:
         if not ranks:
             raise ReproError(
-                f"no optimizer step was seen in {command[0]} (exit code {code}): does it train with torch.optim, "
-                "in a Python that reads PYTHONPATH?"
+                f"no optimizer step was seen in {command[0]} (exit code {code}): "
+                + (self._failed() or "does it train with torch.optim, in a Python that reads PYTHONPATH?")
             )
         if not all(rank.about for rank in ranks):
             raise self._none_whole(code)

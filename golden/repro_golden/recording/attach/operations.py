@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from repro_golden.base.clean import one_line
+from repro_golden.recording.attach.process import place_of
 from repro_golden.recording.operations.lines import files_in
 from repro_golden.recording.operations.recorder import OperationRecorder
 
@@ -25,9 +26,8 @@ class StepOperations:
     def __init__(self, ask: Mapping[str, Any]) -> None:
         """Record as `children.Run.operations` says; its step counts from this process's first."""
         self._step, self._until = int(ask["step"]), int(ask["until"])
-        rank = int(os.environ.get("RANK", "0"))
         self._recorder = OperationRecorder(
-            Path(ask["folder"]), ask["root"], self._step, rank, ask["dump"], files_in(ask["changed"])
+            Path(ask["folder"]), ask["root"], self._step, dump=ask["dump"], changed=files_in(ask["changed"])
         )
         self._under_way = False
         os.register_at_fork(after_in_child=self._recorder.abandon)
@@ -36,6 +36,7 @@ class StepOperations:
         """A step is about to be made. Called outside of all that sets the program's modes aside."""
         try:
             if step == self._step and not self._under_way:
+                self._recorder.rank = place_of()[0]
                 self._recorder.open()
                 self._recorder.preparing = step == 0
                 self._recorder.begin()

@@ -6,22 +6,27 @@ import contextlib
 import gc
 import hashlib
 import io
+import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 
 from repro_golden.recording.attach.alive.generators import states
 from repro_golden.recording.attach.alive.names import Names
-from repro_golden.recording.attach.alive.readings import of_parts, state
+from repro_golden.recording.attach.alive.parts import of_parts
+from repro_golden.recording.attach.alive.readings import state
 from repro_golden.recording.attach.entry import outside
 from repro_golden.recording.attach.settings import Settings
 
-__all__ = ["facts", "flush_streams", "generators", "terminal"]
+__all__ = ["end", "facts", "final_state", "flush_streams", "generators", "place_of", "terminal"]
 
+_PATIENCE = 60.0
+"""Seconds that a rank which is to end waits for the others, which may still talk to it."""
 FIRST = "first "
 """Before the names of generators as they were before the first step."""
 
@@ -35,9 +40,7 @@ def facts(settings: Settings) -> dict[str, Any]:
     from repro_golden.case.identity import collect
     from repro_golden.trace.model import RECORDER
 
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    if _distributed():
-        rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank, world = place_of()
     threads = int(os.environ.get("OMP_NUM_THREADS", "0")) or torch.get_num_threads()
     return {
         "recorder": RECORDER,
@@ -51,6 +54,13 @@ def facts(settings: Settings) -> dict[str, Any]:
         "groups": _groups(),
         "outside": outside(settings.home, settings.place),
     }
+
+
+def place_of() -> tuple[int, int]:
+    """Rank and world size of this process: its process group's, which no launcher may have told, or the launcher's."""
+    if _distributed():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _training(world: int) -> str:
@@ -85,16 +95,12 @@ def _groups() -> dict[str, list[int]]:
     return {str(names[group]): sorted(ranks) for group, ranks in world.pg_group_ranks.items() if group in names}
 
 
-def terminal(
-    optimizers: Iterable[Any], names: Names, first: Mapping[str, str], logged: Sequence[tuple[int, str, str]]
-) -> dict[str, str]:
-    """What a run ends with: fingerprints of parameters and optimizer state, generators, and what was logged.
+def final_state(optimizers: Iterable[Any], names: Names) -> dict[str, str]:
+    """Fingerprints of parameters and optimizer state.
 
     Args:
         optimizers: Those that made steps, in their order.
         names: Where their parameters' names are known.
-        first: `generators` before the first step. One that differs there from run to run was never seeded.
-        logged: Step, name and value of every metric.
     """
     tensors: dict[str, torch.Tensor] = {}
     for k, optimizer in enumerate(optimizers):
@@ -105,7 +111,20 @@ def terminal(
             for name, tensor in held.items():
                 local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
                 tensors[f"{k}/{kind}/{name}"] = local.detach()
-    prints = _prints(of_parts(tensors))
+    return _prints(of_parts(tensors))
+
+
+def terminal(
+    final: Mapping[str, str], first: Mapping[str, str], logged: Sequence[tuple[int, str, str]]
+) -> dict[str, str]:
+    """What a run ends with.
+
+    Args:
+        final: `final_state`.
+        first: `generators` before the first step. One that differs there from run to run was never seeded.
+        logged: Step, name and value of every metric.
+    """
+    prints = dict(final)
     for name in sorted({name for _, name, _ in logged}):
         prints[f"metric {name}"] = _hash([f"{step} {value}" for step, n, value in logged if n == name])
     return prints | {f"{FIRST}{name}": value for name, value in first.items()} | generators()
@@ -129,6 +148,20 @@ def _prints(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 def _hash(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:32]
+
+
+def end(wait: Callable[[], bool]) -> NoReturn:
+    """End this process with its files flushed and no more, once `wait` says no more, or after a minute."""
+    with contextlib.suppress(Exception):
+        for child in multiprocessing.active_children():
+            child.terminate()
+    deadline = time.monotonic() + _PATIENCE
+    with contextlib.suppress(Exception):
+        while time.monotonic() < deadline and wait():
+            time.sleep(0.01)
+    with contextlib.suppress(Exception):  # no thread can be started, say
+        flush_streams()
+    os._exit(0)
 
 
 def flush_streams(patience: float = 3.0) -> None:

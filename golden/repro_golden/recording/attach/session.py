@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import fnmatch
 import multiprocessing.util
-import os
 import re
 import sys
 import threading
@@ -27,7 +26,8 @@ from repro_golden.base.usage import measure
 from repro_golden.recording.attach.alive.beside import Beside
 from repro_golden.recording.attach.alive.generators import states
 from repro_golden.recording.attach.alive.names import Names
-from repro_golden.recording.attach.alive.readings import TIMES, Held, Reading, any_quantized, learning_rates, of_parts
+from repro_golden.recording.attach.alive.parts import any_quantized, any_wrappers, of_parts
+from repro_golden.recording.attach.alive.readings import TIMES, Held, Reading, learning_rates
 from repro_golden.recording.attach.by_hand import ByHand
 from repro_golden.recording.attach.guard import harmless, without_collection
 from repro_golden.recording.attach.identify import loaded, main_tree, places
@@ -36,13 +36,10 @@ from repro_golden.recording.attach.steps import Labels, Turns
 from repro_golden.recording.attach.written.files import Files
 from repro_golden.recording.attach.written.metrics import Metrics, writable
 from repro_golden.recording.attach.written.raw import SHOWN, as_metric
-from repro_golden.recording.attach.written.records import Records, dump
+from repro_golden.recording.attach.written.records import Records, tap
 from repro_golden.trace.families import FAMILIES, UNREAD
 
 __all__ = ["Session"]
-
-_PATIENCE = 60.0
-"""Seconds that a rank which is to end waits for the others, which may still talk to it."""
 
 
 class Session:
@@ -86,6 +83,9 @@ class Session:
         self._began: float | None = None
         self._metrics = Metrics(self.settings.ignore)
         self._met: dict[int, tuple[Callable[[], Any], str]] = {}  # optimizers and their labels
+        self._kept: list[Any] = []
+        self._final: Mapping[str, str] = {}
+        self._gone: dict[str, str] = {}
         self._held_by: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
         self._labels = Labels()
         self._signals: Any = None
@@ -176,28 +176,16 @@ class Session:
         if self._signals is None:
             self._signals = Signals()
         group = value if isinstance(value, Mapping) else {"": value}
-        if any_quantized(group.values()):
-            value = of_parts(dict(group))
+        if any_quantized(group.values()) or any_wrappers(group.values()):
+            value = of_parts(dict(group), name, self.around.unread)
         if self.operations is not None:
             self.operations.observed(phase, name, value)
         if self.settings.perturbation or self.settings.dump:
             for key, tensor in (value if isinstance(value, Mapping) else {"": value}).items():
                 if isinstance(tensor, torch.Tensor):
-                    self._tap(phase, name + key, tensor, whole=key not in (places or ()))
+                    at = (self._step, phase, name + key)
+                    tap(self.settings, at, tensor, whole=key not in (places or ()))
         self._signals.take(phase, name, value, places or None)
-
-    def _tap(self, phase: str, name: str, tensor: torch.Tensor, *, whole: bool) -> None:
-        """Perturb or dump, where this is the signal that is meant. What no rank has whole is not dumped."""
-        at, rank = [self._step, phase, name], int(os.environ.get("RANK", "0"))
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        if self.settings.perturbation and at == list(self.settings.perturbation) and local.numel():
-            from repro_golden.recording.tap import perturbed_by_one_ulp
-
-            perturbed_by_one_ulp(local)
-        at_rank = [self._step, phase, f"{name}@{rank}"]
-        for wanted in self.settings.dump:
-            if whole and local is tensor and list(wanted) in (at_rank, at):
-                dump(self.settings.out, [self._step, phase, wanted[2]], tensor, rank)
 
     # -- steps
 
@@ -208,6 +196,8 @@ class Session:
 
     def begin(self, optimizer: Any, outermost: bool) -> None:
         """A step is about to be made."""
+        if not self.has_optimizer:
+            self._overlooked(optimizer)
         if self._begin(optimizer, outermost):
             self._stop()
 
@@ -233,17 +223,29 @@ class Session:
             self._start(optimizer)
         return False
 
+    @harmless
+    def _overlooked(self, optimizer: Any) -> None:
+        """An optimizer that was made unseen: what was taken for a step by hand was the way to its first."""
+        if self._hand is not None and self._hand.open:
+            self._hand.open, self._signals = False, None
+            self._seen.clear()
+        self.optimizer_made(optimizer)
+
+    def knows(self, optimizer: Any) -> bool:
+        """Whether the program is known to have made an optimizer."""
+        return self._labels.knows(optimizer)
+
     def optimizer_made(self, optimizer: Any) -> None:
-        """The program has made an optimizer of torch's."""
+        """The program has made an optimizer of torch's, or a copy of one."""
         self.has_optimizer = True
         self._labels.made(optimizer, self._step)
 
     def _label(self, optimizer: Any) -> None:
-        # the terminal state is theirs, so for that they are kept alive
-        reference = (lambda: optimizer) if self.settings.terminal else weakref.ref(optimizer)
+        if self.settings.terminal:
+            self._kept.append(optimizer)  # the terminal state is theirs
         held = self._held_of(optimizer)
         self._met.pop(id(optimizer), None)  # the last comes last
-        self._met[id(optimizer)] = (reference, self._labels.of(optimizer, held.parameters, self._step))
+        self._met[id(optimizer)] = (weakref.ref(optimizer), self._labels.of(optimizer, held.parameters, self._step))
 
     def _start(self, optimizer: Any) -> None:
         """Read what an optimizer begins with."""
@@ -309,7 +311,7 @@ class Session:
             number = value if isinstance(value, torch.Tensor) else float(value)
             self._take("grad" if re.split(r"[#?]", name)[0] == "grad_norm" else "loss", name, number)
         for prefix, optimizer, held in named:
-            for kind, reading in _of(held, state=self.settings.state_after(self._step)):
+            for kind, reading in held.kinds(state=self.settings.state_after(self._step)):
                 self._read("update", prefix + kind, reading)
             for name, rate in learning_rates(optimizer).items():
                 self._take("update", prefix + name, rate)
@@ -399,20 +401,11 @@ class Session:
             self._logged += [(self._step - 1, name, value.hex()) for name, value in sorted(logged.items())]
 
     def _stop(self) -> None:
-        """End this process, with its files flushed and no more: the steps that were asked for are made."""
-        from repro_golden.recording.attach.process import flush_streams
+        """End this process: the steps that were asked for are made. The other ranks may still talk to it."""
+        from repro_golden.recording.attach.process import end
 
         self._close(stopped=True)
-        with contextlib.suppress(Exception):
-            for child in multiprocessing.active_children():
-                child.terminate()
-        deadline = time.monotonic() + _PATIENCE
-        with contextlib.suppress(Exception):
-            while time.monotonic() < deadline and self._records.stopped() < self._world:
-                time.sleep(0.01)
-        with contextlib.suppress(Exception):  # no thread can be started, say
-            flush_streams()
-        os._exit(0)
+        end(lambda: self._records.stopped() < self._world)
 
     def _close(self, *, stopped: bool = False) -> None:
         if not stopped:
@@ -424,6 +417,8 @@ class Session:
 
     @harmless
     def _finish(self, stopped: bool) -> None:
+        self._take_final()
+        self._kept.clear()  # what is alive now is so in a run that is not asked for its final state
         if not stopped:
             self._metrics.left()
             if self._held is not None and self.settings.record:
@@ -439,7 +434,12 @@ class Session:
         try:
             for prefix, reading in list(self._ending()):
                 if reading.tensors:
-                    self._late().take("update", f"end/{prefix}", of_parts(reading.tensors), reading.places or None)
+                    self._late().take(
+                        "update",
+                        f"end/{prefix}",
+                        of_parts(reading.tensors, prefix, self.around.unread),
+                        reading.places or None,
+                    )
         except (AssertionError, RuntimeError, ValueError) as error:
             self.around.unread["the state at the end"] = one_line(f"{type(error).__name__}: {error}")[:100]
             # without a sign of it this run would pass for one that was stopped, whose last files prove nothing
@@ -448,9 +448,11 @@ class Session:
     def _ending(self) -> Iterator[tuple[str, Reading]]:
         # of those alike the last: when others are collected is no part of the program
         alive = {label: o for optimizer, label in self._met.values() if (o := optimizer()) is not None}
+        if self._met and not alive:
+            self._gone["the weights at the end"] = "the program had let go of its optimizers when it ended"
         for k, (_, optimizer) in enumerate(sorted(alive.items())):
             prefix = f"optimizer.{k}/" if k else ""
-            for kind, reading in _of(self._held_of(optimizer)):
+            for kind, reading in self._held_of(optimizer).kinds():
                 yield prefix + kind, reading
             rates = learning_rates(optimizer).items()
             yield prefix, Reading({name: torch.as_tensor(rate, dtype=torch.float64) for name, rate in rates}, {})
@@ -460,17 +462,23 @@ class Session:
     def settle(self) -> None:
         """Write the step that is held back and say that it may be the last: Ray ends its workers without `atexit`."""
         if self._held is not None:
+            self._take_final()
             self._put_end(stopped=False)
+
+    def _take_final(self) -> None:
+        from repro_golden.recording.attach.process import final_state
+
+        if self.settings.terminal:
+            self._final = final_state([optimizer() for optimizer, _ in self._met.values()], self.names)
 
     def _put_end(self, stopped: bool) -> None:
         from repro_golden.recording.attach.process import terminal
 
         self._flush()
         if self.settings.terminal:
-            met = [optimizer() for optimizer, _ in self._met.values()]
-            self._records.log.put(".terminal", terminal(met, self.names, self._first, self._logged))
+            self._records.log.put(".terminal", terminal(self._final, self._first, self._logged))
         end = {"steps": self._step, "stopped": stopped, "ignored": sorted({*self._metrics.ignored, *TIMES})}
-        unread = self.around.unread | self._files.unread | (self._hand.unread if self._hand else {})
+        unread = self.around.unread | self._files.unread | self._gone | (self._hand.unread if self._hand else {})
         end["unread"] = dict(sorted(unread.items()))
         end |= {"modules": loaded(), "places": places(self.settings.place, self._main)}
         self._records.log.put(".end", end | {"spent": measure(self._seconds)})
@@ -487,10 +495,3 @@ class Session:
             self._records.failed(f"the recorder failed at step {self._step}: {text}")
         with contextlib.suppress(Exception):  # the program's stderr may be closed, or full
             print(f"repro: recording stopped at step {self._step} ({text}); the program goes on", file=sys.stderr)
-
-
-def _of(held: Held, *, state: bool = True) -> Iterator[tuple[str, Reading]]:
-    """What an optimizer holds, by the prefix of its names."""
-    yield "", held.weights()
-    for kind, reading in held.state().items() if state else ():
-        yield f"{kind}/", reading

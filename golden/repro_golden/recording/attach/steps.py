@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from repro_golden.recording.attach.rounds import Rounds
+
 __all__ = ["Labels", "Steps", "Turns"]
 
 _HOOKED = sys.modules[torch.optim.Optimizer.__module__].__file__
@@ -132,12 +134,18 @@ def _step_call() -> FrameType:
 
 
 class Labels:
-    """Names of optimizers, and the round that they step in: it ends where one of them steps again."""
+    """Names of optimizers, and the round that they step in (`rounds`)."""
 
     def __init__(self) -> None:
         self._made_at: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._alike: dict[str, tuple[int, int]] = {}  # how many of one generation, and the step at which it began
-        self._round: set[str] = set()
+        self._rounds = Rounds()
+
+    def knows(self, optimizer: Any) -> bool:
+        """Whether it is known when the program made it."""
+        with contextlib.suppress(Exception):  # as below
+            return optimizer in self._made_at
+        return True
 
     def made(self, optimizer: Any, step: int) -> None:
         """The program has made an optimizer after so many steps."""
@@ -161,11 +169,11 @@ class Labels:
 
     def stepped(self, labels: set[str]) -> None:
         """A step of these was made."""
-        self._round = labels | (set() if labels & self._round else self._round)
+        self._rounds.step(frozenset(labels))
 
     def again(self, label: str) -> bool:
         """Whether a step of this one begins a round."""
-        return not self._round or label in self._round
+        return self._rounds.begins(frozenset([label]))
 
 
 # -- which thread makes whose steps: two that train at once cannot be told apart from one run to the next

@@ -79,6 +79,7 @@ class OperationRecorder(TorchDispatchMode):
         changed: Files of the checkout whose lines are noted when they run.
 
     Attributes:
+        rank: As given; one that is known later is set before `open`.
         preparing: Whether the trainer is still being made; it no longer is once a module, a backward pass or an
             optimizer has run.
     """
@@ -88,7 +89,7 @@ class OperationRecorder(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.step, self.preparing = step, False
-        self._folder, self._rank, self._dump = folder, rank, frozenset(dump)
+        self._folder, self.rank, self._dump = folder, rank, frozenset(dump)
         self._root = root.rstrip("/") + "/"
         self._modules = Modules()
         self._optimizing, self._shown, self._back, self._thread = False, "", False, 0
@@ -127,7 +128,7 @@ class OperationRecorder(TorchDispatchMode):
         self._file = os.open(self._part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o666)
         register_optimizer_step_pre_hook(self._stepping)
         register_optimizer_step_post_hook(self._stepped)
-        self._line({"format": FORMAT, "step": self.step, "rank": self._rank, "pid": os.getpid()})
+        self._line({"format": FORMAT, "step": self.step, "rank": self.rank, "pid": os.getpid()})
         with _unseen():
             first = collector()
             first.add([torch.zeros(2)], [None])
@@ -175,13 +176,13 @@ class OperationRecorder(TorchDispatchMode):
                 if single is not None
             }
             contents = [by_source[source][number] for source, number in self._readings]
-            kept = self._results.write(kept_path(self._folder, self._rank), contents)
+            kept = self._results.write(kept_path(self._folder, self.rank), contents)
         self._line({"contents": contents})
         self._line({"kept": kept})
         self._line({"end": self._problem, "compiled": _compiles(), "ran": self._ran.end()})
         self._flush()
         os.close(self._file)
-        self._part.replace(self._folder / f"rank-{self._rank:05d}.jsonl")
+        self._part.replace(self._folder / f"rank-{self.rank:05d}.jsonl")
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -413,7 +414,7 @@ class OperationRecorder(TorchDispatchMode):
             return
         for place, tensor in enumerate(tensors):
             if readable(tensor):
-                dump_path(self._folder, self._rank, index, kind, place).write_bytes(bytes_of(tensor))
+                dump_path(self._folder, self.rank, index, kind, place).write_bytes(bytes_of(tensor))
 
     # -- where it was asked for
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from repro_golden.recording.attach.standing_in import stand_in
+
 __all__ = ["SEEDED", "states", "watch"]
 
 SEEDED = "_repro_seeded"
@@ -24,10 +26,7 @@ def watch() -> None:
     known: set[str] = sys.__dict__.setdefault(SEEDED, set())
     for name, owners in (("torch", (torch.random, torch)), ("torch.cuda", (torch.cuda.random, torch.cuda))):
         for function in ("manual_seed", "manual_seed_all"):  # states are also set back, by activation checkpointing
-            for owner in owners:
-                set_ = getattr(owner, function, None)
-                if set_ is not None and not hasattr(set_, SEEDED):
-                    setattr(owner, function, _noting(set_, known, name))
+            stand_in(owners, function, functools.partial(_noting, known=known, name=name))
         _watch_states(owners, known, name)
 
 
@@ -50,12 +49,8 @@ def _watch_states(owners: Sequence[Any], known: set[str], name: str) -> None:
             known.add(name)
 
     for suffix in ("", "_all"):
-        for owner in owners:
-            get, set_ = (getattr(owner, f"{verb}_rng_state{suffix}", None) for verb in ("get", "set"))
-            if get is not None and not hasattr(get, SEEDED):
-                setattr(owner, get.__name__, _telling(get, lambda out, *_: asked(out)))
-            if set_ is not None and not hasattr(set_, SEEDED):
-                setattr(owner, set_.__name__, _telling(set_, lambda _, states, *__: put(states)))
+        stand_in(owners, f"get_rng_state{suffix}", lambda get: _telling(get, lambda out, *_: asked(out)))
+        stand_in(owners, f"set_rng_state{suffix}", lambda set_: _telling(set_, lambda _, states, *__: put(states)))
 
 
 def _hash(state: torch.Tensor) -> int:
@@ -73,7 +68,6 @@ def _telling(function: Callable[..., Any], listener: Callable[..., None]) -> Cal
             listener(out, *args, *kwargs.values())
         return out
 
-    setattr(call, SEEDED, True)
     return call
 
 
@@ -83,7 +77,6 @@ def _noting(set_: Callable[..., Any], known: set[str], name: str) -> Callable[..
         known.add(name)
         return set_(*args, **kwargs)
 
-    setattr(call, SEEDED, True)
     return call
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import hashlib
-import operator
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,14 +24,12 @@ __all__ = [
     "Places",
     "Reading",
     "Tensors",
-    "any_quantized",
     "everything",
     "folded",
     "handed_to",
     "is_leaf",
     "learning_rates",
     "leaves",
-    "of_parts",
     "state",
 ]
 
@@ -147,6 +143,12 @@ class Held:
         if numbers:
             readings["number"] = Reading({kind: _tensor_of(values) for kind, values in sorted(numbers.items())}, {})
         return {kind: readings[kind] for kind in sorted(readings)}
+
+    def kinds(self, *, state: bool = True) -> Iterator[tuple[str, Reading]]:
+        """The parameters and, where it is asked for, the state, by the prefix of their names."""
+        yield "", self.weights()
+        for kind, reading in self.state().items() if state else ():
+            yield f"{kind}/", reading
 
     def _mains(self) -> dict[int, Main]:
         optimizer = self._optimizer()
@@ -318,35 +320,6 @@ def folded(values: Iterable[bytes]) -> torch.Tensor:
     for value in values:
         hasher.update(len(value).to_bytes(8, "little") + value)
     return torch.frombuffer(bytearray(hasher.digest()), dtype=torch.uint8)
-
-
-def any_quantized(values: Iterable[Any]) -> bool:
-    """Whether one of them is a quantized tensor."""
-    with contextlib.suppress(AttributeError):  # what is no tensor is a number, or is refused where it is taken
-        return any(map(_IS_QUANTIZED, values))
-    return False
-
-
-_IS_QUANTIZED = operator.attrgetter("is_quantized")
-
-
-def of_parts(tensors: Tensors) -> Tensors:
-    """Tensors of which none is quantized: the codes of such a one have its name, scale and zero point are beside."""
-    if not any_quantized(tensors.values()):
-        return tensors
-    out = Tensors()
-    for name, tensor in tensors.items():
-        out[name] = tensor.int_repr() if tensor.is_quantized else tensor
-        if not tensor.is_quantized:
-            continue
-        if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-            out[f"{name}.scale"] = torch.tensor(tensor.q_scale(), dtype=torch.float64, device="cpu")
-            out[f"{name}.zero_point"] = torch.tensor(tensor.q_zero_point(), device="cpu")
-        else:
-            out[f"{name}.scale"] = tensor.q_per_channel_scales()
-            out[f"{name}.zero_point"] = tensor.q_per_channel_zero_points()
-            out[f"{name}.axis"] = torch.tensor(tensor.q_per_channel_axis(), device="cpu")
-    return out
 
 
 TIMES: set[str] = set()

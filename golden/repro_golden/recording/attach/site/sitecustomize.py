@@ -7,6 +7,7 @@ that never imports torch pays for one more entry of `sys.meta_path`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.machinery
 import importlib.util
 import os
@@ -167,7 +168,8 @@ def _tell(module: Any, name: str, listener: Any) -> None:
         listener(out, *args, *kwargs.values())
         return out
 
-    call.__name__, call.__doc__ = name, getattr(function, "__doc__", None)
+    functools.update_wrapper(call, function)
+    call.__module__, call.__qualname__ = module.__name__, name  # under which whoever pickles it finds it again
     setattr(module, name, call)
 
 

@@ -13,9 +13,10 @@ from urllib.parse import quote
 
 import torch
 
+from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.written.raw import RawLog
 
-__all__ = ["Records", "dump"]
+__all__ = ["Records", "tap"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a disk, and not of the program or of ours."""
@@ -108,3 +109,26 @@ def dump(out: str, at: Sequence[Any], tensor: torch.Tensor, rank: int) -> None:
     part = path.with_suffix(".part")
     part.write_bytes(reading.finish().result()[0][0].values or b"")
     part.replace(path)
+
+
+def tap(settings: Settings, at: tuple[int, str, str], tensor: torch.Tensor, *, whole: bool) -> None:
+    """Perturb or dump, where this is the signal that is meant. What no rank has whole is not dumped.
+
+    Args:
+        settings: What is asked for.
+        at: Step, phase and name.
+        tensor: The signal.
+        whole: Whether this rank has all of it.
+    """
+    from repro_golden.recording.attach.process import place_of
+
+    step, phase, name = at
+    rank = place_of()[0]
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    if settings.perturbation and at == tuple(settings.perturbation) and local.numel():
+        from repro_golden.recording.tap import perturbed_by_one_ulp
+
+        perturbed_by_one_ulp(local)
+    for wanted in settings.dump:
+        if whole and local is tensor and tuple(wanted) in ((step, phase, f"{name}@{rank}"), at):
+            dump(settings.out, [step, phase, wanted[2]], tensor, rank)

@@ -28,7 +28,9 @@ import torch
 from repro_golden.base.audit import hear
 from repro_golden.base.printed import is_clock, measures_time
 from repro_golden.recording.attach.alive.beside import unreadable
-from repro_golden.recording.attach.alive.readings import Tensors, everything, folded, of_parts
+from repro_golden.recording.attach.alive.parts import of_parts
+from repro_golden.recording.attach.alive.readings import Tensors, everything, folded
+from repro_golden.recording.attach.standing_in import stand_in
 
 __all__ = ["MADE_UP", "Written", "below", "content", "hook"]
 
@@ -36,7 +38,7 @@ __all__ = ["MADE_UP", "Written", "below", "content", "hook"]
 def hook(when: Callable[[str, Callable[[Any], None]], object], session: Any) -> None:
     """Tell the session of every file that torch.save, torch.jit.save and safetensors write in this process."""
     session.saving = functools.partial(_hook_safetensors, session=session)
-    torch.save = torch.serialization.save = _telling(torch.save, session)
+    stand_in([torch.serialization, torch], "save", functools.partial(_telling, session=session))
     scripted: Any = torch.jit.RecursiveScriptModule  # type: ignore[attr-defined] # torch.jit.save calls this for a path
     scripted.save = _telling(scripted.save, session)
     for name in _SAFETENSORS:
@@ -48,11 +50,9 @@ _SAFETENSORS = ("safetensors.torch", "safetensors.numpy")  # those for other lib
 
 def _hook_safetensors(_: Any = None, *, session: Any) -> None:
     """Now or, where torch was imported by that module itself, at the first step."""
-    for name in _SAFETENSORS:
-        module = sys.modules.get(name)
-        save_file = getattr(module, "save_file", None)
-        if save_file is not None and not hasattr(save_file, "_repro"):
-            module.save_file = _telling(save_file, session)  # type: ignore[union-attr]
+    modules = [sys.modules[name] for name in _SAFETENSORS if name in sys.modules]
+    for module in modules:
+        stand_in([module], "save_file", functools.partial(_telling, session=session))
 
 
 def _telling(save: Any, session: Any) -> Any:
@@ -67,7 +67,6 @@ def _telling(save: Any, session: Any) -> Any:
         session.saved(_path(file), {**value, "__metadata__": texts} if texts else value)
         return out
 
-    call._repro = True  # type: ignore[attr-defined]
     return call
 
 

@@ -1,0 +1,84 @@
+"""Tensors that have no bytes of their own, as those that have: quantized ones, and wrappers around others."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+__all__ = ["any_quantized", "any_wrappers", "of_parts"]
+
+Tensors = dict[str, torch.Tensor]
+
+
+def any_quantized(values: Iterable[Any]) -> bool:
+    """Whether one of them is a quantized tensor."""
+    with contextlib.suppress(AttributeError):  # what is no tensor is a number, or is refused where it is taken
+        return any(map(_IS_QUANTIZED, values))
+    return False
+
+
+_IS_QUANTIZED = operator.attrgetter("is_quantized")
+
+
+def any_wrappers(values: Iterable[Any]) -> bool:
+    """Whether one of them is a tensor around others."""
+    return any(map(_wraps, set(map(type, values))))
+
+
+@functools.cache
+def _wraps(kind: type) -> bool:
+    """Whether tensors of a class have no bytes of their own; DTensors have local ones."""
+    return (
+        issubclass(kind, torch.Tensor)
+        and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        and not hasattr(kind, "to_local")
+    )
+
+
+def _unwrapped(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a tensor is around, to any depth, as it says itself; itself where it is plain, or does not say."""
+    if not _wraps(type(tensor)) or not hasattr(tensor, "__tensor_flatten__"):
+        yield name, tensor
+        return
+    for part in tensor.__tensor_flatten__()[0]:
+        yield from _unwrapped(f"{name}.{part}", getattr(tensor, part))
+
+
+def of_parts(tensors: Tensors, prefix: str = "", unread: dict[str, str] | None = None) -> Tensors:
+    """Tensors with bytes of their own.
+
+    The codes of a quantized one have its name, scale and zero point are beside; what a wrapper is around has its part's
+    name behind.
+
+    Args:
+        tensors: By name.
+        prefix: Of the names in `unread`.
+        unread: Takes why one is left out.
+    """
+    wrapped = any_wrappers(tensors.values())
+    if not wrapped and not any_quantized(tensors.values()):
+        return tensors
+    out = Tensors()
+    if wrapped:
+        tensors = dict(part for pair in tensors.items() for part in _unwrapped(*pair))
+    for name, tensor in tensors.items():
+        if _wraps(type(tensor)):
+            if unread is not None:
+                unread[prefix + name] = f"it is a {type(tensor).__name__}"
+            continue
+        out[name] = tensor.int_repr() if tensor.is_quantized else tensor
+        if not tensor.is_quantized:
+            continue
+        if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+            out[f"{name}.scale"] = torch.tensor(tensor.q_scale(), dtype=torch.float64, device="cpu")
+            out[f"{name}.zero_point"] = torch.tensor(tensor.q_zero_point(), device="cpu")
+        else:
+            out[f"{name}.scale"] = tensor.q_per_channel_scales()
+            out[f"{name}.zero_point"] = tensor.q_per_channel_zero_points()
+            out[f"{name}.axis"] = torch.tensor(tensor.q_per_channel_axis(), device="cpu")
+    return out

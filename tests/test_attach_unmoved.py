@@ -1,0 +1,249 @@
+"""What a program does is the same under the recorder: what it gives to torch, pickles, scripts, copies and swaps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import warm_kit
+
+from repro_golden.trace import Trace
+
+HEAD = """
+import copy, pickle, sys, torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Linear(3, 2)
+"""
+MAKE = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+STEP = """
+optimizer.zero_grad(); model(torch.ones(4, 3, dtype=model.weight.dtype)).square().mean().backward(); optimizer.step()
+print(model.weight.tolist())
+"""
+PROGRAMS = {
+    "gradients of an iterator": """
+for _ in range(2):
+    loss = model(torch.randn(5, 3)).square().mean()
+    grads = torch.autograd.grad(loss, filter(lambda p: p.requires_grad, model.parameters()))
+    for p, g in zip(model.parameters(), grads): p.grad = g
+    optimizer.step()
+    print(len(grads), loss.item())
+""",
+    "gradients of an iterator without an optimizer": """
+for _ in range(2):
+    grads = torch.autograd.grad(model(torch.randn(5, 3)).square().mean(), model.parameters())
+    with torch.no_grad():
+        for p, g in zip(model.parameters(), grads): p -= 0.1 * g
+    print(model.weight.tolist())
+""",
+    "gradients of an edge": """
+from torch.autograd.graph import get_gradient_edge
+hidden = model(torch.randn(5, 3))
+for edge in (get_gradient_edge(hidden), [get_gradient_edge(hidden)]):
+    print(torch.autograd.grad(hidden.square().mean(), edge, retain_graph=True)[0].shape)
+""",
+    "a postfix of pairs": """
+from tqdm import tqdm
+bar = tqdm(range(2), file=sys.stdout)
+bar.set_postfix(zip(("loss", "k"), (1.5, 2)))
+print(bar.postfix)
+bar.close()
+""",
+    "a script": """
+@torch.jit.script
+def gradient(x: torch.Tensor):
+    y = x * x
+    return torch.autograd.grad([y.sum()], [x])
+print(gradient(torch.ones(3, requires_grad=True))[0])
+@torch.jit.script
+def seeded():
+    torch.manual_seed(3)
+    return torch.rand(1)
+print(seeded())
+""",
+    "functions that are pickled": """
+import random, numpy
+functions = [random.seed, random.getstate, numpy.random.seed, numpy.random.get_state, torch.get_rng_state,
+    torch.set_rng_state, torch.cuda.manual_seed, torch.cuda.manual_seed_all, torch.cuda.get_rng_state,
+    torch.random.get_rng_state, torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grads_with_norm_,
+    torch.autograd.grad, torch.autograd.backward, torch.save, torch.serialization.save, torch.utils.swap_tensors]
+for function in functions:
+    try:
+        print(function.__name__, callable(pickle.loads(pickle.dumps(function))))
+    except Exception as error:
+        print(function.__name__, type(error).__name__)
+""",
+    "tensors that are swapped after the recorder ended": """
+torch.__future__.set_swap_module_params_on_conversion(True)
+nowhere = torch.nn.Parameter(torch.zeros(2, device="meta"))
+other = torch.optim.SGD([*model.parameters(), nowhere], lr=0.1)
+model(torch.ones(4, 3)).square().mean().backward()
+other.step()
+model.to(torch.float64)
+print(model.weight.dtype)
+""",
+}
+
+
+def run(folder: Path, program: str, *before: str) -> subprocess.CompletedProcess[str]:
+    """A program's end."""
+    (folder / "program.py").write_text(program)
+    return warm_kit.run([sys.executable, *before, "program.py"], folder)
+
+
+def traced(folder: Path, program: str, *options: str) -> tuple[Trace, str]:
+    """The trace of a program, and what it printed."""
+    done = run(folder, program, "-m", "repro", "trace", "--out", "trace", *options, "--", sys.executable)
+    assert done.returncode == 0, done.stderr
+    return Trace(folder / "trace"), done.stdout
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_prints_what_it_does_alone(tmp_path: Path, name: str) -> None:
+    """Under the recorder it ends as it does alone, and prints the same."""
+    by_hand = "without an optimizer" in name
+    program = HEAD + ("" if by_hand else MAKE) + PROGRAMS[name] + ("" if by_hand else STEP)
+    alone = run(tmp_path, program)
+    assert alone.returncode == 0, alone.stderr
+    done = run(tmp_path, program, "-m", "repro", "trace", "--out", "trace", "--", sys.executable)
+    assert done.stdout == alone.stdout, done.stderr
+    assert "exit code 0" in done.stderr if "recorder ended" in name else done.returncode == 0, done.stderr
+
+
+COPIES = """
+import copy, sys, torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(8, 3)
+for step in range(4):
+    own, mine = copy.deepcopy((model, optimizer)) if step else (model, optimizer)
+    mine.zero_grad()
+    own(x).square().mean().backward()
+    if step == 1:
+        own[1].running_mean.add_(float(sys.argv[1]))
+    mine.step()
+"""
+
+
+def test_what_lives_beside_a_copied_optimizer_is_seen(tmp_path: Path) -> None:
+    """Each round copies the optimizer and its model: a buffer that moves in one is in the trace of that step."""
+    traces = []
+    for moved in ("0", "1"):
+        folder = tmp_path / moved
+        folder.mkdir()
+        traces.append(traced(folder, COPIES.replace("sys.argv[1]", repr(moved)))[0])
+    rows = [{row.name: row.fingerprint for row in trace.rows(1)} for trace in traces]
+    moved_rows = {name for name in rows[0] if rows[0][name] != rows[1][name]}
+    assert any(name.endswith("running_mean") for name in moved_rows), rows
+
+
+RESUMED = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.save((model, optimizer), "state.pt")
+del model, optimizer
+model, optimizer = torch.load("state.pt", weights_only=False)
+for _ in range(3):
+    optimizer.zero_grad()
+    for _ in range(2):
+        model(torch.ones(2, 3)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_steps_of_an_unpickled_optimizer_are_counted(tmp_path: Path) -> None:
+    """The program makes none itself: its steps are the optimizer's all the same, not its backward passes."""
+    (tmp_path / "make.py").write_text(RESUMED.partition("del model")[0])
+    subprocess.run([sys.executable, "make.py"], cwd=tmp_path, check=True)
+    program = "import torch\n" + RESUMED.partition("del model, optimizer\n")[2]
+    trace, _ = traced(tmp_path, program)
+    assert len(trace.steps) == 3
+    assert sum(row.phase == "grad" for row in trace.rows(1)) == 2
+
+
+UNEQUAL = """
+import torch
+torch.manual_seed(0)
+actor, critic = torch.nn.Linear(3, 1), torch.nn.Linear(3, 3)
+of_actor, of_critic = torch.optim.Adam(actor.parameters()), torch.optim.Adam(critic.parameters())
+def step(model, optimizer):
+    optimizer.zero_grad(); model(torch.randn(4, 3)).square().sum().backward(); optimizer.step()
+for round in range(5):
+    for _ in range(2):
+        step(critic, of_critic)
+    if round:
+        step(actor, of_actor)
+"""
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5, 6, 7])
+def test_a_shorter_run_of_unequal_optimizers_begins_a_longer_one(tmp_path: Path, steps: int) -> None:
+    """Two steps of one optimizer for one of the other, which starts late: a run that is stopped is a prefix."""
+    whole = traced(tmp_path, UNEQUAL)[0]
+    folder = tmp_path / "short"
+    folder.mkdir()
+    short = traced(folder, UNEQUAL, "--steps", str(steps))[0]
+    assert len(short.steps) == steps
+    assert [step.root for step in short.steps] == [step.root for step in whole.steps[:steps]]
+
+
+WRAPPED = """
+import torch
+class Scaled(torch.Tensor):
+    @staticmethod
+    def __new__(cls, codes, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+    def __init__(self, codes, scale):
+        self.codes, self.scale = codes, scale
+    def __tensor_flatten__(self):
+        return ["codes", "scale"], None
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise NotImplementedError
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 2)
+class Rounding(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+        for p in model.parameters():
+            scale = p.detach().abs().amax()
+            self.state[p]["rounded"] = Scaled((p.detach() / scale * 127).to(torch.int8), scale)
+optimizer = Rounding(model.parameters(), lr=0.1)
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.ones(2, 3)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_what_a_wrapper_in_an_optimizer_is_around_is_read(tmp_path: Path) -> None:
+    """As an optimizer of eight bits keeps its state: its codes and scales, by the names that it gives them."""
+    trace, _ = traced(tmp_path, WRAPPED)
+    names = {row.name for row in trace.rows(1)}
+    assert {"rounded/weight.codes", "rounded/weight.scale", "rounded/bias.codes"} <= names
+
+
+LEFT = """
+import torch
+def main():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).square().mean().backward()
+        optimizer.step()
+main()
+"""
+
+
+def test_weights_that_are_gone_at_the_end_are_named(tmp_path: Path) -> None:
+    """A trainer that lives in a function is gone when the program ends: that its last state was not seen is told."""
+    trace, _ = traced(tmp_path, LEFT)
+    assert trace.end is not None and "the weights at the end" in trace.end["unread"]
