@@ -224,3 +224,26 @@ def test_what_dvc_shows_of_a_metric_is_of_the_last_step(tmp_path: Path) -> None:
     )
     result = SimpleNamespace(golden=SimpleNamespace(trace=golden), comparison=compare(golden, run), agrees=False)
     assert _small(result) == {"agrees": 0, "steps": 2, "divergent_step": 1}
+
+
+@pytest.mark.parametrize(
+    ("more", "equal"),
+    [
+        ([{"loss": 1.0, "epoch": 0.5}, {"loss": 2.0, "epoch": 1.0}], True),
+        ([{"loss": 1.0}, {"loss": 2.0, "epoch": 1.0}], True),
+        ([{"loss": 1.0, "epoch": 0.5, "epoch#1": 0.6}, {"loss": 2.0}], True),
+        ([{"loss": 1.0, "kl": 0.0}, {"loss": 2.0}], False),  # which the baseline tells in the step after
+        ([{"loss": 1.0, "loss#1": 1.0}, {"loss": 2.0}], False),
+        ([{"loss": 1.0, "epoch": 0.5}, {"loss": 3.0}], False),
+        ([{"loss": 1.0, "epoch": math.nan}, {"loss": 2.0}], False),
+    ],
+    ids=str,
+)
+def test_one_metric_more_is_no_difference(tmp_path: Path, more: list[dict[str, float]], equal: bool) -> None:
+    """What the baseline tells in no step is named, and moves no number; what it tells elsewhere, or twice, does."""
+    last = {"kl": 0.0} if "kl" in more[0] else {}
+    a, b = told(tmp_path / "a", {"loss": 1.0}, {"loss": 2.0} | last), told(tmp_path / "b", more[0], more[1] | last)
+    comparison = compare(a, b)
+    assert comparison.equal is equal
+    assert not equal or str(comparison.looked) == "1 metric; 1 column is written by one side only: epoch"
+    assert not compare(b, a).equal  # one that is gone is a difference

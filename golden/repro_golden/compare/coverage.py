@@ -10,7 +10,7 @@ from typing import Any
 
 from repro_golden.base.errors import ReproError
 from repro_golden.trace import Row, Trace
-from repro_golden.trace.columns_written import COLUMN, column_of
+from repro_golden.trace.columns_written import COLUMN, column_named, column_of
 from repro_golden.trace.families import UNREAD, family, file_of, group, plain
 from repro_golden.trace.model import DIGEST, METRIC
 
@@ -126,7 +126,7 @@ def coverage_of(trace: Trace, alone: Mapping[str, str] | None = None, *, hashes:
     alone = alone or {}
     objects = _sides(alone)
     columns_alone = sorted(name.removeprefix(COLUMN) for name in alone if name.startswith(COLUMN))
-    metrics = {name for step in trace.steps for name in step.compared} - set(columns_alone)
+    metrics = {name for step in trace.steps for name in step.compared if column_named(name) not in alone}
     shown = sorted({name for step in trace.steps for name in step.shown} - metrics)
     logged = any(not _OPTIMIZERS.fullmatch(name) for name in (*metrics, *shown))
     end = (trace.end or {}).get("unread", {})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from repro_golden.trace import Trace
-from repro_golden.trace.columns_written import column_of, columns_of, machine_numbers
+from repro_golden.trace.columns_written import column_named, column_of, columns_of, machine_numbers
 from repro_golden.trace.families import BESIDE, SINCE, family, file_of, group, optimizers, plain
 from repro_golden.trace.model import METRIC, PHASES, Row
 
@@ -25,6 +26,8 @@ class Unlike:
         blind: Which were made by a recorder that looks at no family (`families`): some of ``ab``.
         columns: Columns that a trainer writes of its own accord (`columns_written`) and that one side has in no step,
             with the side that has them.
+        told: The metrics that the baseline tells in any step; asked where the other side tells one more. None where one
+            more is a difference.
         earlier: Whether only one was made by a recorder that did not keep each number of a name, nor know of a scaler
             whose `step` is not called.
     """
@@ -32,6 +35,7 @@ class Unlike:
     blind: str = ""
     earlier: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
+    told: Callable[[], frozenset[str]] | None = None
 
 
 ALIKE = Unlike()
@@ -78,7 +82,15 @@ def unlike(a: Trace, b: Trace) -> Unlike:
     else:  # a port that an earlier recorder took for a metric
         names_a, names_b = machine_numbers(a), machine_numbers(b)
     earlier = (a.header.recorder < _EACH_SINCE) != (b.header.recorder < _EACH_SINCE)
-    return Unlike(blind, earlier, dict.fromkeys(names_a - names_b, "a") | dict.fromkeys(names_b - names_a, "b"))
+    one_sided = dict.fromkeys(names_a - names_b, "a") | dict.fromkeys(names_b - names_a, "b")
+    return Unlike(blind, earlier, one_sided, functools.partial(_told, a, count))
+
+
+@functools.lru_cache(maxsize=8)
+def _told(trace: Trace, count: int) -> frozenset[str]:
+    """The metrics of the first so many steps, under the names of columns (`column_of`)."""
+    names = {name for record in trace.steps[:count] for name in record.compared}
+    return frozenset(map(column_named, names))
 
 
 def differing(
@@ -132,6 +144,9 @@ def one_sided(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALI
     A module that one commit makes and the other does not, or that is gone earlier, was not there to be compared. Beside
     a recorder that looks at no family, every object of one is.
 
+    Nor is a metric that the baseline tells in no step a difference: logging one more moves no number. One that is gone
+    is, for what it was is no longer known.
+
     A file that one side no longer writes is a difference. But where only one side has ended by itself in this step,
     the other was stopped or goes on: what the first wrote after its last step the other could not have written yet.
 
@@ -148,6 +163,8 @@ def one_sided(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALI
         out |= dict.fromkeys(names, side)
         columns = {name for row in (rows_a, rows_b)[index] if (name := column_of(row)) in unlike.columns}
         out |= {name: side for name in columns if name}
+    if unlike.told is not None and (more := _metrics(rows_b) - _metrics(rows_a)):
+        out |= dict.fromkeys(more - unlike.told(), "b")
     return out | _afterwards(rows_a, rows_b)
 
 
@@ -222,6 +239,11 @@ def _files(rows: Sequence[Row]) -> dict[str, set[tuple[object, ...]]]:
         if name := file_of(row.phase, row.name):
             contents.setdefault(name, set()).add((row.key, row.fingerprint))
     return contents
+
+
+def _metrics(rows: Sequence[Row]) -> set[str]:
+    """The metrics of a step, as columns; all that are told again or by a rank are one."""
+    return {name for row in rows if row.dtype == METRIC and (name := column_of(row))}
 
 
 def _object(row: Row) -> str | None:

@@ -16,7 +16,7 @@ from repro_golden.base.systems import SYSTEMS
 from repro_golden.trace.model import METRIC, Row
 from repro_golden.trace.reader import Trace
 
-__all__ = ["COLUMN", "DUMPED", "column_of", "columns_of", "machine_numbers"]
+__all__ = ["COLUMN", "DUMPED", "column_named", "column_of", "columns_of", "machine_numbers"]
 
 COLUMN = "column/"
 """Begins the name of a column among other objects that a run shows."""
@@ -43,10 +43,14 @@ def column_of(row: Row) -> str | None:
         return f"{COLUMN}{row.name.removeprefix('saved/')}"
     if row.phase not in _PHASES or row.name.startswith("start/") or _ACTIVATION.search(row.name):
         return None
-    name = _REPLICA.sub("", row.name)
-    if row.dtype != METRIC and not name.startswith(_MANY):
-        name = name.partition("/")[0]
-    return f"{COLUMN}{name}"
+    if row.dtype == METRIC or row.name.startswith(_MANY):
+        return column_named(row.name)
+    return column_named(_REPLICA.sub("", row.name).partition("/")[0])
+
+
+def column_named(metric: str) -> str:
+    """The column that a metric of this name is of."""
+    return f"{COLUMN}{_REPLICA.sub('', metric)}"
 
 
 @functools.lru_cache(maxsize=8)
