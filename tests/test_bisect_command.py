@@ -320,6 +320,31 @@ env = {{ MARK = "{mark}" }}
 
 
 @pytest.mark.whole
+def test_what_comes_after_suspects_is_told_and_searched(tmp_path: Path) -> None:
+    """Of commits that no test tells apart the difference is their own; `--all` names the culprit behind them."""
+    repo = start(tmp_path, case=None)
+    good = repo.git("rev-parse", "HEAD")
+    future = "import torch\n"
+    broken = [edit(repo, future, f"import nothing_{n}\n{future}", f"Break {n}") for n in (1, 2)]
+    edit(repo, SCALE, "scale = 1.0 + 1e-6\n", "Warm up")
+    text = (repo.root / "train.py").read_text()
+    (repo.root / "train.py").write_text(text.replace("import nothing_1\n", "").replace("import nothing_2\n", ""))
+    mended = repo.commit("Mend")
+    culprit = edit(repo, "1e-6", "1e-2", "Warm up more")
+    last = note(repo, "end")
+    result, _ = bisect(repo, f"{good}..HEAD", *COMMAND, code=3)
+    assert set(result["suspects"]) >= {*broken, mended} and culprit not in result["suspects"]
+    assert result["behind"] == mended
+    own = result["divergence"]
+    result, _ = bisect(repo, f"{good}..HEAD", "--all", *COMMAND, code=3)
+    assert [each["commit"]["commit"] for each in result["culprits"]] == [culprit]
+    assert result["divergence"] == own and not result["behind"]
+    done = repo.repro("bisect", "--no-explain", f"{good}..HEAD", *COMMAND)
+    assert f"`repro explain {good[:10]}..{mended[:10]}` shows what they do together." in done.stdout
+    assert f"`repro bisect {mended[:10]}..{last[:10]}`" in done.stdout
+
+
+@pytest.mark.whole
 def test_gpu_slots(tmp_path: Path) -> None:
     """Probes at once get GPUs of their own; more than there are is refused with the number that fits."""
     case = """\

@@ -70,6 +70,16 @@ def untried_line(result: BisectResult, what: str = "commit") -> str:
     )
 
 
+def together_line(result: BisectResult) -> str:
+    """What shows the cause of suspects together: the commit before them beside the last of them."""
+    suspects = set(result.suspects)
+    before = {parent for commit in suspects for parent in result.parents.get(commit, ())} - suspects
+    last = next((commit for commit in result.suspects if result.verdicts.get(commit) == "BAD"), "")
+    if len(before) != 1 or not last or result.predicate == "exit":
+        return ""
+    return f"`repro explain {short(before.pop())}..{short(last)}` shows what they do together."
+
+
 def set_headline(result: SetResult, where: str) -> str:
     """Which changes it takes."""
     few = f"{count(len(result.chosen), 'change')} of {result.changes}"
@@ -98,6 +108,9 @@ def explanation(result: BisectResult, what: str = "commit") -> str:
         command = f"repro bisect {short(result.good)}..{short(result.culprits[0].before)}"
         text = f"{what.capitalize()}s before it move the numbers too, in a later step: {result.earlier}."
         return f"{text} `--all` names them, or search on with `{command}`."
+    if result.behind:
+        after = f"{what.capitalize()}s after {short(result.behind)} were not searched"
+        return f"{after}: `--all` searches them, or `repro bisect {short(result.behind)}..{short(result.bad)}`."
     if result.explains_bad is None:
         return ""
     if isinstance(result, SetResult):
@@ -213,6 +226,7 @@ def bisect_text(result: BisectResult, what: str = "commit") -> str:
     if result.outcome == "ambiguous":
         lines += [f"  {short(c)}{'  (not tried)' if c in result.untried else ''}" for c in result.suspects]
         lines += [untried_line(result, what)] if result.untried else []
+        lines += [together_line(result)] if what == "commit" and together_line(result) else []
     if (d := result.divergence) and result.outcome != "agree" and len(result.culprits) < 2:
         first = f"first difference: step {d.step}, phase {d.phase}, signal {d.name}: {d.detail}"
         lines += ["", one_line(first)]

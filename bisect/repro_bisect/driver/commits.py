@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from repro_bisect.axes.axis import Axis, short
 from repro_bisect.driver.confirm import Confirmed, Interval, confirm
 from repro_bisect.driver.endpoints import Endpoints
 from repro_bisect.driver.noisy import SURE, NoisySearch
+from repro_bisect.driver.range_search import RangeSearch
 from repro_bisect.driver.result import BisectResult, Culprit, Outcome
 from repro_bisect.driver.searching import Searching
 from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise, Exit, first_violation, predicate_of
-from repro_bisect.probe.answers import Skip, judge, unusable
+from repro_bisect.probe.answers import Skip, judge, trace_of, unusable
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
@@ -52,6 +54,37 @@ def bisect_range(checkout: Checkout, case: Case, axis: Axis, watch: Watch, optio
         return Bisection(scheduler, endpoints, options).explained(checkout, explain=options.explain)
 
 
+@dataclass(frozen=True)
+class Suspects:
+    """Commits that no test tells apart.
+
+    Attributes:
+        of: They.
+        tested: The one of them that was tested and is BAD; empty where it is the range's end, or runs by exit codes.
+        apart: Where its numbers leave the baseline's.
+    """
+
+    of: Ambiguous[str]
+    tested: str = ""
+    apart: Divergence | None = None
+
+    @classmethod
+    def of_search(cls, answer: Ambiguous[str], search: RangeSearch) -> Suspects:
+        """What a search left."""
+        for commit in answer.commits & search.tested.keys():
+            tested = search.tested[commit]
+            if isinstance(tested.answer, Trace) and isinstance(apart := search.divergence(tested), Divergence):
+                return cls(answer, commit, apart)
+        return cls(answer)
+
+
+class Left(NamedTuple):
+    """What is left to search: what is next, and what comes after all that waits."""
+
+    before: list[Interval]
+    others: list[Interval]
+
+
 class Bisection(Searching[BisectResult]):
     """One search of a range, from its ends to the confirmation."""
 
@@ -62,6 +95,7 @@ class Bisection(Searching[BisectResult]):
         super().__init__(scheduler, endpoints)
         self.options = options
         self.accepted: dict[str, str] = {}
+        self._suspects: Suspects | None = None
 
     def search(self) -> BisectResult:
         """Endpoints, search and confirmation."""
@@ -118,10 +152,14 @@ class Bisection(Searching[BisectResult]):
                     f"a second run of {short(confirmed.culprit.commit.commit)} or its parent says otherwise"
                     if confirmed and confirmed.flaky
                     else "",
-                    answer.presumed if isinstance(answer, Ambiguous) else frozenset(),
+                    answer.of.presumed if isinstance(answer, Suspects) else frozenset(),
                 )
-            if isinstance(answer, Ambiguous):
-                return self._result("ambiguous", culprits, ambiguous=answer)
+            if isinstance(answer, Suspects):
+                behind = self._behind(interval, answer)
+                if behind is None:
+                    return self._ambiguous(culprits, answer)
+                waiting += behind
+                continue
             assert confirmed is not None
             if confirmed.flaky and not isinstance(self.predicate, Bitwise):
                 culprit = confirmed.culprit
@@ -133,26 +171,61 @@ class Bisection(Searching[BisectResult]):
             self.endpoints.remarks += confirmed.remarks
             if not self.options.every:
                 return self._result("found", [confirmed.culprit], explains_bad=explains, earlier=confirmed.earlier)
-            commit = confirmed.culprit.commit.commit
-            brought = self._brought_in(interval, commit)
-            if isinstance(brought, Ambiguous):
-                return self._result("ambiguous", culprits, ambiguous=brought)
-            if brought is not None:
-                what = "searching what it brought in" if brought else "it brought in what GOOD has"
-                self.scheduler.say(f"{short(commit)} is a merge: {what}")
-                waiting += brought
-            elif commit not in {c.commit.commit for c in culprits}:
-                culprits.append(confirmed.culprit)
-            if confirmed.earlier:
-                parent = confirmed.culprit.before
-                self.scheduler.say(
-                    f"{short(parent)} before it differs from GOOD at {confirmed.earlier}: searching it too"
-                )
-                waiting.appendleft(Interval(interval.good, parent, interval.baseline, confirmed.before))
-            waiting += self._after(interval, confirmed)
+            left = self._left(interval, confirmed, culprits)
+            if isinstance(left, Suspects):
+                return self._ambiguous(culprits, left)
+            waiting.extendleft(left.before)
+            waiting += left.others
         newest_first = list(self.history.parents)
         culprits.sort(key=lambda c: newest_first.index(c.commit.commit), reverse=True)
+        if self._suspects is not None:
+            return self._ambiguous(culprits, self._suspects)
         return self._result("found", culprits, explains_bad=explains)
+
+    def _left(self, interval: Interval, confirmed: Confirmed, culprits: list[Culprit]) -> Left | Suspects:
+        """Keep a culprit; what is left to search: in the merge that it is, before it, and after it."""
+        left, commit = Left([], []), confirmed.culprit.commit.commit
+        brought = self._brought_in(interval, commit)
+        if isinstance(brought, Ambiguous):
+            return Suspects(brought)
+        if brought is not None:
+            what = "searching what it brought in" if brought else "it brought in what GOOD has"
+            self.scheduler.say(f"{short(commit)} is a merge: {what}")
+            left.others.extend(brought)
+        elif commit not in {c.commit.commit for c in culprits}:
+            culprits.append(confirmed.culprit)
+        if confirmed.earlier:
+            parent = confirmed.culprit.before
+            self.scheduler.say(f"{short(parent)} before it differs from GOOD at {confirmed.earlier}: searching it too")
+            left.before.append(Interval(interval.good, parent, interval.baseline, confirmed.before))
+        left.others.extend(self._after(interval, confirmed))
+        return left
+
+    def _ambiguous(self, culprits: Sequence[Culprit], suspects: Suspects) -> BisectResult:
+        """Suspects that no test tells apart, and the culprits beside them; of two such groups the second is told."""
+        first = self._suspects or suspects
+        if first is not suspects:
+            names = ", ".join(map(short, self._ordered(suspects.of.commits)))
+            self.endpoints.remarks.append(f"one of {names} moved the numbers too, and no test tells which")
+        searched = self.options.every and first is suspects
+        behind = "" if searched or suspects.tested == self.history.bad else suspects.tested
+        return self._result("ambiguous", culprits, ambiguous=first.of, behind=behind, apart=first.apart)
+
+    def _behind(self, interval: Interval, suspects: Suspects) -> list[Interval] | None:
+        """What is left to search after suspects of which the last was tested: from that on. None where that ends it."""
+        if not self.options.every or self._suspects is not None:
+            return None
+        self._suspects, commit = suspects, suspects.tested
+        if not commit or commit == interval.bad or interval.last is None:
+            return []
+        steps = self.scheduler.case.steps
+        asked = [Request(c, steps, stage="confirmation", partial=True, full=True) for c in (commit, interval.bad)]
+        answers = self.scheduler.ask(*asked)
+        after, last = (trace_of(answer, name) for answer, name in zip(answers, (short(commit), "BAD"), strict=True))
+        if first_violation(self.predicate, after, last) is None:
+            return []
+        self.scheduler.say(f"the baseline moves to {short(commit)}, the last of those")
+        return [Interval(commit, interval.bad, after, last)]
 
     def _after(self, interval: Interval, confirmed: Confirmed) -> list[Interval]:
         """What is left to search after a culprit; it is told where that is not known."""
@@ -168,7 +241,7 @@ class Bisection(Searching[BisectResult]):
         self.endpoints.remarks.append(rest)
         return []
 
-    def _search_one(self, interval: Interval) -> tuple[FirstBad[str] | Ambiguous[str], Confirmed | None]:
+    def _search_one(self, interval: Interval) -> tuple[FirstBad[str] | Suspects, Confirmed | None]:
         end: Divergence | None = None
         if interval.baseline and interval.last:
             end = first_violation(self.predicate, interval.baseline, interval.last)
@@ -182,7 +255,7 @@ class Bisection(Searching[BisectResult]):
                 self.accepted = {c: str(verdict) for c, verdict in range_search.search.verdicts.items()}
             self.has_answer()
             if isinstance(answer, Ambiguous):
-                return answer, None
+                return Suspects.of_search(answer, range_search), None
             if self.options.quick:
                 tested = range_search.tested.get(answer.commit)
                 seen = range_search.divergence(tested) if tested and isinstance(tested.answer, Trace) else end

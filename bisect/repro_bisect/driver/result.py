@@ -81,6 +81,8 @@ class BisectResult:
         predicate: What made a probe BAD, as it is written.
         culprits: The commits that moved the numbers, the oldest first; one unless all were asked for.
         suspects: Where skips leave several.
+        behind: Of these the one that was tested, and is BAD, where what comes after it was not searched.
+        apart: Where its numbers first differ, in a trace of its own.
         untried: Suspects that were only presumed untestable.
         end: Where BAD's numbers first differ from GOOD's.
         explains_bad: Whether the last culprit's trace equals BAD's; False means that later commits move numbers too;
@@ -122,6 +124,8 @@ class BisectResult:
     predicate: str
     culprits: Sequence[Culprit]
     suspects: Sequence[str] = ()
+    behind: str = ""
+    apart: Divergence | None = None
     untried: Sequence[str] = ()
     end: Divergence | None
     explains_bad: bool | None = None
@@ -173,8 +177,8 @@ class BisectResult:
 
     @property
     def divergence(self) -> Divergence | None:
-        """Where the first culprit's numbers first differ; without a culprit, BAD's."""
-        return self.culprits[0].divergence if self.culprits else self.end
+        """Where the numbers of the suspects, or of the first culprit, first differ; without either, BAD's."""
+        return self.apart or (self.culprits[0].divergence if self.culprits else self.end)
 
     @property
     def comparison(self) -> Comparison | None:
@@ -184,7 +188,7 @@ class BisectResult:
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
         first = self.culprits[0].to_mapping() if self.culprits else {"commit": None, "comparison": None}
-        skipped = {"culprits", "cost", "parents", "end", "renames", "looked", "earlier", "ends"}
+        skipped = {"culprits", "cost", "parents", "end", "renames", "looked", "earlier", "ends", "apart"}
         raw: dict[str, Any] = {k: jsonable(v) for k, v in self.__dict__.items() if k not in skipped}
         return raw | {
             "bitwise": self.bitwise,
