@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,36 @@ def test_a_change_beside_the_culprit_is_not_the_cause(tmp_path: Path, old: str, 
     done = repo.repro("explain", f"{good}..HEAD", "--path", ".", "--", "{python}", "train.py")
     assert done.returncode == 0, done.stderr
     assert "helper.py:5" in done.stdout and "2.5" in done.stdout, done.stdout
+
+
+IN_TURN = """\
+import torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+critic, actor = torch.nn.Linear(3, 1), torch.nn.Linear(4, 4)
+second, first = torch.optim.SGD(critic.parameters(), lr=0.1), torch.optim.SGD(actor.parameters(), lr=0.1)
+for step in range(2):
+    second.zero_grad()
+    critic(torch.randn(2, 3)).square().mean().backward()
+    second.step()
+    first.zero_grad()
+    scaled = actor(torch.randn(2, 4)) * 1.0
+    scaled.square().mean().backward()
+    first.step()
+"""
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_all_steps_of_a_round_are_explained(tmp_path: Path, turned: bool) -> None:
+    """Two optimizers step in turn, and stand in the trace in the order of their names: either may hold the cause."""
+    train = IN_TURN.replace("(3, 1)", "(5, 5)").replace("(2, 3)", "(2, 5)") if turned else IN_TURN
+    repo = kit.start(tmp_path, train, None)
+    good = repo.git("rev-parse", "HEAD")
+    repo.edit("train.py", "* 1.0", "* 1.5")
+    culprit = repo.commit("Scale")
+    done = repo.repro("bisect", f"{good}..HEAD", "--", sys.executable, "train.py")
+    assert done.returncode == 0 and f"commit {culprit}" in done.stdout, done.stderr
+    assert "train.py:11" in done.stdout and "(T0, 1.5)" in done.stdout, done.stdout
 
 
 def test_no_explanation_calls_nan_an_agreement(tmp_path: Path) -> None:

@@ -67,7 +67,11 @@ class Options:
     @property
     def command(self) -> str:
         """What builds the same site again; its folder decides none of its bytes."""
-        argv = ["repro", "report", "publish", "--out", "site", "--results", self.results]
+        return self.command_into("site")
+
+    def command_into(self, out: str) -> str:
+        """What builds it again into a folder."""
+        argv = ["repro", "report", "publish", "--out", out, "--results", self.results]
         argv += [word for pull in self.pulls for word in ("--pull", pull)]
         argv += ["--title", self.title] if self.title != DEFAULT_TITLE else []
         argv += ["--repository", self.repository] if self.repository else []

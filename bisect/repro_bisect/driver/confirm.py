@@ -148,7 +148,8 @@ def confirm(
     environment = [str(change) for change in environment_changes(before.header, after.header)]
     comparison = replace(compare(before, after), divergence=moved)
     renames = aligned(interval.baseline, before).renames
-    culprit = Culprit(info, moved, comparison, environment, renames=renames, before=parent)
+    culprit = Culprit(info, moved, comparison, environment, renames=renames, before=parent,
+                      until=round_at(before, moved.step)[1])  # fmt: skip
     return Confirmed(
         culprit, after, last, explains, before, earlier, recorded=recorded, remarks=_shorter(scheduler, interval, last)
     )

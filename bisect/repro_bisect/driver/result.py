@@ -31,6 +31,7 @@ class Culprit:
         unexplained: Why there is none although it was.
         renames: What the commits before it renamed: its parent's numbers are GOOD's under other names.
         before: What its replay was compared with: its parent, of a merge the one that holds GOOD; "" where none was.
+        until: The last step of the round (`round_of`) in which its numbers first differ; None where none was compared.
     """
 
     commit: PointInfo
@@ -41,6 +42,7 @@ class Culprit:
     unexplained: str = ""
     renames: Renames = NOTHING
     before: str = ""
+    until: int | None = None
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""

@@ -74,10 +74,11 @@ class Searching(ABC, Generic[R]):
             return culprit
         before = culprit.before or point_before(self.history, info.commit, self.history.good)
         states = self.endpoints.golden_states() if before == self.history.good else {}
+        until = divergence.step if culprit.until is None else culprit.until
         try:
             explanation = explain(
                 self.scheduler, checkout, before, info.commit,
-                golden=states, until=divergence.step, recorded=self.recorded.pop(info.commit, None),
+                golden=states, until=until, recorded=self.recorded.pop(info.commit, None),
             )  # fmt: skip
         except (NotVerifiableError, ReproError) as error:  # the answer stands without it
             return replace(culprit, unexplained=str(error))

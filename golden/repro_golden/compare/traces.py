@@ -264,7 +264,10 @@ def check_identities(a: Trace, b: Trace, vary: Sequence[str]) -> list[str]:
     """
     differences = identity_differences(a, b)
     if other := [d for d in differences if d.part not in vary]:
-        raise NotVerifiableError(f"not comparable: {other[0]}; compare all the same with --vary {other[0].part}")
+        parts = dict.fromkeys(d.part for d in other)
+        told = "; ".join(str(next(d for d in other if d.part == part)) for part in parts)
+        options = " ".join(f"--vary {part}" for part in parts)
+        raise NotVerifiableError(f"not comparable: {told}; compare all the same with {options}")
     return [str(d) for d in differences]
 
 

@@ -62,9 +62,9 @@ def publish(
     }
     index = out / "index.html"
     data = counts | {"index": str(index), "paths": sorted(str(out / name) for name in files)}
-    data |= {"newest": site_results.newest, "reproduce": options.command}
+    data |= {"newest": site_results.newest, "reproduce": (again := options.command_into(str(out)))}
     summary = ", ".join(
         f"{counts[key]} {key if counts[key] != 1 else key[:-1]}" for key in ("nights", "cases", "comparisons")
     )
-    emit(as_json, data, f"{summary}, up to {site_results.newest}\npage: {index}\nreproduce with: {options.command}")
+    emit(as_json, data, f"{summary}, up to {site_results.newest}\npage: {index}\nreproduce with: {again}")
     return 0
