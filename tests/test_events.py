@@ -238,7 +238,7 @@ def test_diff_names_first_worst_and_last(tmp_path: Path) -> None:
     assert done.returncode == 1 and "differs at step 1, metric train/loss: 0.5 became 0.75" in done.stdout
     row = next(line for line in done.stdout.splitlines() if line.startswith("| train/loss"))
     assert [c.strip() for c in row.strip("|").split("|")] == [
-        "train/loss", "1", "0.5 -> 0.75", "2", "+3.5 (+7e+02%)", "-0.25 (-50%)"
+        "train/loss", "1", "0.5 -> 0.75", "2", "+3.5 (+700%)", "-0.25 (-50%)"
     ]  # fmt: skip
     data = json.loads(repro_diff(tmp_path, "--json", "events", "trace").stdout)
     assert (data["equal"], data["values"], data["metrics"]) == (False, 4, {"train/loss": "loss"})

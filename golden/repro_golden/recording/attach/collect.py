@@ -97,18 +97,14 @@ class _Rank:
     def close(self) -> None:
         """No other optimizer's step belongs to those before.
 
-        What lives beside the optimizers is theirs in common: as it was after the step that was made last of those that
-        show it, it stands with the one that is last in order. Of a file that was written after several of them, the
-        last content counts.
+        What lives beside the optimizers is theirs in common: as it was after the step that was made last, it stands
+        with the one that is last in order. Of a file that was written after several of them, the last content counts.
         """
         beside: list[Row] = []
         for label, rows in self._window.items():
             common = [row for row in rows if family(row.phase, row.name) in BESIDE]
-            anew = {file_of(row.phase, row.name) for row in rows} - {None}
-            shown = {(row.phase, row.name) for row in common}
-            unchanged = [
-                row for row in beside if file_of(row.phase, row.name) not in anew and (row.phase, row.name) not in shown
-            ]
+            anew = {file_of(row.phase, row.name) for row in rows}
+            unchanged = [row for row in beside if file_of(row.phase, row.name) not in anew | {None}]
             beside = unchanged + common
             self._window[label] = [row for row in rows if family(row.phase, row.name) not in BESIDE]
         for place, (label, rows) in enumerate(sorted(self._window.items()), 1):

@@ -168,6 +168,8 @@ def _script(source: bytes, text: str, path: Path, arguments: Sequence[str] | Non
         for number, ((named, _, _), command, placed) in enumerate(ranked)
         if named or number == 0
     ]
+    if not launches and script.broken:
+        raise ReproError(f"{path} breaks off, or is no shell script: no command of it could be read")
     if not launches:
         launches.append(NotRead(path, "it starts no trainer: no command of it that could be read has flags"))
     if script.cut:

@@ -61,13 +61,14 @@ def read_script(source: bytes, path: Path, arguments: Sequence[str] | None = Non
         path: Where it lies: files that it sources are looked for beside and below it.
         arguments: What it is started with; None where that is not known.
     """
-    scope = Scope(path)
+    scope, reader = Scope(path), _Reader(path)
     if arguments is not None:
         scope.positional = [Word((Part(word),), "argv", 1) for word in arguments]
-    reader = _Reader(path)
     scope.substitute = substitute
+    root = _parser().parse(source).root_node
+    reader.script.broken = root.has_error
     try:
-        reader.run(_parser().parse(source).root_node, scope)
+        reader.run(root, scope)
         reader.uncalled(scope)
     except (BoundError, RecursionError) as error:
         reader.script.cut = str(error) or "too deep"
@@ -232,9 +233,8 @@ class _Reader:
             count = len(self.script.commands)
             branches[0](scope)
             if self._ended and not any(starts(command) for command in self.script.commands[count:]):
-                self._ended = (
-                    ""  # what is not given here may be given by whoever runs it: `exit` for want of an address
-                )
+                # what is not given here may be given by whoever runs it: `exit` for want of an address
+                self._ended = ""
             return
         exported, ends = dict(self._exported), []
         after: list[tuple[Scope, dict[str, Setting]]] = []

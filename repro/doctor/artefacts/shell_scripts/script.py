@@ -57,12 +57,14 @@ class Script:
         settings: Exports, unsets and prefixes in order.
         missing: Files near it that it sources and that are not there, with the word that names them.
         cut: Why reading stopped early; '' where it did not.
+        broken: Whether something in it is no shell's.
     """
 
     commands: list[Command] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
     missing: list[Word] = field(default_factory=list)
     cut: str = ""
+    broken: bool = False
 
 
 def starts(command: Command) -> bool:
