@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["explain_lines", "explain_text", "size_plot", "write_report"]
 
+_TENSORS = 8
+"""Tensors of an operation that are named."""
 _DEEP = 6
 """Frames of a stack that a terminal shows."""
 _RAN = 4
@@ -76,6 +78,12 @@ def explain_text(explanation: Explanation) -> str:
     return "\n".join([*lines, one_line(f"looked at {explanation.looked}")])
 
 
+def _made(outputs: Sequence[str]) -> str:
+    """What an operation made: of very many tensors, as a fused optimizer makes them, the first."""
+    more = f" and {len(outputs) - _TENSORS} more" if len(outputs) > _TENSORS else ""
+    return (", ".join(outputs[:_TENSORS]) or "nothing") + more
+
+
 def _version(version: Version) -> list[str]:
     heading = one_line(f"{short(version.point)} {version.subject}")
     op = version.explained
@@ -85,8 +93,9 @@ def _version(version: Version) -> list[str]:
     if op.place:
         lines.append(f"  {op.place} in {op.place.function}{' (changed)' if op.place.touched else ''}")
         lines += _indented(op.place.text)
-    reads = ", ".join(f"T{k} {text}" for k, text in enumerate(op.inputs))
-    lines.append(f"  ({op.arguments}){f' with {reads}' if reads else ''} -> {', '.join(op.outputs) or 'nothing'}")
+    reads = ", ".join(f"T{k} {text}" for k, text in enumerate(op.inputs[:_TENSORS]))
+    reads += f" and {len(op.inputs) - _TENSORS} more" if len(op.inputs) > _TENSORS else ""
+    lines.append(f"  ({op.arguments}){f' with {reads}' if reads else ''} -> {_made(op.outputs)}")
     at = op.stack.index(op.place) if op.place in op.stack else -1
     for word, places in (("which calls", op.stack[:at][::-1] if at > 0 else ()), ("called from", op.stack[at + 1 :])):
         shown = [place for place in places if not place.file.startswith(("/", "<"))][:_DEEP]
