@@ -226,6 +226,17 @@ def test_what_dvc_shows_of_a_metric_is_of_the_last_step(tmp_path: Path) -> None:
     assert _small(result) == {"agrees": 0, "steps": 2, "divergent_step": 1}
 
 
+def test_one_metric_more_hides_nothing(tmp_path: Path) -> None:
+    """What the baseline tells later counts in a shorter run too; a tensor that is gone is no metric of its name."""
+    a = told(tmp_path / "a", {"loss": 1.0}, {"loss": 2.0}, {"loss": 3.0, "eval": 0.5})
+    b = told(tmp_path / "b", {"loss": 1.0}, {"loss": 2.0, "eval": 0.5})
+    assert not compare(a, b).equal
+    shown, printed = column("input", "adv", 1.0, 2.0), metric_row("loss", "adv", 1.5)
+    with_column = write(tmp_path / "c", [[metric_row("loss", "loss", 1.0), shown]])
+    without = write(tmp_path / "d", [[metric_row("loss", "loss", 1.0), printed]])
+    assert not compare(with_column, without).equal
+
+
 @pytest.mark.parametrize(
     ("more", "equal"),
     [

@@ -141,6 +141,59 @@ def test_what_lives_beside_a_copied_optimizer_is_seen(tmp_path: Path) -> None:
     assert any(name.endswith("running_mean") for name in moved_rows), rows
 
 
+BOTH = """
+import copy, sys, torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step(model, optimizer):
+    optimizer.zero_grad(); model(torch.randn(8, 4)).square().mean().backward(); optimizer.step()
+step(model, optimizer)
+other, its = copy.deepcopy((model, optimizer))
+for _ in range(2):
+    step(model, optimizer)
+    step(other, its)
+with torch.no_grad():
+    model.weight.add_(MOVED)
+"""
+
+
+def test_an_optimizer_and_its_copy_are_two(tmp_path: Path) -> None:
+    """Both step on: what the first ends with is read, and the copy does not stand in its place."""
+    ends = []
+    for moved in ("0.0", "0.5"):
+        folder = tmp_path / moved
+        folder.mkdir()
+        trace = traced(folder, BOTH.replace("MOVED", moved))[0]
+        ends.append({row.name: row.fingerprint for row in trace.rows(4) if row.name.startswith("end/")})
+        assert any(row.name.startswith("optimizer.1/") for index in range(5) for row in trace.rows(index))
+    assert [name for name in ends[0] if ends[0][name] != ends[1][name]] == ["end/weight"]
+
+
+PLUS = """
+import torch
+torch.manual_seed(0)
+modules = torch.nn.ModuleDict({"a+x": torch.nn.Linear(3, 3), "a+y": torch.nn.Linear(3, 3)})
+optimizers = [torch.optim.SGD(modules[name].parameters(), lr=0.1) for name in ("a+x", "a+y")]
+for _ in range(2):
+    for name, optimizer in list(zip(("a+x", "a+y"), optimizers))[::ORDER]:
+        optimizer.zero_grad()
+        modules[name](torch.ones(2, 3)).square().mean().backward()
+        optimizer.step()
+"""
+
+
+def test_names_may_hold_what_joins_others(tmp_path: Path) -> None:
+    """Which of two optimizers steps first in a round is no difference, whatever their parameters are called."""
+    roots = []
+    for order in ("1", "-1"):
+        folder = tmp_path / order
+        folder.mkdir()
+        roots.append([step.root for step in traced(folder, PLUS.replace("ORDER", order))[0].steps])
+    assert roots[0] == roots[1]
+
+
 RESUMED = """
 import torch
 torch.manual_seed(0)
@@ -202,7 +255,7 @@ class Scaled(torch.Tensor):
     def __init__(self, codes, scale):
         self.codes, self.scale = codes, scale
     def __tensor_flatten__(self):
-        return ["codes", "scale"], None
+        return ["codes", "scale"], {"bits": 8}
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
         raise NotImplementedError
@@ -226,7 +279,7 @@ def test_what_a_wrapper_in_an_optimizer_is_around_is_read(tmp_path: Path) -> Non
     """As an optimizer of eight bits keeps its state: its codes and scales, by the names that it gives them."""
     trace, _ = traced(tmp_path, WRAPPED)
     names = {row.name for row in trace.rows(1)}
-    assert {"rounded/weight.codes", "rounded/weight.scale", "rounded/bias.codes"} <= names
+    assert {"rounded/weight.codes", "rounded/weight.scale", "rounded/weight.context", "rounded/bias.codes"} <= names
 
 
 LEFT = """

@@ -18,7 +18,7 @@ from index_kit import TORCH_FOLDER, Index, serving, wheel
 
 from repro.commands.axes import axis_of
 from repro.commands.bisect import bisect
-from repro_bisect.axes.sets import FlagSet, LayoutLine, roomy
+from repro_bisect.axes.sets import FlagSet, LayoutLine, _launched, roomy
 from repro_bisect.driver.history import history_of
 from repro_bisect.driver.session import Options
 from repro_golden.base.errors import ReproError
@@ -280,6 +280,13 @@ def test_a_history_of_flags_and_layouts(flagged: Repo) -> None:
     axis = axis_of(checkout, case, None, Options(), layout="threads=1..threads=2", line=True)
     history = history_of(checkout, roomy(axis, case), axis, lambda _: None, Options())
     assert (history.agree, history.what, history.rows) == (True, "layout", [])
+
+
+def test_a_shells_line_stays_as_it_is_written() -> None:
+    """Of a launch in so many processes the number alone changes: what a shell reads in it is no word of ours."""
+    line = 'cd . && MODE=fast torchrun --nproc_per_node  2 train.py $MODE "a b" --nproc-per-node 3'
+    assert _launched(line, 4) == line.replace("node  2", "node  4")
+    assert _launched("torchrun --nproc-per-node=gpu train.py", 4) == "torchrun --nproc-per-node=gpu train.py"
 
 
 @pytest.mark.parametrize("between", ["=", " "])

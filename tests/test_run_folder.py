@@ -97,6 +97,17 @@ def test_without_a_number_of_ranks_the_next_rollout_says_that_one_is_whole(tmp_p
     assert folder.rows(1) is not None
 
 
+@pytest.mark.parametrize("rollout", [0, 2])
+def test_a_rank_that_writes_other_rollouts_is_missed(tmp_path: Path, rollout: int) -> None:
+    """How many ranks there are all rollouts tell: one that lacks the last rank's dump is not whole."""
+    Run("relax", dp=2, rollouts=3).write(tmp_path)
+    (tmp_path / "train_data" / f"{rollout}_1.pt").unlink()
+    folder = RunFolder("relax", tmp_path)
+    folder.ended()
+    with pytest.raises(ReproError, match=rf"rollout {rollout} lacks the train dump of rank 1 \(of 2 ranks\)"):
+        folder.rows(rollout)
+
+
 def test_a_log_that_lags_behind_the_dumps_is_waited_for(tmp_path: Path) -> None:
     """Ray forwards lines late, a submitted job's later still: no step's rows are made before its lines are there."""
     run, log = Run("slime", rollouts=3), tmp_path / "run.log"

@@ -110,7 +110,7 @@ def explanation(result: BisectResult, what: str = "commit") -> str:
         return f"{text} `--all` names them, or search on with `{command}`."
     if result.behind:
         after = f"{what.capitalize()}s after {short(result.behind)} were not searched"
-        return f"{after}: `--all` searches them, or `repro bisect {short(result.behind)}..{short(result.bad)}`."
+        return f"{after}: `repro bisect {short(result.behind)}..{short(result.bad)}` does."
     if result.explains_bad is None:
         return ""
     if isinstance(result, SetResult):

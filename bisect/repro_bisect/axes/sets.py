@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -158,7 +157,7 @@ def _change(name: str, about: str, case: Case, changes: Sequence[FlagChange]) ->
 
 # -- layouts
 
-_RANKS = re.compile(r"(--nproc[-_]per[-_]node)(=\d+)?")
+_RANKS = re.compile(r"(?<!\S)(--nproc[-_]per[-_]node(?:=|\s+))\d+(?!\S)")
 _KEYS = {"threads": "cpus", "ranks": "ranks"}
 
 
@@ -243,16 +242,8 @@ class _Layout:
 
 
 def _launched(command: str, ranks: int) -> str:
-    """A torchrun line for so many processes; another line as it is."""
-    argv = shlex.split(command)
-    for k, word in enumerate(argv):
-        if match := _RANKS.fullmatch(word):
-            if match[2]:
-                argv[k] = f"{match[1]}={ranks}"
-            elif argv[k + 1 : k + 2] and argv[k + 1].isdigit():
-                argv[k + 1] = str(ranks)
-            return shlex.join(argv)
-    return command
+    """A torchrun line for so many processes; another line as it is. All else in it stays as it is written."""
+    return _RANKS.sub(rf"\g<1>{ranks}", command, count=1)
 
 
 class LayoutLine(Varied):

@@ -149,7 +149,7 @@ def confirm(
     comparison = replace(compare(before, after), divergence=moved)
     renames = aligned(interval.baseline, before).renames
     culprit = Culprit(info, moved, comparison, environment, renames=renames, before=parent,
-                      until=round_at(before, moved.step)[1])  # fmt: skip
+                      until=round_at(before, moved.step)[1] if scheduler.case.subject.recorded else None)  # fmt: skip
     return Confirmed(
         culprit, after, last, explains, before, earlier, recorded=recorded, remarks=_shorter(scheduler, interval, last)
     )

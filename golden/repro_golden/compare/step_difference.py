@@ -50,6 +50,8 @@ def round_of(trace: Trace, index: int) -> tuple[int, int]:
     """
     first = last = index
     made = optimizers(trace.rows(index))
+    if not made:  # nothing of an optimizer is told
+        return index, index
     while first > 0 and not _closes(trace.rows(first - 1)) and not made & (more := optimizers(trace.rows(first - 1))):
         first, made = first - 1, made | more
     while last + 1 < len(trace.steps) and not _closes(trace.rows(last)):
@@ -83,13 +85,13 @@ def unlike(a: Trace, b: Trace) -> Unlike:
         names_a, names_b = machine_numbers(a), machine_numbers(b)
     earlier = (a.header.recorder < _EACH_SINCE) != (b.header.recorder < _EACH_SINCE)
     one_sided = dict.fromkeys(names_a - names_b, "a") | dict.fromkeys(names_b - names_a, "b")
-    return Unlike(blind, earlier, one_sided, functools.partial(_told, a, count))
+    return Unlike(blind, earlier, one_sided, functools.partial(_told, a))
 
 
 @functools.lru_cache(maxsize=8)
-def _told(trace: Trace, count: int) -> frozenset[str]:
-    """The metrics of the first so many steps, under the names of columns (`column_of`)."""
-    names = {name for record in trace.steps[:count] for name in record.compared}
+def _told(trace: Trace) -> frozenset[str]:
+    """The metrics of all steps, under the names of columns (`column_of`): the other side may have made fewer."""
+    names = {name for record in trace.steps for name in record.compared}
     return frozenset(map(column_named, names))
 
 
@@ -98,7 +100,8 @@ def differing(
 ) -> list[tuple[Difference, Row, Row | None]]:
     """Every signal in which two versions of a step differ: phase by phase, in the baseline's order, added ones last.
 
-    What belongs to an object that only one side has is none, nor is a file of a side's end (`alone`).
+    What belongs to an object that only one side has is none, nor is a metric that the baseline never tells, nor a file
+    of a side's end (`alone`).
 
     Args:
         rows_a: The baseline's.
@@ -126,6 +129,11 @@ def differing(
         if entry[0] not in ("missing", "added") or not {_object(entry[1]), column_of(entry[1])} & skipped.keys()
     ]  # fmt: skip
     differences = [entry for entry in differences if file_of(entry[1].phase, entry[1].name) not in skipped]
+    new = _new_metrics(rows_a, rows_b, unlike)
+    differences = [
+        entry for entry in differences
+        if not (entry[0] == "added" and entry[1].dtype == METRIC and column_of(entry[1]) in new)
+    ]  # fmt: skip
     ended = _ended(rows_a) != _ended(rows_b)
     differences = [entry for entry in differences if not _unknowable(*entry[:2], unlike, ended=ended)]
     # sorted() is stable: within a phase the baseline's order stands, and added signals come last
@@ -133,9 +141,14 @@ def differing(
 
 
 def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) -> dict[str, str]:
-    """What is `one_sided`, but for two objects of one build, one on either side: these are one under two names."""
+    """What is `one_sided`, but for two objects of one build, one on either side: these are one under two names.
+
+    And the metrics that the baseline tells in no step: logging one more moves no number. One that is gone is a
+    difference, for what it was is no longer known.
+    """
     objects = one_sided(rows_a, rows_b, unlike)
-    return _without(objects, _partners(rows_a, rows_b, objects))
+    new = dict.fromkeys(_new_metrics(rows_a, rows_b, unlike), "b")
+    return _without(objects, _partners(rows_a, rows_b, objects)) | new
 
 
 def one_sided(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) -> dict[str, str]:
@@ -143,9 +156,6 @@ def one_sided(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALI
 
     A module that one commit makes and the other does not, or that is gone earlier, was not there to be compared. Beside
     a recorder that looks at no family, every object of one is.
-
-    Nor is a metric that the baseline tells in no step a difference: logging one more moves no number. One that is gone
-    is, for what it was is no longer known.
 
     A file that one side no longer writes is a difference. But where only one side has ended by itself in this step,
     the other was stopped or goes on: what the first wrote after its last step the other could not have written yet.
@@ -163,8 +173,6 @@ def one_sided(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALI
         out |= dict.fromkeys(names, side)
         columns = {name for row in (rows_a, rows_b)[index] if (name := column_of(row)) in unlike.columns}
         out |= {name: side for name in columns if name}
-    if unlike.told is not None and (more := _metrics(rows_b) - _metrics(rows_a)):
-        out |= dict.fromkeys(more - unlike.told(), "b")
     return out | _afterwards(rows_a, rows_b)
 
 
@@ -241,9 +249,11 @@ def _files(rows: Sequence[Row]) -> dict[str, set[tuple[object, ...]]]:
     return contents
 
 
-def _metrics(rows: Sequence[Row]) -> set[str]:
-    """The metrics of a step, as columns; all that are told again or by a rank are one."""
-    return {name for row in rows if row.dtype == METRIC and (name := column_of(row))}
+def _new_metrics(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike) -> set[str]:
+    """The metrics that the baseline tells in no step, as columns; all that are told again or by a rank are one."""
+    more = {name for row in rows_b if row.dtype == METRIC and (name := column_of(row))}
+    more -= {column_of(row) for row in rows_a}
+    return more - unlike.told() if more and unlike.told is not None else set()
 
 
 def _object(row: Row) -> str | None:

@@ -117,7 +117,8 @@ def indexed(folder: Path) -> tuple[IndexedSteps, Mapping[str, Any] | None] | Non
         if _digest(log) != of_log:
             return None
         tail, whole, _ = log[end:].partition(b"\n")
-        return IndexedSteps(log, columns, count), closing(tail.decode()) if whole else None
+        end_line = closing(tail.decode()) if whole else None
+        return None if whole and end_line is None else (IndexedSteps(log, columns, count), end_line)
     except (OSError, ReproError, *_BROKEN):
         return None
 

@@ -48,6 +48,12 @@ class TrainFiles:
         """Whether a later rollout has files: a rank writes those of a rollout before it trains on the next."""
         return any(other > rollout for other in self.paths)
 
+    @property
+    def ranks(self) -> int | None:
+        """How many ranks the dumps of all rollouts tell of; None where they tell of none."""
+        written = [rank for by_rank in self.paths.values() for rank in by_rank if rank is not None]
+        return max(written) + 1 if written else None
+
     def load(self, rollout: int, *, final: bool) -> list[TrainDump] | None:
         """The files of a rollout.
 

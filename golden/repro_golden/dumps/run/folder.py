@@ -347,7 +347,7 @@ class RunFolder:
         # the rollout dump says what the train dumps may not: the samples' indices, or their order
         ordered = any("rollout_position" in sample for dump in dumps for sample in dump.samples[:1])
         samples = None if ordered else self._rollout_samples(rollout)
-        columns = joined(dumps, ranks=self._ranks, cp_size=self._cp_size, rollout=samples)
+        columns = joined(dumps, ranks=self._ranks or self._train.ranks, cp_size=self._cp_size, rollout=samples)
         for problem in columns.problems:
             self._problem(problem)
         self._held = {rollout: columns}

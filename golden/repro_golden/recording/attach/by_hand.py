@@ -122,7 +122,7 @@ def hook(session: Any) -> None:
             session.end_by_hand()
         set_(self, state)
         if not known:
-            session.optimizer_made(self)
+            session.optimizer_made(self, copied=True)
 
     stand_in([torch.autograd], "backward", lambda _: watched)
     stand_in([torch.autograd], "grad", lambda _: watched_grad)

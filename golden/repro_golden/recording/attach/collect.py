@@ -14,7 +14,7 @@ from repro_golden.base.canonical import same_float
 from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import slowest
 from repro_golden.recording.attach.merging import merge_rows
-from repro_golden.recording.attach.rounds import Rounds
+from repro_golden.recording.attach.rounds import JOINED, Rounds
 from repro_golden.recording.attach.written.raw import SHOWN, number_of, take_dumps
 from repro_golden.repository.git import state_of
 from repro_golden.trace import Header, Row, StepRecord, TraceWriter, seal
@@ -87,7 +87,7 @@ class _Rank:
             if not label:  # of a recorder that writes steps, and not those of optimizers
                 self.ready.append((label, rows))
                 continue
-            begins, ends = self._rounds.step(frozenset(label.split("+")))
+            begins, ends = self._rounds.step(frozenset(label.split(JOINED)))
             if begins:
                 self.close()
             self._window[label] = rows

@@ -7,7 +7,10 @@ writes the trace ask the same rule, so that a run of fewer steps ends between tw
 
 from __future__ import annotations
 
-__all__ = ["Rounds"]
+__all__ = ["JOINED", "Rounds"]
+
+JOINED = "\x1f"
+"""Between the labels of optimizers that stepped together: names may hold all that can be printed."""
 
 
 class Rounds:

@@ -31,6 +31,7 @@ from repro_golden.recording.attach.alive.readings import TIMES, Held, Reading, l
 from repro_golden.recording.attach.by_hand import ByHand
 from repro_golden.recording.attach.guard import harmless, without_collection
 from repro_golden.recording.attach.identify import loaded, main_tree, places
+from repro_golden.recording.attach.rounds import JOINED
 from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.steps import Labels, Turns
 from repro_golden.recording.attach.written.files import Files
@@ -235,10 +236,10 @@ class Session:
         """Whether the program is known to have made an optimizer."""
         return self._labels.knows(optimizer)
 
-    def optimizer_made(self, optimizer: Any) -> None:
+    def optimizer_made(self, optimizer: Any, *, copied: bool = False) -> None:
         """The program has made an optimizer of torch's, or a copy of one."""
         self.has_optimizer = True
-        self._labels.made(optimizer, self._step)
+        self._labels.made(optimizer, self._step, copied=copied)
 
     def _label(self, optimizer: Any) -> None:
         if self.settings.terminal:
@@ -298,7 +299,7 @@ class Session:
         signals, self._signals = self._signals, None
         self._seen.clear()
         signals.finish()
-        self._held = ((signals, "+".join(label for label, _ in labelled)), frozenset(logged))
+        self._held = ((signals, JOINED.join(label for label, _ in labelled)), frozenset(logged))
         self._step += 1
 
     def _read_step(

@@ -139,6 +139,8 @@ class Labels:
     def __init__(self) -> None:
         self._made_at: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._alike: dict[str, tuple[int, int]] = {}  # how many of one generation, and the step at which it began
+        self._copies: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._holders: dict[tuple[str, int], weakref.ref[Any]] = {}
         self._rounds = Rounds()
 
     def knows(self, optimizer: Any) -> bool:
@@ -147,25 +149,32 @@ class Labels:
             return optimizer in self._made_at
         return True
 
-    def made(self, optimizer: Any, step: int) -> None:
-        """The program has made an optimizer after so many steps."""
+    def made(self, optimizer: Any, step: int, *, copied: bool = False) -> None:
+        """The program has made an optimizer after so many steps, or a copy of one."""
         with contextlib.suppress(Exception):  # such as a class that cannot be hashed: that is the program's business
             self._made_at[optimizer] = step
+            if copied:
+                self._copies.add(optimizer)
 
     def of(self, optimizer: Any, parameters: Mapping[str, Any], step: int) -> str:
         """Label an optimizer by what tells it from others in every rank and run: its class, and what it updates.
 
         Those alike in both are counted, in the order in which they step first. One that was made after another such has
-        stepped takes its place.
+        stepped takes its place. A copy takes that of one that is gone: what it is a copy of may step on.
         """
         looks = [(name, tuple(p.shape), str(p.dtype)) for name, p in parameters.items()]
         about = repr((looks, type(optimizer).__qualname__))
         label = f"{next(iter(parameters), '')} {hashlib.sha256(about.encode()).hexdigest()[:8]}"
         alike, first = self._alike.get(label, (0, step))
+        place = alike
         if self._made_at.get(optimizer, 0) > first:
-            alike, first = 0, step
-        self._alike[label] = alike + 1, first
-        return f"{label} {alike:04d}"
+            if optimizer in self._copies:
+                place = next((k for k in range(alike) if self._holders[label, k]() is None), alike)
+            else:
+                alike, first, place = 0, step, 0
+        self._alike[label] = max(alike, place + 1), first
+        self._holders[label, place] = weakref.ref(optimizer)
+        return f"{label} {place:04d}"
 
     def stepped(self, labels: set[str]) -> None:
         """A step of these was made."""

@@ -215,7 +215,11 @@ def environments_of(state: Path) -> Path:
 
 def _built(base: Path) -> dict[str, float]:
     """The keys of all that are whole, and when each was last used."""
-    return {path.stem: path.stat().st_mtime for path in base.glob("*.built")}
+    used: dict[str, float] = {}
+    for path in base.glob("*.built"):
+        with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+            used[path.stem] = path.stat().st_mtime
+    return used
 
 
 def _drop(base: Path, key: str, *, half: bool = False) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import operator
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -45,8 +46,23 @@ def _unwrapped(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Ten
     if not _wraps(type(tensor)) or not hasattr(tensor, "__tensor_flatten__"):
         yield name, tensor
         return
-    for part in tensor.__tensor_flatten__()[0]:
+    parts, context = tensor.__tensor_flatten__()
+    for part in parts:
         yield from _unwrapped(f"{name}.{part}", getattr(tensor, part))
+    if _plain(context):
+        about = repr((type(tensor).__qualname__, str(tensor.dtype), context)).encode()
+        yield f"{name}.context", torch.frombuffer(bytearray(hashlib.sha256(about).digest()), dtype=torch.uint8)
+    else:
+        yield f"{name}.context", tensor  # which cannot be read, and is named
+
+
+def _plain(value: Any) -> bool:
+    """Whether what a wrapper says beside its tensors is the same text in every process."""
+    if isinstance(value, (tuple, list)):
+        return all(map(_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _plain(item) for key, item in value.items())
+    return value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device))
 
 
 def of_parts(tensors: Tensors, prefix: str = "", unread: dict[str, str] | None = None) -> Tensors:
