@@ -327,7 +327,7 @@ def test_a_pull_requests_report_compares_both_sides(tmp_path: Path) -> None:
     assert "gap max, nats" in page(report) and "gap max, nats" in pull_text(report)
     raw = json.loads(json.dumps(report.to_mapping(), allow_nan=False))
     assert raw["results"][0]["compared"]["mismatch"]["after"]["max"] == 2.0
-    other = traced(tmp_path / "c", [[*step_rows([NEAR]), metric_row("loss", "loss", 1.0)]])
+    other = traced(tmp_path / "c", [[*step_rows([NEAR]), metric_row("update", "lr", 1.0)]])
     same = compare_traces(a, other, Compare())
     assert same.mismatch is not None and same.mismatch.same and same.verdict == "moved"
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from repro_golden.trace import Trace
-from repro_golden.trace.columns_written import column_named, column_of, columns_of, machine_numbers
+from repro_golden.trace.columns_written import column_of, columns_of, machine_numbers
 from repro_golden.trace.families import BESIDE, SINCE, family, file_of, group, optimizers, plain
 from repro_golden.trace.model import METRIC, PHASES, Row
 
@@ -90,9 +91,8 @@ def unlike(a: Trace, b: Trace) -> Unlike:
 
 @functools.lru_cache(maxsize=8)
 def _told(trace: Trace) -> frozenset[str]:
-    """The metrics of all steps, under the names of columns (`column_of`): the other side may have made fewer."""
-    names = {name for record in trace.steps for name in record.compared}
-    return frozenset(map(column_named, names))
+    """The metrics of all steps, however often and by whom they are told: the other side may have made fewer."""
+    return frozenset(_base(name) for record in trace.steps for name in record.compared)
 
 
 def differing(
@@ -251,9 +251,21 @@ def _files(rows: Sequence[Row]) -> dict[str, set[tuple[object, ...]]]:
 
 def _new_metrics(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike) -> set[str]:
     """The metrics that the baseline tells in no step, as columns; all that are told again or by a rank are one."""
-    more = {name for row in rows_b if row.dtype == METRIC and (name := column_of(row))}
-    more -= {column_of(row) for row in rows_a}
-    return more - unlike.told() if more and unlike.told is not None else set()
+    more = {name: row for row in rows_b if row.dtype == METRIC and (name := column_of(row))}
+    for row in rows_a:
+        more.pop(column_of(row) or "", None)
+    if not more or unlike.told is None:
+        return set()
+    told = unlike.told()
+    return {name for name, row in more.items() if _base(row.name) not in told}
+
+
+def _base(metric: str) -> str:
+    """A metric's name without what tells its tellings apart: ``loss#1``, ``loss@0``, ``lr#logged``."""
+    return _TELLING.split(metric, maxsplit=1)[0]
+
+
+_TELLING = re.compile("[#@]")
 
 
 def _object(row: Row) -> str | None:
