@@ -21,6 +21,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, find_case
 from repro_golden.repository.checkout import find_checkout
 from repro_golden.repository.code_key import code_keys
+from repro_golden.repository.git import rewritten
 
 READS = ("--when", "exit", "-j", "1", "--", sys.executable, "-c")
 
@@ -287,6 +288,24 @@ def test_attributes_above_the_code_are_code(tmp_path: Path, place: str) -> None:
     last = note(repo, "3")
     keys = code_keys(find_checkout(repo.root).git, [first, other, last], ["src/code"])
     assert keys.of(first) == keys.of(other) == repo.git("rev-parse", f"{first}:src/code") != keys.of(last)
+
+
+def test_a_file_that_a_filter_writes_is_named(tmp_path: Path) -> None:
+    """No filter runs where a commit is put in place: whoever trusts in one is told; Git LFS and none at all are not."""
+    repo = Repo(tmp_path / "r")
+    (repo.root / "src").mkdir(parents=True)
+    repo.git("init", "--quiet", "--initial-branch=main")
+    (repo.root / "src" / "rate.txt").write_text("lr=1\n")
+    (repo.root / ".gitattributes").write_text("*.txt filter=louder\n*.bin filter=lfs\n")
+    repo.commit("Start")
+    git = find_checkout(repo.root).git
+    assert rewritten(git, ["src"]) == ""
+    repo.git("config", "filter.lfs.process", "git-lfs filter-process")
+    repo.git("config", "filter.louder.smudge", "cat")
+    assert rewritten(git, ["."]) == ""
+    repo.git("config", "filter.louder.smudge", "sed s/1/2/")
+    assert rewritten(git, ["src"]).startswith("src/rate.txt is written by the filter louder in your checkout")
+    assert rewritten(git, ["."]) == rewritten(git, ["src"]) and rewritten(git, ["golden"]) == ""
 
 
 def test_a_path_that_nothing_has_is_an_error(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from repro_bisect.probe.scheduler import Scheduler
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Checkout
+from repro_golden.repository.git import rewritten
 from repro_golden.repository.linked import refuse_tracked
 from repro_golden.store.golden import GoldenRun, Store
 from repro_golden.store.rollouts import Rollouts, place_of
@@ -111,6 +112,8 @@ def session(
     """
     began = time.monotonic()
     refuse_tracked(checkout.git, case)
+    if filtered := rewritten(checkout.git, case.paths()):
+        watch(Event(filtered))
     if options.fresh:
         forget(checkout.state)
     store, rollouts = Store(checkout.root), check_rollouts(checkout, case)

@@ -10,13 +10,13 @@ import hashlib
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from repro_golden.base.errors import MachineFailureError
 
-__all__ = ["POINTER_MOST", "Git", "GitFailedError", "holds", "kept_at", "pointed_at", "state_of"]
+__all__ = ["POINTER_MOST", "Git", "GitFailedError", "holds", "kept_at", "pointed_at", "rewritten", "state_of"]
 
 _NEUTRAL = {
     # what would run programs
@@ -150,6 +150,31 @@ class Git:
         filters = sorted({os.fsdecode(name).rpartition(".")[0] for name in listed.split(b"\0") if name})
         settings = ("clean=", "smudge=", "process=", "required=false")
         return self.with_options(*(part for f in filters for s in settings for part in ("-c", f"{f}.{s}")))
+
+
+def rewritten(git: Git, paths: Sequence[str]) -> str:
+    """Which file of a checkout a filter of the user's writes, in one line; '' where none does.
+
+    No filter runs where a commit is put in place, for it may run anything at all; Git LFS's content is put there.
+
+    Args:
+        git: In the checkout's root.
+        paths: Of the files in question.
+    """
+    listed = git("config", "-z", "--get-regexp", r"^filter\..*\.(smudge|process)$", none=1)
+    settings = [os.fsdecode(entry).partition("\n") for entry in listed.split(b"\0") if entry]
+    filters = {name.split(".", 1)[1].rpartition(".")[0] for name, _, value in settings if value not in ("", "cat")}
+    if not filters - {"lfs"}:
+        return ""
+    files = git("ls-files", "-z", "--", *(f":(top,literal){path}" for path in paths if path != "."))
+    told = git("check-attr", "-z", "--stdin", "filter", given=files).split(b"\0")
+    for path, value in zip(told[::3], told[2::3], strict=False):
+        if (name := os.fsdecode(value)) in filters - {"lfs"}:
+            return (
+                f"{os.fsdecode(path)} is written by the filter {name} in your checkout, which runs in no commit's "
+                "worktree: there it is as git keeps it"
+            )
+    return ""
 
 
 # -- what Git LFS leaves in git: a pointer for each file whose content it keeps
