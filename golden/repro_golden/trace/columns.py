@@ -96,7 +96,8 @@ class ColumnWriter:
         counts = [len(head["phase"]) for head, _, _ in self._steps]
         columns: dict[str, Any] = {name: _fixed(numbers[name], self._schema.field(name).type) for name in _FIXED}
         steps = np.repeat(np.array([head["step"] for head, _, _ in self._steps], dtype="<i8"), counts)
-        orders = np.concatenate([np.arange(count, dtype="<i4") for count in counts])
+        starts = np.cumsum([0, *counts[:-1]])
+        orders = (np.arange(sum(counts)) - np.repeat(starts, counts)).astype("<i4")
         columns |= {"step": _fixed(steps, pa.int64()), "order": _fixed(orders, pa.int32())}
         columns |= {name: _repeated(table[name]) for name in ("phase", "name", "dtype")}
         texts = [(text or "").encode() for text in table["placement"]]
@@ -138,7 +139,7 @@ class ColumnWriter:
         self._temporary.unlink(missing_ok=True)
 
 
-# Arrays are made of their buffers: `pyarrow.array` imports pandas where it is installed, for most of a second.
+# Arrays are made of their buffers: `pyarrow.array` imports pandas where it is installed.
 
 
 def _fixed(values: Any, of: Any) -> Any:
