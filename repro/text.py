@@ -82,7 +82,7 @@ def sides(a: float | None, b: float | None, show: Callable[[float | None, int], 
 
 
 def percent(share: float, digits: int) -> str:
-    """A share in percent with its sign, without a power of ten: ``+0.25``, ``+150``."""
+    """A share in percent with its sign, whole where it is large: ``+0.25``, ``+150``."""
     text = f"{100 * share:+.{digits}g}"
     return f"{100 * share:+.0f}" if "e+" in text else text
 

@@ -38,6 +38,14 @@ for _ in range(2):
         for p, g in zip(model.parameters(), grads): p -= 0.1 * g
     print(model.weight.tolist())
 """,
+    "gradients of a mapping's values without an optimizer": """
+for _ in range(2):
+    parameters = dict(model.named_parameters())
+    grads = torch.autograd.grad(model(torch.randn(5, 3)).square().mean(), parameters.values())
+    with torch.no_grad():
+        for p, g in zip(parameters.values(), grads): p -= 0.1 * g
+    print(model.weight.tolist())
+""",
     "gradients of an edge": """
 from torch.autograd.graph import get_gradient_edge
 hidden = model(torch.randn(5, 3))

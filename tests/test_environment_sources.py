@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Repo
-from test_environments import COUNT, toy, using
+from test_environments import COUNT, locked, toy, using
 
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Place, find_checkout
@@ -17,13 +17,7 @@ from repro_golden.subjects.environments.cache import forget
 @pytest.fixture
 def repo(tmp_path: Path) -> Repo:
     """A repository with a lock file and no trainer."""
-    made = Repo(tmp_path / "repo")
-    made.root.mkdir()
-    made.git("init", "--quiet", "--initial-branch=main")
-    (made.root / "lock").write_text("one")
-    (made.root / ".gitignore").write_text("made*\n")
-    made.commit("Start")
-    return made
+    return locked(tmp_path)
 
 
 @pytest.mark.parametrize("line", ["-f wheels", "--find-links=./wheels", "--extra-index-url wheels", "-i file:wheels"])

@@ -138,7 +138,12 @@ def test_trees_know_the_lock_files(tmp_path: Path) -> None:
 @pytest.fixture
 def repo(tmp_path: Path) -> Repo:
     """A repository with a lock file and no trainer."""
-    repo = Repo(tmp_path / "repo")
+    return locked(tmp_path)
+
+
+def locked(folder: Path) -> Repo:
+    """A new one in a folder."""
+    repo = Repo(folder / "repo")
     repo.root.mkdir()
     repo.git("init", "--quiet", "--initial-branch=main")
     (repo.root / "lock").write_text("one")

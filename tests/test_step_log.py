@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -187,3 +189,21 @@ def test_equal_traces_that_are_not_finite(tmp_path: Path, capsys: pytest.Capture
             int(first is not None),
             first and dict(zip(("step", "phase", "signal"), first, strict=True)),
         )
+
+
+def test_sealing_looks_for_no_pandas(tmp_path: Path) -> None:
+    """Pyarrow imports it, where it is installed, as soon as it is given an array that it did not make itself."""
+    write(tmp_path / "t", many())
+    code = (
+        "import importlib.abc, sys\n"
+        "class Trap(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        assert name != 'pandas'\n"
+        "sys.meta_path.insert(0, Trap())\n"
+        "from pathlib import Path\n"
+        "from repro_golden.trace import Trace, seal\n"
+        f"seal(Path({str(tmp_path / 't')!r}))\n"
+        f"print(len(Trace(Path({str(tmp_path / 't')!r})).rows(3)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr

@@ -71,7 +71,7 @@ class Suspects:
     @classmethod
     def of_search(cls, answer: Ambiguous[str], search: RangeSearch) -> Suspects:
         """What a search left."""
-        for commit in answer.commits & search.tested.keys():
+        for commit in sorted(answer.commits & search.tested.keys()):  # of several with one code always the same
             tested = search.tested[commit]
             if isinstance(tested.answer, Trace) and isinstance(apart := search.divergence(tested), Divergence):
                 return cls(answer, commit, apart)

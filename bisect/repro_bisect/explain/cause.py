@@ -140,11 +140,7 @@ class _Side:
         candidates = [o for o in way if o.name != OBSERVED and all(self.old(value) for value in o.inputs)]
         # what came to the bits of the other version begins nothing, whoever touched it
         new = [o for o in candidates if not self._rank(o, touched) % _UNTOUCHED]
-        return sorted(new or candidates, key=lambda o: (self._rank(o, touched), self._fresh(o), o.index))
-
-    def _fresh(self, operation: Operation) -> bool:
-        """Whether an operation makes a constant that the other version makes nowhere: a place for what others write."""
-        return not operation.inputs and not operation.draws and (operation.look, ()) not in self._looks
+        return sorted(new or candidates, key=lambda o: (self._rank(o, touched), o.index))
 
     def _answers_otherwise(self, operation: Operation) -> bool:
         """Whether the other version asks the same operation of the same values, and something else comes of it."""

@@ -99,8 +99,8 @@ def hook(session: Any) -> None:
         again = kwargs.get("create_graph") or any(args[2:3])
         if session.has_optimizer or torch.compiler.is_compiling() or depth.value or again:
             return grad(outputs, inputs, *args, **kwargs)
-        if isinstance(inputs, Iterator):
-            inputs = tuple(inputs)  # as torch does
+        if not isinstance(inputs, Sequence) and not hasattr(inputs, "__torch_function__"):
+            inputs = tuple(inputs)  # as torch does: an iterator, or what a mapping holds
         given = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
         if not _all_parameters(given):
             return grad(outputs, inputs, *args, **kwargs)
