@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from examples_kit import at_most
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,8 @@ from mismatch_kit import NAN, RAM, Sample, column, step_rows, traced
 
 from repro_golden.compare.mismatch.change import Number, mismatch_change
 from repro_golden.compare.mismatch.measured import NUMBERS, Bucket, Mismatch, Token, exact_sum, measure, of_trace
+from repro_golden.compare.traces import kl_of_step
+from repro_golden.trace.signals import Signals
 from repro_golden.trace.token_columns import TokenPairs, pairs_of
 
 INF = math.inf
@@ -257,6 +260,22 @@ def test_without_lengths_the_place_is_that_in_the_column(tmp_path: Path) -> None
             [],
         )
         assert mismatch.worst.place == "token 1"
+
+
+def test_a_mask_of_other_tokens_lets_no_token_count_unseen(tmp_path: Path) -> None:
+    """A mask [samples, tokens] keeps no values, and one of other tokens says nothing of these: no number, not a guess.
+
+    A column of just the tokens that the mask keeps was taken by it: all of it counts.
+    """
+    both = [column("forward", "log_probs", [-1.0, -2.0]), column("input", "rollout_log_probs", [-1.0, -3.0])]
+    signals = Signals()
+    signals.take("input", "loss_mask", torch.tensor([[1, 0]]))
+    for name, mask in (("flat", list(signals.rows())), ("other", [column("input", "loss_mask", [1, 0, 0], "int64")])):
+        trace = traced(tmp_path / name, [[*mask, *both]])
+        assert pairs_of(trace, 0) is None and kl_of_step(trace, trace, 0) is None, name
+    taken = [column("input", "loss_mask", [0, 1, 1, 0], "int64"), *both]
+    mismatch = of_trace(traced(tmp_path / "taken", [taken]), 0)
+    assert mismatch is not None and mismatch.tokens == 2
 
 
 def test_micro_batches_and_ranks_are_all_read(tmp_path: Path) -> None:

@@ -66,11 +66,12 @@ def test_where_a_night_lies(tmp_path: Path) -> None:
 
 
 def test_no_file_is_overwritten(tmp_path: Path) -> None:
-    """Nights of one second and commit lie side by side, and each is read."""
+    """Nights of one second and commit lie side by side, and each is read, in the order in which they were written."""
     nights = Nights(tmp_path)
-    paths = [nights.write(night(seconds=float(k))) for k in range(3)]
-    assert [p.name.removeprefix("2026-11-22T031245Z-aaaaaaaaaa") for p in paths] == [".json", "-2.json", "-3.json"]
-    assert sorted(found.seconds for found in nights.read()) == [0.0, 1.0, 2.0]
+    paths = [nights.write(night(seconds=float(k))) for k in range(11)]
+    assert [p.name.removeprefix("2026-11-22T031245Z-aaaaaaaaaa") for p in paths[:3]] == [".json", "-2.json", "-3.json"]
+    assert [found.seconds for found in nights.read()] == [float(k) for k in range(11)]
+    assert len({found.place for found in nights.read()}) == 11
 
 
 def test_folders_merge_by_copying(tmp_path: Path) -> None:

@@ -414,7 +414,7 @@ def test_a_golden_run_and_two_weeks_of_nights(tmp_path: Path) -> None:
         shutil.rmtree(folder)
     data, _ = ask(repo, code=2)
     toy = next(night for night in data["nights"] if night["case"] == "toy")
-    assert toy["status"] == "not judged" and "`dvc pull" in by_name(toy)["baseline"][1]
+    assert toy["status"] == "not judged" and "`repro golden push`" in by_name(toy)["baseline"][1]
     assert [n.case for n in Nights(repo.root / "golden" / "nights").read()].count("a") == 1
     assert len(Nights(repo.root / "golden" / "nights").read()) == before + 2
 

@@ -117,6 +117,27 @@ def test_bounds_are_shown_where_they_hold_and_where_not(tmp_path: Path) -> None:
     assert "still left its bound (rtol 1, atol 0) at 4 of 4 steps, first at step 0." in lines
 
 
+def test_no_table_says_that_a_bound_holds_without_the_step_that_left_it(tmp_path: Path) -> None:
+    """The step at which a relative bound was left need be neither the first, the worst nor the last that differs."""
+    a = with_step(1, flat(4, loss=100.0), loss=1.0)
+    b = with_step(0, with_step(1, with_step(2, a, loss=105.0), loss=1.5), loss=101.0)
+    rows = cells(pair(tmp_path, a, b, {"loss": Bound(rtol=0.1)}))["loss"]
+    assert [(row[0], row[-1]) for row in rows] == [
+        ("0 (first)", "±10, holds"), ("2 (worst)", "±10, holds"), ("3 (last)", "±10, holds"),
+        ("1 (first out of bound)", "±0.1, left"),
+    ]  # fmt: skip
+
+
+def test_a_metric_that_is_told_again_or_by_a_rank_is_judged_by_its_bound(tmp_path: Path) -> None:
+    """`loss#1`, or `loss@1` where no `loss` is told, is shown with the bound of `loss`, since that judges it."""
+    for other in ("loss#1", "loss@1"):
+        a = [{"loss@0" if "@" in other else "loss": 1.0, other: 1.0} for _ in range(2)]
+        result = pair(tmp_path, a, with_step(1, a, **{other: 3.0}), {"loss": Bound(atol=0.5)})
+        assert [row[-1] for row in cells(result)[other]] == ["±0.5, left"]
+        lines = [plain(line) for line in blocks_of(result)[0].lines]
+        assert f"{other} left its bound (rtol 0, atol 0.5) at 1 of 2 steps, first at step 1." in lines
+
+
 def test_kl_is_shown_by_both_estimators(tmp_path: Path) -> None:
     """KL(base || head) over the tokens where it begins, is worst and ends; equal log-probs are one word of a line."""
     a = [{"loss": 1.0, "tokens": [-1.0, -2.0]} for _ in range(3)]

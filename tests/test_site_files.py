@@ -16,12 +16,13 @@ import pytest
 import site_kit
 from hypothesis import given
 from hypothesis import strategies as st
-from site_kit import EVIL, night, point, pull
+from site_kit import EVIL, compared, night, point, pull
 from site_pages_kit import OPTIONS, Page, case_page, data, evil_results, made, pages, published, style
 
+from repro.nightly.records import Nights
 from repro.site.build import Options, build
 from repro.site.changes import changes, together
-from repro.site.folder import MARKER, number, page_name, script
+from repro.site.folder import MARKER, night_key, number, page_name, script
 from repro.site.folder import replace as put
 from repro.site.matrix import matrix
 from repro.site.results import Results, read_results
@@ -283,6 +284,19 @@ def test_reports_are_read_in_every_shape(tmp_path: Path) -> None:
     built = build(results, OPTIONS)
     assert any("no such case" in page.text and "repro x" in page.text for _, page in pages(built))
     assert "assets/vega.js" not in built, "no page has a chart"
+
+
+def test_two_nights_of_one_second_have_a_page_and_a_place_each(tmp_path: Path) -> None:
+    """The second is not shown by the first one's comparison, nor told by its row."""
+    for seed, status in ((1, "green"), (2, "changed"), (1, "changed")):
+        moved = {} if status == "green" else {"compared": compared(seed).to_mapping()}
+        Nights(tmp_path).write(night(status=status, **moved))
+    results = read_results(tmp_path, [])
+    names = [results.page_of(each) for each in results.nights]
+    assert names[0] == "" and all(names[1:]) and len(set(names)) == len(results.comparisons) + 1 == 3
+    assert len({night_key(each) for each in results.nights}) == 3
+    built = build(results, OPTIONS)
+    assert {f"comparisons/{name}.html" for name in names[1:]} <= built.keys()
 
 
 # -- what makes it fast

@@ -11,7 +11,7 @@ import json
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -113,6 +113,7 @@ class Night:
         reproduce: The command that does it again.
         version: Of repro.
         looked_at: `coverage.Coverage` as JSON: what the numbers were judged by; None without a trace.
+        number: Which one it is, from 1, of the nights of one second and commit. The file's name says it.
     """
 
     case: str
@@ -138,6 +139,7 @@ class Night:
     reproduce: str = ""
     version: str = field(default="")
     looked_at: Mapping[str, Any] | None = None
+    number: int = 1
 
     @property
     def looked(self) -> str:
@@ -147,13 +149,18 @@ class Night:
         return str(self.looked_at["text"])
 
     @property
+    def place(self) -> tuple[str, ...]:
+        """What no other night has: case, machine, time and commit, and its number from the second on."""
+        return self.case, self.machine, self.at, str(self.commit["commit"]), *([f"{self.number}"] * (self.number > 1))
+
+    @property
     def name(self) -> str:
         """Its file's name: when, and of what."""
         return f"{self.at.replace(':', '')}-{str(self.commit['commit'])[:10]}.json"
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types, with the format number."""
-        raw = {k: v for k, v in vars(self).items() if k not in ("checks", "baseline", "metrics", "kl")}
+        raw = {k: v for k, v in vars(self).items() if k not in ("checks", "baseline", "metrics", "kl", "number")}
         return raw | {
             "format": FORMAT,
             "commit": {k: list(v) if isinstance(v, tuple) else v for k, v in self.commit.items()},
@@ -223,10 +230,12 @@ class Nights:
             raw = read_json(path, "result of a night")
             check_format(raw.get("format"), FORMAT, f"the result {path}")
             try:
-                nights.append(Night.from_mapping(checked(raw)))
+                night = Night.from_mapping(checked(raw))
+                again = re.fullmatch(rf"{re.escape(night.name.removesuffix('.json'))}-(\d+)", path.stem)
+                nights.append(replace(night, number=int(again[1])) if again else night)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ReproError(f"{path} is damaged ({error}): restore it from git or DVC, or remove it") from None
-        return sorted(nights, key=lambda night: (night.at, night.machine, night.case))
+        return sorted(nights, key=lambda night: (night.at, night.machine, night.case, night.number))
 
 
 def _linked(whole: Path, wanted: Path) -> Path:

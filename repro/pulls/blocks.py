@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from repro.pulls.metrics import Block, metric_blocks
 from repro.pulls.pair import PairResult
-from repro.pulls.result import moved_bounds
+from repro.pulls.result import judging, moved_bounds
 from repro.report.change import change_of
 from repro.report.mismatch import mismatch_rows, mismatch_title
 from repro.report.pieces import Line, code, quoted, said
@@ -109,7 +109,7 @@ def _first(result: PairResult) -> Block | None:
     if counts := ", ".join(f"{number} in {phase}" for phase, number in d.differing.items()):
         lines.append((said(f"Signals that differ in that step: {counts}."),))
     for metric, steps in moved_bounds(compared).items():
-        bound = result.bounds.get(metric)
+        bound = result.bounds.get(judging(result).get(metric, metric))
         how = f" (rtol {bound.rtol:g}, atol {bound.atol:g})" if bound else ""
         where = f" at {len(steps)} of {count(compared.drift.steps, 'step')}, first at step {steps[0]}."
         lines.append((code(metric), said(f" left its bound{how}{where}")))
@@ -154,7 +154,8 @@ def blocks_of(result: PairResult) -> list[Block]:
     blocks: list[Block | None] = [_first(result)]
     others: list[Block] = []
     if compared := result.compared:
-        metrics = metric_blocks(compared.drift, result.bounds, list(moved_bounds(compared)))
+        bounds = {name: result.bounds[metric] for name, metric in judging(result).items()}
+        metrics = metric_blocks(compared.drift, bounds, list(moved_bounds(compared)))
         others = [block for block in metrics if block.title != "Metrics"]
         blocks += [block for block in metrics if block.title == "Metrics"]
         if not compared.drift.looked.logged:

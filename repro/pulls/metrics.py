@@ -12,7 +12,7 @@ from repro.text import count, percent, sides
 from repro_bisect.driver.drift import Drift, Gap, Moved
 from repro_golden.case.file import Bound
 
-__all__ = ["METRICS", "Block", "metric_blocks", "value"]
+__all__ = ["LEFT", "METRICS", "Block", "metric_blocks", "value"]
 
 METRICS = {
     "grad_norm": ("grad_norm",),
@@ -22,6 +22,8 @@ METRICS = {
     "reward": ("reward", "raw_reward", "rewards"),
 }
 """What every report shows where it exists, with the names that trainers log it under."""
+LEFT = "first out of bound"
+"""What the step is called at which a metric first left its bound."""
 _KL = {"k1": "KL(base ‖ head) k1, nats", "k3": "KL(base ‖ head) k3, nats"}
 _LONG = 24
 """Rows of a table that is shown at once."""
@@ -98,9 +100,9 @@ def _held(bound: Bound | None, gap: Gap) -> str:
 
 
 def _places(moved: Moved) -> Iterator[tuple[str, Gap]]:
-    """The first, the worst and the last step, each step once."""
+    """The first, the worst and the last step, and that where its bound was first left; each step once."""
     gaps: dict[int, tuple[list[str], Gap]] = {}
-    for name, gap in (("first", moved.first), ("worst", moved.worst), ("last", moved.last)):
+    for name, gap in (("first", moved.first), ("worst", moved.worst), ("last", moved.last), (LEFT, moved.left)):
         if gap is not None:
             gaps.setdefault(gap.step, ([], gap))[0].append(name)
     yield from ((f"{step} ({', '.join(names)})", gap) for step, (names, gap) in gaps.items())
@@ -135,7 +137,7 @@ def metric_blocks(drift: Drift, bounds: Mapping[str, Bound], left: Sequence[str]
 
     Args:
         drift: The sizes.
-        bounds: The case's own, by metric.
+        bounds: By metric, those that judge it.
         left: Metrics that left theirs: they are shown though they may not have moved, such as NaN on both sides.
     """
     head = ["metric", "step", "base -> head", "difference", "relative", *(["bound"] if bounds else [])]
@@ -159,7 +161,8 @@ def metric_blocks(drift: Drift, bounds: Mapping[str, Bound], left: Sequence[str]
     below = _unmoved(still, sum(moved.first is None for moved in others.values()))
     blocks = []
     if rows or below:
-        above: Line = (said("Where a metric first differs, where it differs most, and at the last common step."),)
+        where = ["first differs", "differs most", *(["first left its bound"] if bounds else [])]
+        above: Line = (said(f"Where a metric {', where it '.join(where)}, and at the last common step."),)
         blocks = [Block("Metrics", [above] if rows else (), head, rows, below, fold=len(rows) > _LONG)]
     moving = {key: moved.worst for key, moved in others.items() if moved.first is not None}
     if moving:

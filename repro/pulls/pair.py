@@ -122,12 +122,12 @@ def compare_traces(a: Trace, b: Trace, rule: Compare, *, dumped: tuple[Trace, Tr
 
 def _compared(a: Trace, b: Trace, rule: Compare, dumped: tuple[Trace, Trace] | None) -> Compared:
     strict = rule.strict
-    drifted = drift(a, b, strict=strict)
     left: list[Divergence] = []
     if rule.mode == "bounds":  # a number that is only printed moves no bit
         count = min(len(a.steps), len(b.steps))
         alike = named_alike(a, b, strict=strict)
         left = [violation for i in range(count) for violation in violations(a, alike, i, rule.bounds)]
+    drifted = drift(a, b, strict=strict, left=left)
     if drifted.divergence is None and not left:
         return Compared("moved" if drifted.ended else "identical", drifted)
     if dumped:

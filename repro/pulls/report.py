@@ -10,14 +10,14 @@ from xml.etree import ElementTree
 from repro import __version__
 from repro.pulls.blocks import blocks_of, foot
 from repro.pulls.comment import comment
+from repro.pulls.metrics import LEFT
 from repro.pulls.pair import PairResult
-from repro.pulls.result import WORDS, Entry, Failed, PullReport, moved_bounds, summary, verdict_line
+from repro.pulls.result import WORDS, Entry, Failed, PullReport, judging, moved_bounds, summary, verdict_line
 from repro.report.pieces import Line, clean, code, plain, said, templates
 from repro.text import table, utc
 from repro_bisect.axes.axis import short
 from repro_golden.base.canonical import write_atomic
 from repro_golden.base.clean import one_line
-from repro_golden.base.observed import tellings
 
 __all__ = ["FILES", "junit", "page", "pull_text", "write_report"]
 
@@ -71,9 +71,10 @@ def _outcome(entry: Entry, metric: str | None) -> str:
     if entry.agrees:
         return ""
     left = moved_bounds(entry.compared) if entry.compared and entry.verdict == "moved" else {}
+    judge = judging(entry)
     # without a bound that was left, all of HEAD is at fault: it is noise, or ends early
     ended = entry.compared is not None and bool(entry.compared.drift.ended)
-    return "failure" if metric is None or not left or ended or tellings(metric, left) else ""
+    return "failure" if metric is None or not left or ended or metric in map(judge.get, left) else ""
 
 
 # -- the report on a pull request: as words for a terminal, as a comment, a page, JSON and JUnit's XML
@@ -107,7 +108,7 @@ def _text_of(result: PairResult) -> list[str]:
         lines += [plain(line) for line in block.lines[:_SHOWN] if block.title != "Metrics"]
         rows = [[plain(cell) for cell in row] for row in block.rows]
         if block.title == "Metrics":
-            rows = [row for row in rows if "worst" in row[1]]
+            rows = [row for row in rows if "worst" in row[1] or LEFT in row[1]]
         if rows:
             lines += [table(block.head, rows[:_SHOWN] if block.title == "Culprits" else rows)]
         lines += [plain(line) for line in block.below]

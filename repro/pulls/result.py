@@ -13,8 +13,9 @@ from repro.report.pieces import Line, code, plain, quoted, said
 from repro.text import count
 from repro_bisect.axes.axis import short
 from repro_golden.base.canonical import encode_float
+from repro_golden.base.observed import tellings
 
-__all__ = ["FORMAT", "WORDS", "Entry", "Failed", "PullReport", "moved_bounds", "summary", "verdict_line"]
+__all__ = ["FORMAT", "WORDS", "Entry", "Failed", "PullReport", "judging", "moved_bounds", "summary", "verdict_line"]
 
 FORMAT = 1
 
@@ -121,6 +122,14 @@ def moved_bounds(compared: Compared) -> dict[str, list[int]]:
     for violation in compared.violations:
         steps.setdefault(violation.signal, []).append(violation.step)
     return steps
+
+
+def judging(result: PairResult) -> dict[str, str]:
+    """Which bound judges each metric that either side tells: ``loss`` also judges ``loss#1`` (`tellings`)."""
+    told = result.compared.drift.metrics if result.compared else {}
+    return {name: metric for metric in result.bounds for name in tellings(metric, told)} | {
+        metric: metric for metric in result.bounds
+    }
 
 
 def verdict_line(entry: Entry) -> Line:

@@ -14,7 +14,8 @@ from repro_golden.compare.step_difference import differing, unlike
 from repro_golden.compare.traces import first_divergent_index, kl_of_step, measured, named_alike
 from repro_golden.trace import Row, Trace, read_dump
 from repro_golden.trace.model import METRIC
-from repro_golden.trace.tensor_difference import decode, nonzero, ulp_histogram
+from repro_golden.trace.tensor_difference import decode, ulp_histogram
+from repro_golden.trace.token_columns import column_parts, kept
 
 __all__ = ["Cell", "PlotData", "Tokens", "plot_data_of"]
 
@@ -173,10 +174,10 @@ def _tokens(a: Trace, b: Trace, begin: int, count: int) -> Tokens | None:
     x, y = a.row(index, "forward", "log_probs"), b.row(index, "forward", "log_probs")
     if not (x and y and x.values is not None and y.values is not None):
         return None
-    pairs = np.stack([decode(x.dtype, x.values), decode(y.dtype, y.values)], axis=1)
-    mask = a.row(index, "input", "loss_mask")
-    if mask and mask.shape == x.shape and mask.values is not None:
-        pairs = pairs[nonzero(mask.values, math.prod(mask.shape))]
+    keep = kept(column_parts(a.rows(index), "loss_mask").get(""), x)
+    if keep is None:
+        return None
+    pairs = np.stack([decode(x.dtype, x.values), decode(y.dtype, y.values)], axis=1)[keep]
     chosen: Any = (
         np.unique(np.linspace(0, len(pairs) - 1, min(PAIRS, len(pairs))).round().astype(int)) if len(pairs) else []
     )

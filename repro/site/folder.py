@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from repro.nightly.records import Night
 from repro_golden.base.canonical import digest, parse_json
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.files import exchanged
@@ -149,15 +150,15 @@ def page_name(text: str) -> str:
     return f"{plain or 'case'}~{digest(text)[:8]}"
 
 
-def night_key(case: str, machine: str, at: str, commit: str) -> str:
+def night_key(night: Night) -> str:
     """Ten digits that name a night on its case's page."""
-    return digest(case, machine, at, commit)[:10]
+    return digest(*night.place)[:10]
 
 
-def comparison_name(case: str, machine: str, at: str, before: str, after: str) -> str:
+def comparison_name(case: str, machine: str, at: str, before: str, *after: str) -> str:
     """A file's name for a comparison, without its ending: when, of what, and a digest of the rest."""
     when = re.sub(r"[^0-9TZ-]", "", at)
-    return f"{when}-{page_name(case)}-{digest(case, machine, at, before, after)[:10]}"
+    return f"{when}-{page_name(case)}-{digest(case, machine, at, before, *after)[:10]}"
 
 
 def script(key: str, value: Any) -> str:

@@ -121,8 +121,7 @@ def _cell(results: Results, nights: Sequence[Night]) -> Cell:
     status = worst([night.status for night in nights])
     night = [night for night in nights if night.status == status][-1]
     page = results.page_of(night)
-    key = night_key(night.case, night.machine, night.at, str(night.commit["commit"]))
-    href = f"comparisons/{page}.html" if page else f"cases/{page_name(night.case)}.html#n-{key}"
+    href = f"comparisons/{page}.html" if page else f"cases/{page_name(night.case)}.html#n-{night_key(night)}"
     reason = next((check.text for check in night.checks if check.status == status and status != "green"), "")
     last = nights[-1]
     since = last.status if last.status != status else ""

@@ -71,17 +71,17 @@ class Results:
         nights: Oldest first.
         comparisons: Of nights whose numbers differ from their baseline's, and of pull requests, oldest first.
         folder: Where the nights lie.
-        by_night: The names of nights' comparisons, by machine, case, time and commit.
+        by_night: The names of nights' comparisons, by `Night.place`.
     """
 
     nights: Sequence[Night]
     comparisons: Sequence[Comparison]
     folder: Path
-    by_night: Mapping[tuple[str, str, str, str], str] = field(default_factory=dict)
+    by_night: Mapping[tuple[str, ...], str] = field(default_factory=dict)
 
     def page_of(self, night: Night) -> str:
         """The name of a night's comparison; empty where it has none."""
-        return self.by_night.get(_key(night), "")
+        return self.by_night.get(night.place, "")
 
     @property
     def pulls(self) -> list[Comparison]:
@@ -112,7 +112,7 @@ def read_results(folder: Path, pulls: Sequence[Path]) -> Results:
                 raise TypeError("its commit is no text")
             if night.compared is not None:
                 comparison = _of_night(night, str(path / night.name))
-                by_night[_key(night)] = _add(comparisons, comparison).name
+                by_night[night.place] = _add(comparisons, comparison).name
     for path in pulls:
         for comparison in _of_pull(path):
             _add(comparisons, comparison)
@@ -140,17 +140,13 @@ def when(at: str) -> datetime:
     return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def _key(night: Night) -> tuple[str, str, str, str]:
-    return night.machine, night.case, night.at, str(night.commit["commit"])
-
-
 def _add(comparisons: dict[str, Comparison], comparison: Comparison) -> Comparison:
     """Keep one; the same pair given twice is one page."""
     return comparisons.setdefault(comparison.name, comparison)
 
 
 def _of_night(night: Night, source: str) -> Comparison:
-    baseline, commit = night.baseline, str(night.commit["commit"])
+    baseline, (case, machine, at, *of) = night.baseline, night.place
     against = {
         "golden": "the golden run",
         "last green": "the last green night",
@@ -158,7 +154,7 @@ def _of_night(night: Night, source: str) -> Comparison:
         "none": "nothing",
     }[baseline.kind]
     return Comparison(
-        name=comparison_name(night.case, night.machine, night.at, baseline.commit or baseline.chain, commit),
+        name=comparison_name(case, machine, at, baseline.commit or baseline.chain, *of),
         source=source,
         kind="night",
         case=night.case,

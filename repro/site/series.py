@@ -130,7 +130,7 @@ def case_data(results: Results, nights: Sequence[Night], changes: Sequence[Chang
     commits = [night.commit for night in nights]
     columns = {
         "at": [int(when(night.at).timestamp()) for night in nights],
-        "key": [night_key(n.case, n.machine, n.at, str(n.commit["commit"])) for n in nights],
+        "key": [night_key(night) for night in nights],
         "machine": [text(night.machine) for night in nights],
         "status": [text(night.status) for night in nights],
         "commit": [text(commit["commit"]) for commit in commits],

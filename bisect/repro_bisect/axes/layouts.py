@@ -254,6 +254,8 @@ def _log_prob_gap(a: Trace, b: Trace, steps: int) -> LogProbGap | None:
             if y is None or values is None or x.dtype not in EPSILON or x.dtype != y.dtype:
                 continue
             keep = kept(part_of(masks, part), x)
+            if keep is None:
+                return None
             u, v = (side[keep] for side in values)
             same = (u == v) | (np.isnan(u) & np.isnan(v))
             with np.errstate(invalid="ignore"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -83,16 +83,19 @@ class Moved:
         first: Where it first differs; None where it never does.
         worst: Where it differs most.
         last: At the last common step.
+        left: Where it first left its bound; None where it has none or never left it.
     """
 
     first: Gap | None
     worst: Gap
     last: Gap
+    left: Gap | None = None
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
         first = self.first.to_mapping() if self.first else None
-        return {"first": first, "worst": self.worst.to_mapping(), "last": self.last.to_mapping()}
+        left = {"left": self.left.to_mapping()} if self.left else {}
+        return {"first": first, "worst": self.worst.to_mapping(), "last": self.last.to_mapping(), **left}
 
 
 @dataclass(frozen=True)
@@ -149,8 +152,14 @@ class Drift:
         }
 
 
-def drift(a: Trace, b: Trace, *, strict: bool = False) -> Drift:
+def drift(a: Trace, b: Trace, *, strict: bool = False, left: Sequence[Divergence] = ()) -> Drift:
     """How far `b` is from `a`; where names are not `strict`, another name is no difference.
+
+    Args:
+        a: The base.
+        b: The other.
+        strict: Whether another name is a difference.
+        left: The metrics that left their bounds, step by step (`violations`).
 
     Raises:
         ReproError: the traces cannot be compared.
@@ -162,7 +171,7 @@ def drift(a: Trace, b: Trace, *, strict: bool = False) -> Drift:
     return Drift(
         comparison.steps,
         comparison.divergence,
-        {name: _moved(rows) for name, rows in gaps.items()},
+        {name: _moved(rows, {out.step for out in left if out.signal == name}) for name, rows in gaps.items()},
         _kl(a, named_alike(a, b, strict=strict), comparison.kl),
         comparison.ended,
         comparison.renames,
@@ -170,8 +179,10 @@ def drift(a: Trace, b: Trace, *, strict: bool = False) -> Drift:
     )
 
 
-def _moved(gaps: Sequence[Gap]) -> Moved:
-    return Moved(next((g for g in gaps if not g.same), None), _worst(gaps, lambda g: g.weight), gaps[-1])
+def _moved(gaps: Sequence[Gap], left: Collection[int]) -> Moved:
+    """One metric over all steps; those in `left` it spent out of its bound."""
+    first = next((g for g in gaps if not g.same), None)
+    return Moved(first, _worst(gaps, lambda g: g.weight), gaps[-1], next((g for g in gaps if g.step in left), None))
 
 
 def _worst(values: Iterable[_Value], weight: Callable[[_Value], float]) -> _Value:

@@ -367,7 +367,7 @@ def _metric_changes(a: Trace, b: Trace, index: int) -> list[MetricChange]:
 def kl_of_step(a: Trace, b: Trace, index: int) -> tuple[float, float] | None:
     """KL(a || b) of one step as (k1, k3), over all parts of the column: micro-batches, and ranks.
 
-    None without float32 log-prob columns of the same parts and shapes on both sides.
+    None without float32 log-prob columns of the same parts and shapes on both sides, or a mask that is known (`kept`).
     """
     sides = [column_parts(trace.rows(index), "log_probs") for trace in (a, b)]
     masks = column_parts(a.rows(index), "loss_mask")
@@ -378,8 +378,11 @@ def kl_of_step(a: Trace, b: Trace, index: int) -> tuple[float, float] | None:
         y = sides[1][part]
         if x.values is None or y.values is None or x.shape != y.shape or (x.dtype, y.dtype) != ("float32", "float32"):
             return None
+        counted = kept(part_of(masks, part), x)
+        if counted is None:
+            return None
         before, after = before + x.values, after + y.values
-        keep.append(kept(part_of(masks, part), x))
+        keep.append(counted)
     return policy_kl(before, after, np.concatenate(keep))
 
 

@@ -173,9 +173,9 @@ def not_vacuous(trace: Trace, *, recorded: bool = True) -> list[Proof]:
         rows = trace.rows(index)
         masks = column_parts(rows, "loss_mask")
         for part, row in column_parts(rows, "advantages").items():
-            if row.values is not None:
+            counted = kept(part_of(masks, part), row)
+            if row.values is not None and counted is not None:
                 observed["advantages"] = True
-                counted = kept(part_of(masks, part), row)
                 levels |= set(decode(row.dtype, row.values)[counted].tolist())  # a set holds 0.0 and -0.0 once
         for row in rows:
             if row.phase == "grad" and (row.dtype != "metric" or not recorded):
@@ -209,6 +209,7 @@ def not_vacuous(trace: Trace, *, recorded: bool = True) -> list[Proof]:
 # -- the first step
 
 _KL = ("kl_loss", "ppo_kl")
+_NO_MASK = "which tokens count is not known: loss_mask was not observed token by token, in one dimension"
 
 
 def first_step_checks(trace: Trace, grad_norm_max: float) -> list[Proof]:
@@ -245,6 +246,8 @@ def _equal_log_probs(rows: Sequence[Row]) -> Proof:
         if a is None or b is None or a.values is None or b.values is None or (a.shape, a.dtype) != (b.shape, b.dtype):
             return Proof(name, False, "the columns were not observed" + f" alike ({part.strip('.')})" * bool(part))
         keep = kept(part_of(masks, part), a)
+        if keep is None:
+            return Proof(name, False, _NO_MASK)
         if not keep.any():
             continue
         x, y = (np.frombuffer(raw, np.uint8).reshape(len(keep), -1)[keep] for raw in (a.values, b.values))
@@ -283,7 +286,10 @@ def _no_kl(rows: Sequence[Row], metrics: Mapping[str, float]) -> Proof:
         like = part_of(ours, part)
         if row.values is None or like is None or like.shape != row.shape:
             continue  # no column of tokens, whatever it is called
-        values = _floats(row)[kept(part_of(masks, part), row)]
+        keep = kept(part_of(masks, part), row)
+        if keep is None:
+            return Proof(name, False, f"{text}; {_NO_MASK}")
+        values = _floats(row)[keep]
         tokens += len(values)
         away += int((~(values == 0.0)).sum())
     text += f", {away} of {tokens} tokens are not 0" if tokens else ""

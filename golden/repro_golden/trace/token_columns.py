@@ -46,15 +46,23 @@ def column_parts(rows: Sequence[Row], name: str) -> dict[str, Row]:
     return parts
 
 
-def kept(mask: Row | None, column: Row) -> npt.NDArray[np.bool_]:
-    """Which tokens of a column count: those of a mask of its shape, else all."""
+def kept(mask: Row | None, column: Row) -> npt.NDArray[np.bool_] | None:
+    """Which tokens of a column count: all without a mask, or where the column is what its mask took of another.
+
+    None where that is not known: the mask's values were not kept (it has two dimensions), or it is of other tokens.
+    """
     count = math.prod(column.shape)
-    if mask is None or mask.values is None or mask.shape != column.shape:
+    if mask is None:
         return np.ones(count, bool)
+    if mask.values is None:
+        return None
     if mask.dtype in ("float16", "bfloat16", "float32", "float64"):  # whose -0.0 has a bit set and counts nothing
         counted: npt.NDArray[np.bool_] = decode(mask.dtype, mask.values) != 0
+    else:
+        counted = nonzero(mask.values, math.prod(mask.shape))
+    if len(counted) == count:
         return counted
-    return nonzero(mask.values, count)
+    return np.ones(count, bool) if int(counted.sum()) == count else None
 
 
 def side_by_side(x: Row | None, y: Row | None) -> tuple[Floats, Floats] | None:
@@ -125,6 +133,8 @@ def pairs_of(trace: Trace, index: int) -> TokenPairs | None:
         if values is None:
             return None
         keep = kept(part_of(masks, part), row)
+        if keep is None:
+            return None
         places = _places(part_of(lengths, part), len(keep))
         pieces.append([*values, *places, np.full(len(keep), number, np.int64), keep])
     trainer, rollout, sample, position, length, of, keep = (np.concatenate(col) for col in zip(*pieces, strict=True))

@@ -63,7 +63,8 @@ class Seen:
     def tokens(self, *names: str) -> Sequence[Floats] | None:
         """Columns at the same unmasked tokens, fp64 [tokens] each, by micro-batch and rank where they come so.
 
-        None where one of them was not kept, is of other tokens than the first, or has no unmasked token.
+        None where one of them was not kept, is of other tokens than the first, or has no unmasked token, and where it
+        is not known which tokens are unmasked.
         """
         rows = self.rows
         first, *others = (column_parts(rows, name) for name in names)
@@ -73,6 +74,8 @@ class Seen:
         for part, row in first.items():
             beside = [part_of(other, part) for other in others]
             keep = kept(part_of(masks, part), row)
+            if keep is None:
+                return None
             for column, column_row in zip(taken, (row, *beside), strict=True):
                 values = _values(column_row)
                 if values is None or len(values) != len(keep):
