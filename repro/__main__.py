@@ -64,9 +64,6 @@ def _run(arguments: list[str]) -> int:
         if missing is None:
             raise
         return _failed(str(missing), missing.exit_code, arguments)
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has gone: nothing is left to say
-        return 0
     except OSError as error:
         cure = "free some space and run the same command again" if error.errno == errno.ENOSPC else "check the path"
         where = f" {error.filename}" if error.filename else ""

@@ -7,8 +7,11 @@ around it. What we style ourselves is written with `styled`; a `rich` console ta
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
 from repro_golden.base.clean import no_command, visible
@@ -19,9 +22,15 @@ _STYLES = re.compile(r"(\x1b\[[0-9;]*m)")
 _DRAWING = re.compile(r"(\x1b\[[0-9;]*[A-HJKm]|\x1b\[\?25[hl]|\r(?!\n))")
 """What rich draws with: styles, moves of the cursor, erasing, whether the cursor shows."""
 
+_ALL = re.compile(r"([\s\S]+)")
+
 
 class _Clean:
-    """A text stream whose text is cleaned as it is written. It has no ``buffer``: bytes would go around it."""
+    """A text stream whose text is cleaned as it is written. It has no ``buffer``: bytes would go around it.
+
+    Where nobody reads it any more the rest is lost and nothing else: the command goes on to its exit code, which says
+    what was found.
+    """
 
     def __init__(self, stream: TextIO, ours: re.Pattern[str] | None = None) -> None:
         self.stream, self._ours = stream, ours
@@ -31,8 +40,21 @@ class _Clean:
         parts = self._ours.split(text) if self._ours else [text]
         # [theirs, ours, theirs, ours, theirs]
         parts[::2] = [no_command(visible(part)) for part in parts[::2]]
-        self.stream.write("".join(parts))
+        with self._while_read():
+            self.stream.write("".join(parts))
         return len(text)
+
+    def flush(self) -> None:
+        with self._while_read():
+            self.stream.flush()
+
+    @contextmanager
+    def _while_read(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            with open(os.devnull, "wb") as nobody:  # what is still buffered goes there too
+                os.dup2(nobody.fileno(), self.stream.fileno())
 
     def writelines(self, lines: list[str]) -> None:
         self.write("".join(lines))
@@ -72,9 +94,8 @@ def screen() -> TextIO:
 
 def command(line: str) -> None:
     """Write a line that CI is to obey to stderr. It must be ours; what is quoted in it cannot begin another line."""
-    stream = _raw(sys.stderr)
-    stream.write(visible(" ".join(line.splitlines())) + "\n")
-    stream.flush()
+    text = visible(" ".join(line.splitlines()))
+    print(text, file=cast("TextIO", _Clean(_raw(sys.stderr), _ALL)), flush=True)
 
 
 def answer(data: Any) -> None:

@@ -44,9 +44,9 @@ def night(**given: Any) -> Night:
     return Night(**fields | given)
 
 
-def approve(repo: Repo, machine: str, case: str = "toy", text: str = "outs: []\n") -> str:
+def approve(repo: Repo, machine: str, case: str = "toy", text: str = "") -> str:
     """A commit with a golden run's pointer, as `repro golden approve` and `git commit` leave one."""
     pointer = repo.root / "golden" / "runs" / machine / f"{case}.dvc"
     pointer.parent.mkdir(parents=True, exist_ok=True)
-    pointer.write_text(text)
+    pointer.write_text(text or f"outs: [{machine}]\n")
     return repo.commit(f"Approve {case} on {machine}")

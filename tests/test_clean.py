@@ -343,3 +343,21 @@ def test_other_reports(name: str) -> None:
             assert set(shown.tags) <= OURS | {"h1", "h2"} and "@someone" not in shown.prose
         else:
             assert "<img" not in text and "<!-- c" not in text
+
+
+@pytest.mark.parametrize(("values", "code"), [((1.0, 1.0), 0), ((1.0, 2.0), 1)])
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_the_verdict_is_the_exit_code_though_nobody_reads(
+    tmp_path: Path, values: tuple[float, float], code: int, flags: tuple[str, ...]
+) -> None:
+    """``repro diff A B | head -1`` says by its exit code what it found, whenever the reader goes."""
+    a, b = (str(write(tmp_path / str(k), [[metric_row("loss", "loss", v)]])) for k, v in enumerate(values))
+    for both in (False, True):
+        reads, writes = os.pipe()
+        os.close(reads)
+        command = [sys.executable, "-m", "repro", "diff", a, b, *flags]
+        done = subprocess.run(
+            command, stdout=writes, stderr=writes if both else subprocess.PIPE, env=environment(), check=False
+        )
+        os.close(writes)
+        assert (done.returncode, done.stderr or b"") == (code, b"")

@@ -70,6 +70,41 @@ def test_the_past_of_a_commit(tmp_path: Path) -> None:
     assert newest_green(nights[2:], past) is None
 
 
+def test_what_was_there_before_approves_nothing_again(tmp_path: Path) -> None:
+    """A golden run that is brought back, moved or put back to what it was has the numbers of its first commit."""
+    repo = kit.start(tmp_path)
+    checkout, pointer = find_checkout(repo.root), repo.root / "golden/runs/m1/toy.dvc"
+    approved = approve(repo, "m1")
+    pointer.unlink()
+    repo.commit("Retire it")
+    assert lineage(checkout, "toy", kit.note(repo, "a regression")).approved == approved
+    assert lineage(checkout, "toy", approve(repo, "m1")).approved == approved, "it is only back"
+    pointer.parent.rename(repo.root / "golden/runs/m2")
+    assert lineage(checkout, "toy", repo.commit("Another name")).approved == approved, "it only moved"
+    other = approve(repo, "m2", text="outs: [other]\n")
+    assert lineage(checkout, "toy", other).approved == other
+    back = approve(repo, "m2", text="outs: [m1]\n")
+    assert lineage(checkout, "toy", back).approved == approved, "the other numbers are approved no more"
+
+
+def test_a_shallow_clone_knows_of_no_approval_that_it_left_out(tmp_path: Path) -> None:
+    """Its oldest commit seems to bring the golden run: that commit's numbers are approved by nobody."""
+    repo = kit.start(tmp_path, case=kit.CASE + OBSERVE)
+    approve(repo, "m1")
+    for depth in (1, 2):
+        kit.note(repo, f"work {depth}")
+    for depth in (1, 2, 3):
+        clone = tmp_path / f"depth {depth}"
+        repo.git("clone", "--quiet", "--depth", str(depth), repo.root.as_uri(), str(clone))
+        past = lineage(find_checkout(clone), "toy", repo.git("rev-parse", "HEAD"))
+        assert (past.approved, past.cut_off, len(past.since)) == ("", True, depth)
+        trace = made(tmp_path / f"t{depth}", 1.0, 2.0)
+        status, kind, text = said(baseline_of(replace(tonight(repo, trace, machine="m2"), past=past)))
+        assert (status, kind) == ("not judged", "none") and "`git fetch --unshallow`" in text
+    repo.git("clone", "--quiet", "--depth", "4", repo.root.as_uri(), str(tmp_path / "all"))
+    assert lineage(find_checkout(tmp_path / "all"), "toy", repo.git("rev-parse", "HEAD")).approved
+
+
 # -- the baseline, without training
 
 
@@ -162,6 +197,7 @@ def test_what_is_green_elsewhere_approves_nothing_here(tmp_path: Path) -> None:
     assert tonight(repo, trace, first, red, there, machine="m3").last_green == there, "where it was never red it may"
     again = replace(red, status="green", at="2026-01-04T00:00:00Z")
     assert tonight(repo, trace, first, red, there, again).last_green == again, "what was red by mistake may turn green"
+    assert tonight(repo, trace, first, there).last_green == first, "the commit may have moved this machine's alone"
     approve(repo, "m2")
     assert tonight(repo, trace, first, red, there).last_green == there, "an approval begins anew"
 
@@ -175,6 +211,20 @@ def test_bounds_where_the_code_is_the_same(tmp_path: Path) -> None:
         baseline = baseline_of(tonight(repo, trace, then))
         assert baseline.check.status == status, baseline.check.text
     assert "loss (last) 2.6 became 2.0" in baseline.check.text
+    nights = [
+        earlier(repo, made(tmp_path / f"n{k}", 1.0, 2.7 - 0.35 * k), at=f"2026-11-2{k}T03:00:00Z") for k in range(2)
+    ]
+    assert said(baseline_of(tonight(repo, trace, *nights)))[0] == "changed", "many small moves are a large one"
+
+
+def test_a_night_that_was_only_within_bounds_is_no_baseline(tmp_path: Path) -> None:
+    """Otherwise each night could drift as far from the one before as the bounds allow, and all of them be green."""
+    repo = kit.start(tmp_path, case=kit.CASE + BOUNDS)
+    trace = made(tmp_path / "a", 1.0, 2.0)
+    exact = earlier(repo, trace)
+    kit.edit(repo, "lr=0.01", "lr=0.02", "Learn faster")
+    within = earlier(repo, trace, at="2026-11-23T03:00:00Z", compared={"verdict": "within"})
+    assert tonight(repo, trace, exact, within).last_green == exact
 
 
 def golden(repo: Repo, trace_of: Path, machine: str, **given: Any) -> Trace:

@@ -10,6 +10,7 @@ from conftest import Repo
 from history_kit import CASE, TRAIN, edit, note, start
 
 from repro.pulls.pair import PairResult, compare_commits
+from repro_bisect.axes.commits import History
 from repro_bisect.driver.session import Options
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import find_case
@@ -86,6 +87,30 @@ def test_a_base_that_went_on_is_left_where_the_branch_did(tmp_path: Path) -> Non
     repo.commit("Another root")
     with pytest.raises(ReproError, match="no commit in common"):
         pair(repo, "main", "other")
+
+
+def test_a_shallow_clone_that_left_commits_out_names_none(tmp_path: Path) -> None:
+    """A commit whose parents are not here seems to add all that it holds: no search and no fork may rest on it."""
+    repo = start(tmp_path / "whole")
+    good = repo.git("rev-parse", "HEAD")
+    repo.git("checkout", "--quiet", "-b", "side")
+    for k in range(4):
+        note(repo, f"side {k}")
+    repo.git("checkout", "--quiet", "main")
+    note(repo, "main", "docs/main")
+    repo.git("merge", "--quiet", "--no-ff", "--message", "Merge", "side")
+    for depth in (3, 5):
+        clone = tmp_path / str(depth)
+        repo.git("clone", "--quiet", "--depth", str(depth), repo.root.as_uri(), str(clone))
+        checkout = find_checkout(clone)
+        with pytest.raises(ReproError, match=r"shallow, and what came before .* `git fetch --unshallow` brings it"):
+            History(checkout, f"{good}..HEAD", ["."])
+        with pytest.raises(ReproError, match="shallow"):
+            pair(Repo(clone), good)
+    line = History(find_checkout(tmp_path / "3"), f"{good}..HEAD", ["."], first_parent=True)
+    assert len(line.parents) == 2, "the line itself is whole"
+    repo.git("clone", "--quiet", "--depth", "6", repo.root.as_uri(), str(tmp_path / "6"))
+    assert len(History(find_checkout(tmp_path / "6"), f"{good}..HEAD", ["."]).parents) == 6, "what is left out is older"
 
 
 @pytest.mark.whole

@@ -85,13 +85,15 @@ class Tonight:
 
     @property
     def last_green(self) -> Night | None:
-        """The green night that tonight may be compared with.
+        """The green night that tonight may be compared with: one of this machine since the newest approval, else any.
 
         Not one of another machine whose code was red here: this machine's numbers changed there, and that they did not
-        elsewhere approves nothing.
+        elsewhere approves nothing. Nor one that was only within bounds: from night to night they add up.
         """
+        exact = [night for night in self.nights if night.compared is None]
+        own = [n for n in exact if n.machine == self.machine and n.commit["commit"] in self.past.since]
         red = self._red()
-        return newest_green([n for n in self.nights if n.machine == self.machine or n.tree not in red], self.past)
+        return newest_green(own, self.past) or newest_green([n for n in exact if n.tree not in red], self.past)
 
     def _red(self) -> set[str]:
         """Hashes of the code that this machine's last night of it, since the newest approval, judged to be changed."""
@@ -218,6 +220,13 @@ def _last_green(tonight: Tonight) -> Judgement:
     green = tonight.last_green
     last = str(green.commit["commit"]) if green else ""
     known = [commit for commit in (last, past.approved) if commit]
+    if past.cut_off and not last:
+        return _judgement(
+            "not judged",
+            "nothing to compare with: the commit that approved these numbers is not here, since the clone is shallow: "
+            "`git fetch --unshallow` brings it (fetch-depth: 0)",
+            Baseline("none"),
+        )
     if not known:
         return _judgement(
             "not judged",
@@ -301,10 +310,14 @@ def _same_code(tonight: Tonight, baseline: Baseline, name: str) -> Judgement:
 
 
 def _before(tonight: Tonight, baseline: Baseline, tree: str | None, trace: Trace) -> Night | None:
-    """The last trusted night of some code under the identity that a trace of it has."""
+    """The last trusted night of some code under the identity that a trace of it has.
+
+    In bounds mode the first of this version of repro: what each night may move adds up.
+    """
     identity = dict(trace.header.identity)
     nights = [n for n in tonight.trusted(baseline) if n.tree == tree and dict(n.identity) == identity]
-    return nights[-1] if nights else None
+    alike = [n for n in nights if n.version == tonight.version] if tonight.case.compare.mode == "bounds" else []
+    return alike[0] if alike else nights[-1] if nights else None
 
 
 def _left(then: Mapping[str, Summary], now: Mapping[str, Summary], bounds: Mapping[str, Bound]) -> str:

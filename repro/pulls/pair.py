@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from repro.report.plot_data import PlotData, plot_data_of
 from repro_bisect.axes.axis import PointInfo, short
-from repro_bisect.axes.commits import Commits, History, merge_bases, resolve
+from repro_bisect.axes.commits import Commits, History, merge_bases, refuse_cut_off, resolve
 from repro_bisect.driver.commits import bisect_range
 from repro_bisect.driver.drift import Drift, drift
 from repro_bisect.driver.result import BisectResult, Culprit
@@ -250,6 +250,7 @@ class _Pair:
         case, checkout = self.case, self.checkout
         self.head, good = resolve(checkout, self.head), resolve(checkout, self.base)
         bases = merge_bases(checkout, good, self.head)
+        refuse_cut_off(checkout, good, self.head, *(f"^{base}" for base in bases))
         if not bases:
             raise ReproError(f"{self.base} and {short(self.head)} have no commit in common: give a base that they have")
         fork, *others = bases

@@ -12,7 +12,7 @@ from repro_golden.repository.checkout import Checkout, no_such_code
 from repro_golden.repository.code_key import code_keys
 from repro_golden.repository.git import GitFailedError
 
-__all__ = ["Commits", "History", "merge_bases", "resolve", "typed"]
+__all__ = ["Commits", "History", "merge_bases", "refuse_cut_off", "resolve", "typed"]
 
 
 def resolve(checkout: Checkout, revision: str) -> str:
@@ -42,6 +42,21 @@ def typed(checkout: Checkout, *commits: str) -> str:
 def merge_bases(checkout: Checkout, a: str, b: str) -> list[str]:
     """The newest commits that two have in common: none, or one, or several where each was merged into the other."""
     return checkout.git.text("merge-base", "--all", a, b, none=1).split()
+
+
+def refuse_cut_off(checkout: Checkout, *revisions: str) -> None:
+    """See that a shallow clone left out nothing between some revisions, as ``git rev-list`` takes them.
+
+    Raises:
+        ReproError: it did. What a commit changes whose parents are not here, nobody knows.
+    """
+    if cut := checkout.git.cut_off():
+        listed = [commit for commit in checkout.git.text("rev-list", *revisions).split() if commit in cut]
+        if listed:
+            raise ReproError(
+                f"this clone is shallow, and what came before {listed[0][:10]} is not here: "
+                "`git fetch --unshallow` brings it (fetch-depth: 0)"
+            )
 
 
 class Commits:
@@ -184,9 +199,11 @@ class History(Commits):
         if from_base and base not in (None, bad):
             good = base or good
         elif base != good:
+            refuse_cut_off(checkout, good, bad)
             cure = f"; their merge base is {base[:10]}, try {base[:10]}..{right or 'HEAD'}" if base else ""
             raise ReproError(f"GOOD {left} is not an ancestor of BAD {right or 'HEAD'}{cure}")
         how = ["--first-parent"] if first_parent else []
+        refuse_cut_off(checkout, *how, f"{good}..{bad}")
         lines = checkout.git.text("rev-list", "--parents", "--topo-order", *how, f"{good}..{bad}").splitlines()
         most = 1 if first_parent else None
         parents = {c: p[:most] for c, *p in (line.split() for line in lines)}

@@ -140,6 +140,11 @@ class Git:
             return False
         return True
 
+    def cut_off(self) -> frozenset[str]:
+        """The commits that seem to be the first ones, but whose parents a shallow clone left out."""
+        shallow = self.folder / self.text("rev-parse", "--git-path", "shallow")
+        return frozenset(shallow.read_text().split()) if shallow.exists() else frozenset()
+
     def without_filters(self) -> Git:
         """The same with every filter that is configured emptied, so that none runs.
 

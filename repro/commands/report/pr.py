@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from repro_bisect.driver.session import Options
     from repro_bisect.probe.progress import Watch
     from repro_golden.case.command_line import CommandLine
-    from repro_golden.case.file import Case
     from repro_golden.repository.checkout import Checkout
 
 __all__ = ["pr"]
@@ -149,26 +148,32 @@ def _entries(
         ReproError: there is no case, or none of a name that was given.
         MachineFailureError: the machine failed; the same command resumes.
     """
+    from repro.pulls.cases import PullCases
     from repro.pulls.pair import compare_commits
     from repro.pulls.result import Failed
     from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
-    from repro_golden.case.file import CASES, NO_CASE, find_case, list_cases, unknown_case
+    from repro_golden.case.file import CASES, NO_CASE, find_case, unknown_case
 
     line.check(beside=", ".join(names))
-    known = [path.stem for path in list_cases(checkout.root)]
+    cases = PullCases(checkout, *ends)
+    known = cases.names
     if not known and not line.words:
         raise ReproError(f"no cases in {checkout.root / CASES}: {NO_CASE}")
     if wrong := [requested for requested in names if requested not in known]:
         raise unknown_case(checkout.root, wrong[0])
     entries: list[Entry] = []
     for case_name in ["command"] if line.words else dict.fromkeys(names or known):
+        if not line.words and (why := cases.absent(case_name)):
+            entries.append(Failed(case_name, why, "unverifiable"))
+            continue
         try:
             if line.words:  # what it passes on is said by who calls, not by HEAD
                 case = line.case(checkout.root)
                 say_python(case)
             else:
-                case = _passing_as(checkout, ends[0], find_case(checkout.root, case_name))
-            entries.append(compare_commits(checkout, case, *ends, watch, options, name=name))
+                case = cases.passing(find_case(checkout.root, case_name))
+            result = compare_commits(checkout, case, *ends, watch, options, name=name)
+            entries.append(result if line.words else cases.judged(result))
         except MachineFailureError:
             raise
         except NotVerifiableError as error:
@@ -176,24 +181,6 @@ def _entries(
         except ReproError as error:
             entries.append(Failed(case_name, str(error)))
     return entries
-
-
-def _passing_as(checkout: Checkout, base: str, case: Case) -> Case:
-    """The case, which passes on no more variables than it does at BASE: HEAD names its own code no secret."""
-    from repro_golden.base.canonical import parse_toml
-    from repro_golden.case.file import CASES
-    from repro_golden.repository.git import GitFailedError
-
-    asked = case.subject.pass_env
-    if not asked:
-        return case
-    try:
-        text = checkout.git.text("cat-file", "blob", f"{base}:{CASES / case.name}.toml")
-        there = parse_toml(text)["subject"]["pass_env"]
-    except (GitFailedError, ValueError, KeyError, TypeError):
-        there = ()
-    subject = case.subject.model_copy(update={"pass_env": tuple(name for name in asked if name in there)})
-    return case.model_copy(update={"subject": subject})
 
 
 def annotate(report: PullReport) -> None:

@@ -1,0 +1,136 @@
+"""What a pull request does to the cases that are to judge it: it may take one away, or change what one says."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from repro.pulls.pair import PairResult
+from repro_bisect.axes.commits import merge_bases, resolve
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import CASES, Case, list_cases, read_case
+from repro_golden.repository.checkout import Checkout
+
+__all__ = ["PullCases"]
+
+_SHOWN = 4
+"""Keys of a case that changed and are named."""
+_ABSENT = object()
+
+
+class PullCases:
+    """The case files of the checkout, by which both ends are replayed, and those of the ends."""
+
+    def __init__(self, checkout: Checkout, base: str, head: str) -> None:
+        """Take the checkout and both revisions; BASE is the commit at which HEAD's branch left it.
+
+        Raises:
+            ReproError: a revision is unknown.
+        """
+        self._checkout, self._head = checkout, resolve(checkout, head)
+        good = resolve(checkout, base)
+        self._base = next(iter(merge_bases(checkout, good, self._head)), good)
+        self._here = [path.stem for path in list_cases(checkout.root)]
+        self._at = {commit: self._names(commit) for commit in (self._base, self._head)}
+
+    @property
+    def names(self) -> list[str]:
+        """Those of the checkout and of both ends, sorted."""
+        return sorted({*self._here, *self._at[self._base], *self._at[self._head]})
+
+    def absent(self, name: str) -> str:
+        """Why a case is not in the checkout, though an end has it, in one line; '' where it is."""
+        if name in self._here:
+            return ""
+        file = f"{CASES / name}.toml"
+        if name in self._at[self._head]:
+            return f"{file} is HEAD's, and not in this checkout: check HEAD out"
+        return f"HEAD takes {file} away: nothing judges what it judged"
+
+    def passing(self, case: Case) -> Case:
+        """The case, which passes on no more variables than it does at BASE: HEAD names its own code no secret."""
+        if not case.subject.pass_env:
+            return case
+        there = self._read(self._base, case.name)
+        allowed = there.subject.pass_env if isinstance(there, Case) else ()
+        kept = tuple(name for name in case.subject.pass_env if name in allowed)
+        return case.model_copy(update={"subject": case.subject.model_copy(update={"pass_env": kept})})
+
+    def judged(self, result: PairResult) -> PairResult:
+        """The result, which is no agreement where HEAD changed what was asked: how it is run, or its bounds."""
+        base, head = (self._read(commit, result.case) for commit in (self._base, self._head))
+        if base is None or head is None:
+            return result  # it is new, or of the checkout alone
+        runs, rules = (_differences(facts(base), facts(head)) for facts in (_run, _rules))
+        if not runs and not rules:
+            return result
+        what = _listed({**runs, **rules})
+        result = replace(result, notes=[*result.notes, f"HEAD changes the case: {what}"])
+        if result.verdict not in ("identical", "within") or (result.verdict == "identical" and not runs):
+            return result
+        said = "bit-identical" if result.verdict == "identical" else "within bounds"
+        reason = f"HEAD changes the case ({what}): {said} as this checkout has it, which says nothing of what it was"
+        return replace(result, verdict="unverifiable", reason=reason, compared=None)
+
+    def _names(self, commit: str) -> set[str]:
+        listed = self._checkout.git.names("ls-tree", "-z", "--name-only", commit, f"{CASES.as_posix()}/")
+        return {path.stem for path in map(PurePosixPath, listed) if path.suffix == ".toml"}
+
+    def _read(self, commit: str, name: str) -> Case | str | None:
+        """The case at a commit; its text where this repro cannot read it; None where there is none."""
+        if name not in self._at[commit]:
+            return None
+        content = self._checkout.git("cat-file", "blob", f"{commit}:{CASES.as_posix()}/{name}.toml")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"{name}.toml"
+            path.write_bytes(content)
+            try:
+                return read_case(path)
+            except ReproError:
+                return content.decode(errors="replace")
+
+
+def _run(case: Case | str) -> Mapping[str, Any]:
+    """What decides how a case is run."""
+    if isinstance(case, str):
+        return {"its file": case}
+    facts = case.canonical()
+    experiment = {"steps": facts.pop("steps"), "rollouts": str(case.case.rollouts)}
+    return {key: value for key, value in facts.items() if key != "name"} | {"case": experiment}
+
+
+def _rules(case: Case | str) -> Mapping[str, Any]:
+    """What decides which numbers agree."""
+    return {} if isinstance(case, str) else case.model_dump(mode="json", include={"compare", "mismatch"})
+
+
+def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The keys with another value, as ``subject.config.lr``, with both."""
+    before, after = dict(_flat(a)), dict(_flat(b))
+    pairs = {key: (before.get(key, _ABSENT), after.get(key, _ABSENT)) for key in {**before, **after}}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _listed(changes: Mapping[str, tuple[Any, Any]]) -> str:
+    shown = [
+        f"{key} {' -> '.join('not set' if side is _ABSENT else _short(side) for side in pair)}"
+        for key, pair in list(changes.items())[:_SHOWN]
+    ]
+    more = len(changes) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"

@@ -1,0 +1,111 @@
+"""A pull request that changes or takes away the case that judges it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import Repo
+from history_kit import CASE, edit, note, start
+from pull_kit import flat, pair, with_step
+
+from repro.pulls.cases import PullCases
+from repro.pulls.pair import PairResult
+from repro_golden.case.file import Bound
+from repro_golden.repository.checkout import find_checkout
+
+OBSERVE = "\n[observe]\nmetrics = ['loss=(?P<loss>\\S+)']\n"
+BOUNDS = OBSERVE + '\n[compare]\nmode = "bounds"\n\n[compare.bounds.loss]\nrtol = {}\n'
+
+
+def changed(repo: Repo, text: str | None, words: str = "Change the case") -> str:
+    """A commit with another case file, or without it."""
+    path = repo.root / "golden/cases/toy.toml"
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    return repo.commit(words)
+
+
+def results(tmp_path: Path) -> dict[str, PairResult]:
+    """One result of each verdict that says something of numbers."""
+    a = flat(3, loss=1.0)
+    b = with_step(1, a, loss=1.05)
+    return {
+        "identical": pair(tmp_path, a, a),
+        "within": pair(tmp_path, a, b, {"loss": Bound(rtol=0.1)}),
+        "moved": pair(tmp_path, a, b),
+    }
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told", "verdicts"),
+    [
+        (CASE, "# words\n" + CASE, "", ("identical", "within", "moved")),
+        (CASE, CASE.replace("10m", "20m"), "", ("identical", "within", "moved")),
+        (CASE, CASE.replace("steps = 6", "steps = 1"), "case.steps 6 -> 1", ("unverifiable", "unverifiable", "moved")),
+        (CASE, CASE.replace('path = "train.py"', 'path = "docs"'), "subject.path 'train.py' -> 'docs'",
+         ("unverifiable", "unverifiable", "moved")),
+        (CASE, CASE.replace("--steps 6", "--steps 6 --lr 2"), "subject.command",
+         ("unverifiable", "unverifiable", "moved")),
+        (CASE + BOUNDS.format(0.01), CASE + BOUNDS.format(10), "compare.bounds.loss.rtol 0.01 -> 10.0",
+         ("identical", "unverifiable", "moved")),
+        (CASE.replace("command = ", "comand = "), CASE, "its file", ("unverifiable", "unverifiable", "moved")),
+    ],
+)  # fmt: skip
+def test_no_agreement_rests_on_a_case_that_head_changed(
+    tmp_path: Path, before: str, after: str, told: str, verdicts: tuple[str, str, str]
+) -> None:
+    """What HEAD's case says is equal says nothing of what BASE's said; that numbers moved stays true, with a note."""
+    repo = start(tmp_path, case=before)
+    base = repo.git("rev-parse", "HEAD")
+    head = changed(repo, after)
+    cases = PullCases(find_checkout(repo.root), base, head)
+    (tmp_path / "traces").mkdir()
+    for (name, result), verdict in zip(results(tmp_path / "traces").items(), verdicts, strict=True):
+        judged = cases.judged(result)
+        assert judged.verdict == verdict, name
+        assert told in " ".join(judged.notes) and bool(told) == (len(judged.notes) > len(result.notes))
+        assert verdict != "unverifiable" or ("HEAD changes the case" in judged.reason and judged.compared is None)
+    unknown = replace(pair(tmp_path / "traces", flat(2, loss=1.0), flat(2, loss=1.0)), case="new")
+    assert cases.judged(unknown) == unknown, "BASE has no such case"
+
+
+def test_a_case_that_head_lacks_or_alone_has_is_told(tmp_path: Path) -> None:
+    """One that was taken away, and one of a HEAD that is not checked out, are not verifiable: exit 3, not silence."""
+    repo = start(tmp_path)
+    note(repo, "docs", "docs/words")
+    base = repo.git("rev-parse", "HEAD")
+    repo.git("checkout", "--quiet", "-b", "added")
+    other = repo.root / "golden/cases/other.toml"
+    other.write_text(CASE.replace('"toy"', '"other"'))
+    repo.commit("Add a case")
+    repo.git("checkout", "--quiet", "-b", "gone", base)
+    gone = changed(repo, None)
+    done = repo.repro("report", "pr", f"{base}..{gone}", "--json")
+    assert done.returncode == 3, done.stdout + done.stderr
+    (entry,) = json.loads(done.stdout)["results"]
+    assert (entry["case"], entry["verdict"]) == ("toy", "unverifiable") and "HEAD takes" in entry["reason"]
+    named = repo.repro("report", "pr", f"{base}..{gone}", "--case", "toy", "--json")
+    assert named.returncode == 3 and json.loads(named.stdout)["results"] == [entry]
+    repo.git("checkout", "--quiet", "main")
+    done = repo.repro("report", "pr", f"{base}..added", "--json")
+    entries = {entry["case"]: entry for entry in json.loads(done.stdout)["results"]}
+    assert done.returncode == 3 and entries["toy"]["verdict"] == "identical"
+    assert "check HEAD out" in entries["other"]["reason"]
+
+
+def test_only_what_the_branch_did_to_its_case_counts(tmp_path: Path) -> None:
+    """What main did to the case since the branch left it is not the branch's change."""
+    repo = start(tmp_path)
+    repo.git("checkout", "--quiet", "-b", "side")
+    edit(repo, "lr=0.01", "lr=0.02", "Learn faster")
+    repo.git("checkout", "--quiet", "main")
+    changed(repo, CASE.replace("steps = 6", "steps = 2"))
+    result = results(tmp_path)["identical"]
+    checkout = find_checkout(repo.root)
+    assert PullCases(checkout, "main", "side").judged(result) == result
+    assert PullCases(checkout, "side", "main").judged(result).verdict == "unverifiable"
