@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 from repro_golden.base.clean import no_command, visible
@@ -53,7 +54,7 @@ class _Clean:
         try:
             yield
         except BrokenPipeError:
-            with open(os.devnull, "wb") as nobody:  # what is still buffered goes there too
+            with Path(os.devnull).open("wb") as nobody:  # what is still buffered goes there too
                 os.dup2(nobody.fileno(), self.stream.fileno())
 
     def writelines(self, lines: list[str]) -> None:

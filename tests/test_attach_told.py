@@ -181,7 +181,27 @@ def test_a_state_that_the_program_sets_is_looked_at(tmp_path: Path) -> None:
     assert divergence is not None and (divergence.step, divergence.signal) == (2, "rng/torch")
 
 
-@pytest.mark.parametrize("program", [UNSEEDED + SET_BACK, HEAD + CLOCK], ids=["set-back", "clock"])
+@pytest.mark.parametrize(
+    ("seeding", "draw", "signal"),
+    [
+        ("torch.default_generator.manual_seed(0)", "torch.rand(3)", "rng/torch"),
+        ("numpy.random.set_bit_generator(numpy.random.PCG64(3))", "numpy.random.rand()", "rng/numpy"),
+    ],
+)
+def test_a_generator_that_is_seeded_in_another_way_is_looked_at(
+    tmp_path: Path, seeding: str, draw: str, signal: str
+) -> None:
+    """By the generator's own method, which nobody can watch, or by putting another in its place."""
+    ones = "optimizer.zero_grad(); model(torch.ones(4, 8)).pow(2).mean().backward(); optimizer.step()"
+    steps = f"for step in range(3):\n    {ones}\n    if V and step == 2: {draw}\n"
+    divergence = first_difference(*traces(tmp_path, f"{UNSEEDED}import numpy\n{seeding}\n{steps}"))
+    assert divergence is not None and divergence.signal.endswith(signal)
+
+
+@pytest.mark.parametrize(
+    "program", [UNSEEDED + SET_BACK, HEAD + CLOCK, "import torch\ntorch.seed()\n" + UNSEEDED + SET_BACK],
+    ids=["set-back", "clock", "drawn"],
+)  # fmt: skip
 def test_what_chance_or_the_clock_decides_does_not_count(tmp_path: Path, program: str) -> None:
     """A generator that nobody seeded, whose state is only set back; times that an optimizer keeps, which are named."""
     first, other = traces(tmp_path, program.replace("V = len(sys.argv) > 1", ""))

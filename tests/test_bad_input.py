@@ -99,6 +99,14 @@ def cut_columns(repo: Repo) -> None:
     )
 
 
+def no_pointer(repo: Repo) -> None:
+    next((repo.root / "golden/runs").glob("*/mini.dvc")).unlink()
+
+
+def empty_pointer(repo: Repo) -> None:
+    next((repo.root / "golden/runs").glob("*/mini.dvc")).write_text("")
+
+
 def crash(repo: Repo) -> None:
     repo.edit(
         "core/repro_core/rl/loss.py",
@@ -134,6 +142,8 @@ BAD: dict[str, tuple[Callable[[Repo], None], tuple[str, ...], int, tuple[str, ..
     "newer golden run": (newer_run, VERIFY, 2, ("format 99", "upgrade")),
     "cut trace": (cut_trace, VERIFY, 2, ("was changed", "dvc checkout")),
     "cut columns": (cut_columns, VERIFY, 2, ("damaged", "pull")),
+    "no pointer": (no_pointer, VERIFY, 2, ("has no mini.dvc", "git checkout")),
+    "empty pointer": (empty_pointer, VERIFY, 2, ("names no output", "git checkout")),
     "crash": (crash, VERIFY, 2, ("OSError: no", "output in")),
     "hang": (hang, VERIFY, 2, ("no end within 10 s",)),
     "other contract": (other_contract, VERIFY, 2, ("CONTRACT 77 is unknown",)),

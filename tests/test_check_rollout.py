@@ -181,6 +181,48 @@ def test_each_fault_is_found_and_named(fault: Callable[[], Sound]) -> None:
         assert FAULTS[fault].get(one.name, "") in one.detail
 
 
+class Says(Sound):
+    """Answers every prompt with something that is no answer, each time the same."""
+
+    spoil: dict[str, Any]
+
+    def generate(self, prompts: Any, sampling: Any, seeds: Any) -> Any:
+        answers = super().generate(prompts, sampling, seeds)
+        asked = {"prompt_log_probs"} if sampling.prompt_log_probs else set()
+        return [
+            replace(a, **{k: v for k, v in self.spoil.items() if k in asked | {"tokens", "log_probs"}}) for a in answers
+        ]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        ({"prompt_log_probs": [math.nan]}, "is not finite"),
+        ({"prompt_log_probs": []}, "gave no log-probs of prompt"),
+        ({"prompt_log_probs": [-1.0] * 9}, "gave 9 log-probs for"),
+        ({"log_probs": [-1.0] * 3}, "gave 3 log-probs for 2 tokens"),
+        ({"log_probs": ["-1", None]}, "is no number"),
+        ({"tokens": [], "log_probs": []}, "with no token"),
+    ],
+)
+def test_what_is_no_answer_agrees_with_nothing(spoil: dict[str, Any], why: str) -> None:
+    """Not even with itself, though it comes back bit for bit; and it ends no check in a traceback."""
+    engine = Says()
+    engine.spoil = spoil
+    findings = check(engine, PLAN, ["run-to-run", "seed"])
+    assert findings[0].outcome == "failed" and why in findings[0].detail and exit_code(findings) == 2
+
+
+def test_whole_log_probs_are_numbers_and_a_plan_samples_something() -> None:
+    """An engine may give integers; a plan of no prompt, or of no id, is refused."""
+    engine = Says()
+    engine.spoil = {"log_probs": [-1, -2]}
+    assert outcomes(check(engine, PLAN, ["run-to-run"])) == {"run-to-run": "equal"}
+    for wrong in ({"prompts": 0}, {"vocabulary": 2}):
+        with pytest.raises(ReproError, match="a plan needs a prompt"):
+            replace(PLAN, **wrong)
+
+
 def test_the_first_difference_is_named() -> None:
     """Prompt, token, part and size of a log-prob that is two units off in a batch of two."""
     (fault,) = (fault for fault in FAULTS if fault.__name__ == "OfItsBatch")

@@ -238,6 +238,7 @@ def golden(repo: Repo, trace_of: Path, machine: str, **given: Any) -> Trace:
         "rollouts": "rollouts", "commit": repo.git("rev-parse", "HEAD"), "tree": _tree(repo),
     }  # fmt: skip
     write_record(folder, facts | given)
+    repo.git("add", "--", str(folder))
     return trace
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import comb
+from numbers import Real
 
 from repro_golden.base.canonical import canonical_json, digest
 from repro_golden.case.tables import CHECKS, Expected, known_name
@@ -81,12 +82,34 @@ def check(
     return findings
 
 
+def _wrong(answer: Answer, row: int, prompt: int, *, whole: bool) -> str:
+    """Why the answer to a prompt of so many tokens agrees with nothing, not even with itself; '' where it may."""
+    if not answer.tokens:
+        return f"the engine answered prompt {row} with no token: there is nothing to compare"
+    parts = {f"of the engine's answer to prompt {row}": answer.log_probs}
+    if whole:
+        if not answer.prompt_log_probs and prompt > 1:
+            return f"the engine gave no log-probs of prompt {row}, for which it was asked"
+        parts[f"of prompt {row}"] = answer.prompt_log_probs or ()
+    for whose, values in parts.items():
+        if not all(isinstance(value, Real) for value in values):
+            return f"a log-prob {whose} is no number"
+        if not all(map(math.isfinite, values)):
+            return f"a log-prob {whose} is not finite"
+    for (whose, values), tokens in zip(parts.items(), (len(answer.tokens), prompt - 1), strict=False):
+        if len(values) > tokens:
+            return f"the engine gave {len(values)} log-probs for {tokens} tokens {whose}"
+    return ""
+
+
 def _digest(answers: Sequence[Answer]) -> str:
     """32 hex digits over all bits of the answers: equal ones for equal bits, in whatever process they were sampled."""
     return digest(
         "answers",
         *(
-            canonical_json([a.tokens, *([x.hex() for x in xs] for xs in (a.log_probs, a.prompt_log_probs or ()))])
+            canonical_json(
+                [a.tokens, *([float(x).hex() for x in xs] for xs in (a.log_probs, a.prompt_log_probs or ()))]
+            )
             for a in answers
         ),
     )
@@ -165,10 +188,8 @@ class _Checks:
         if len(answers) != len(rows):
             raise ValueError(f"the engine gave {len(answers)} responses to {len(rows)} prompts")
         for row, answer in zip(rows, answers, strict=True):
-            if not all(map(math.isfinite, answer.log_probs)):  # such values agree on nothing
-                raise ValueError(f"a log-prob of the engine's answer to prompt {row} is not finite")
-            if whole and answer.prompt_log_probs is None:
-                raise ValueError(f"the engine gave no log-probs of prompt {row}, for which it was asked")
+            if wrong := _wrong(answer, row, len(self._prompts[row]), whole=whole):
+                raise ValueError(wrong)
         return answers
 
     def _each(self, seeds: Sequence[int], *, warm: bool = False, whole: bool = True, hot: bool = False) -> list[Answer]:

@@ -354,6 +354,9 @@ class Engine(Protocol):
     def resume_memory(self) -> None: ...  # noqa: D102
 
 
+_LEAST_IDS = 3
+
+
 @dataclass(frozen=True)
 class Plan:
     """What is sampled.
@@ -380,6 +383,18 @@ class Plan:
     seed: int = 1
     vocabulary: int | None = None
     scale: float = 0.02
+
+    def __post_init__(self) -> None:
+        """Refuse a plan by which nothing would be sampled.
+
+        Raises:
+            ReproError: it has no prompt, or too few ids.
+        """
+        if self.prompts < 1 or (self.vocabulary is not None and self.vocabulary < _LEAST_IDS):
+            raise ReproError(
+                f"a plan needs a prompt and a vocabulary of at least {_LEAST_IDS} ids, of which the first and the last "
+                f"are in no prompt: this one has {self.prompts} prompts and a vocabulary of {self.vocabulary}"
+            )
 
     def drawn(self, vocabulary: int) -> list[list[int]]:
         """The prompts, no two of which begin alike where the vocabulary allows it: none is another's cached prefix."""

@@ -138,7 +138,7 @@ def verify(checkout: Checkout, case: Case, say: Say, vary: Sequence[str] = ()) -
                 f"`repro golden verify {case.name} --vary {other[0].part}` compares all the same"
             )
         comparison = compare(golden.trace, replay, case.compare)
-        store.refuse_dirty(golden.directory)  # what is whole in itself may be of an older pointer
+        store.refuse_unknown(golden.directory)  # what is whole in itself may be of an older pointer
         if comparison.equal and (why := failed_since(golden.trace, replay)):
             raise NotVerifiableError(f"{case.name}: what was trained agrees, but {why}, which the golden run's did not")
         alike = named_alike(golden.trace, replay, strict=case.compare.strict)

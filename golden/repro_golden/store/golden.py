@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -255,11 +256,27 @@ class Store:
             ReproError: the content differs from its pointer.
         """
         pointer = _pointer(path)
+        if pointer.exists() and not _names_output(pointer):
+            raise ReproError(f"{pointer} names no output, as DVC writes it: `git checkout {pointer}` brings it back")
         if self.dvc.dirty(pointer):
             raise ReproError(
                 f"{path} differs from {pointer.name}: `dvc checkout {pointer}` drops the changes, "
                 f"`dvc add {path}` keeps them"
             )
+
+    def refuse_unknown(self, path: Path) -> None:
+        """Refuse to judge by files that neither git nor DVC says are the ones of this commit.
+
+        Raises:
+            ReproError: they have no pointer and are not in git, or are not those of their pointer.
+        """
+        pointer = _pointer(path)
+        if not pointer.exists() and not self.in_git(path):
+            raise ReproError(
+                f"{path} has no {pointer.name}, so nothing says of which commit it is: `git checkout {pointer}` brings "
+                f"that back, `dvc add {path}` keeps what is there"
+            )
+        self.refuse_dirty(path)
 
     def in_git(self, path: Path) -> bool:
         """Whether git tracks anything at `path`."""
@@ -298,6 +315,12 @@ def describe(differences: list[Difference]) -> str:
     """Differences of two identities in one line, the first three in full."""
     text = "; ".join(str(d) for d in differences[:3])
     return text + (f"; and {len(differences) - 3} more" if len(differences) > 3 else "")
+
+
+def _names_output(pointer: Path) -> bool:
+    """Whether a pointer says which files it is of; one that says nothing is no change to DVC."""
+    text = pointer.read_text(errors="replace")
+    return all(re.search(key, text, re.MULTILINE) for key in (r"^outs:", r"^[-\s]*path:"))
 
 
 def _pointer(path: Path) -> Path:

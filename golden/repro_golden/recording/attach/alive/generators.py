@@ -8,7 +8,7 @@ import functools
 import random
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,9 +21,15 @@ SEEDED = "_repro_seeded"
 """Of `sys`: the generators that the program has seeded, as `site` saw. Any other starts elsewhere in every run."""
 
 
+_by_chance: set[int] = set()
+"""Seeds of torch's generator that nobody chose: that of the start of the process, and what `torch.seed` drew."""
+
+
 def watch() -> None:
     """Note it when the program seeds torch's generators, which start from chance; `site` does so for the others."""
     known: set[str] = sys.__dict__.setdefault(SEEDED, set())
+    _by_chance.add(torch.initial_seed())
+    stand_in((torch.random, torch), "seed", lambda seed: _telling(seed, lambda out, *_: _by_chance.add(out)))
     for name, owners in (("torch", (torch.random, torch)), ("torch.cuda", (torch.cuda.random, torch.cuda))):
         for function in ("manual_seed", "manual_seed_all"):  # states are also set back, by activation checkpointing
             stand_in(owners, function, functools.partial(_noting, known=known, name=name))
@@ -86,7 +92,11 @@ def states(*, seeded: bool = False) -> dict[str, torch.Tensor]:
     Args:
         seeded: Leave out those that the program has not been seen to seed.
     """
-    known = getattr(sys, SEEDED, ())
+    known: set[str] = getattr(sys, SEEDED, set())
+    if (
+        _by_chance and torch.initial_seed() not in _by_chance
+    ):  # by `torch.default_generator.manual_seed`, which nobody can watch
+        known.add("torch")
     snapshot = {} if seeded and "torch" not in known else {"torch": torch.get_rng_state()}
     gpus = not seeded or {"torch", "torch.cuda"} & set(known)
     if gpus and torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -96,9 +106,15 @@ def states(*, seeded: bool = False) -> dict[str, torch.Tensor]:
         left = b"" if normal is None else struct.pack("<d", normal)
         snapshot["random"] = _bytes(struct.pack("<q", version) + array.array("Q", words).tobytes() + left)
     if "numpy" in sys.modules and (not seeded or "numpy.random" in known):
-        kind, keys, *rest = sys.modules["numpy"].random.get_state()
-        snapshot["numpy"] = _bytes(str(kind).encode() + keys.tobytes() + repr([float(part) for part in rest]).encode())
+        state = sys.modules["numpy"].random.get_state(legacy=False)
+        snapshot["numpy"] = _bytes(_of_numpy(**state) if state["bit_generator"] == "MT19937" else repr(state).encode())
     return snapshot
+
+
+def _of_numpy(bit_generator: str, state: Mapping[str, Any], has_gauss: int, gauss: float) -> bytes:
+    """The state of NumPy's own generator."""
+    rest = [float(part) for part in (state["pos"], has_gauss, gauss)]
+    return bit_generator.encode() + bytes(state["key"].tobytes()) + repr(rest).encode()
 
 
 def _bytes(raw: bytes) -> torch.Tensor:

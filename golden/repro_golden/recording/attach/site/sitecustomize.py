@@ -148,7 +148,8 @@ def _watch_seeds(module: Any) -> None:
         _tell(module, name, lambda out, *_: asked(out))
     for name in ("setstate", "set_state"):
         _tell(module, name, lambda _, *given: put(*given))
-    _tell(module, "seed", lambda *_: seeded.add(module.__name__))
+    for name in ("seed", "set_bit_generator"):
+        _tell(module, name, lambda *_: seeded.add(module.__name__))
 
 
 def _hash(state: Any) -> int:
