@@ -273,3 +273,15 @@ def test_other_braces_stay() -> None:
     text = """train '{"lr": {"max": 1}}' ${HOME} {root}"""
     assert words(text, TOKENS, False) == ["train", '{"lr": {"max": 1}}', "${HOME}", "/my checkout"]
     assert words(text, TOKENS, True)[2] == """train '{"lr": {"max": 1}}' ${HOME} '/my checkout'"""
+
+
+def test_a_stopped_recording_begins_again_with_the_same_command(tmp_path: Path) -> None:
+    """The case file that it left is the one that the same command writes; that of another command is kept."""
+    line = CommandLine(("python", "train.py"))
+    path = line.new_file(tmp_path, "toy")
+    path.parent.mkdir(parents=True)
+    path.write_text(line.text(tmp_path, "toy", 4))
+    assert line.new_file(tmp_path, "toy") == path
+    for other in (CommandLine(("python", "train.py", "--lr", "2")), CommandLine(("python", "train.py"), steps=5)):
+        with pytest.raises(ReproError, match="exists: record it with `repro golden record toy`"):
+            other.new_file(tmp_path, "toy")

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from repro_golden.base.canonical import parse_toml
 from repro_golden.base.errors import ReproError
-from repro_golden.case.file import CASES, Case, first_problem
+from repro_golden.case.file import CASES, Case, first_problem, read_case
 from repro_golden.case.python_of import is_ours, python_of
 
 __all__ = ["OPEN_END", "CommandLine"]
@@ -77,15 +77,15 @@ class CommandLine:
         return case
 
     def new_file(self, root: Path, name: str) -> Path:
-        """Where its case file will be.
+        """Where its case file will be, or is: the same command that was stopped left the same file.
 
         Raises:
-            ReproError: the name is none, or there is a case of that name.
+            ReproError: the name is none, or there is another case of that name.
         """
         path = root / CASES / f"{name}.toml"
         if Path(name).name != name:
             raise ReproError(f"{name!r} is no name for a case: use letters, digits, '.', '_' and '-'")
-        if path.exists():
+        if path.exists() and path.read_text(encoding="utf-8") != self.text(root, name, read_case(path).steps):
             raise ReproError(f"{path} exists: record it with `repro golden record {name}`, or choose another name")
         return path
 
