@@ -93,6 +93,8 @@ CASES: list[tuple[str, Change, Change | None, int | None]] = [
     ("tool-tokens", lambda s: long_response(s, 8, masked=False), lambda s: long_response(s, 8, masked=True), 2),
     ("tool-tokens", lambda s: long_response(s, 14, masked=False), lambda s: long_response(s, 7, masked=False), 2),
     ("reward-missing", put(2, reward=None), put(2, reward=0), 2),
+    ("reward-missing", put(2, reward="0.5"), put(2, reward={"acc": 0.5, "label": "right"}), 2),
+    ("reward-missing", put(2, reward={}), None, 2),
     ("reward-finite", put(2, reward=NAN), put(2, reward=-1e30), 2),
     ("reward-finite", put(2, reward={"acc": 1.0, "style": float("inf")}), put(2, reward={"acc": 1.0}), 2),
     ("reward-equal", every(reward=1.0), put(0, reward=0.5), None),

@@ -33,6 +33,10 @@ def _floats(value: Any) -> Array | None:
     return None if array is None or array.ndim != 1 else array.astype(np.float64)
 
 
+_FP64_BITS = 1024
+"""An integer of fewer bits is a number of fp64."""
+
+
 def _every(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """The numbers of a reward by name: it may be one, an array, or a mapping or list of them."""
     if isinstance(value, dict):
@@ -43,7 +47,9 @@ def _every(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from _every(item, name)
     elif (array := numbers(value)) is not None:
         yield from ((name, float(number)) for number in array.reshape(-1))
-    elif isinstance(value, (float, np.floating)):
+    elif isinstance(value, int):
+        yield name, float(value) if value.bit_length() < _FP64_BITS else math.inf
+    elif isinstance(value, (float, np.floating, np.integer)):
         yield name, float(value)
 
 
@@ -194,6 +200,8 @@ def _reward_missing(batch: TrainBatch) -> Iterator[Found]:
     for number, sample in enumerate(batch.samples):
         if sample["reward"] is None:
             yield noted(number, "reward", f"there is no reward (status {sample['status']})")
+        elif next(_every(sample["reward"]), None) is None:
+            yield noted(number, "reward", f"there is no number in the reward {said(sample['reward'])}")
 
 
 @rule(
