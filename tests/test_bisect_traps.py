@@ -323,6 +323,17 @@ def test_replays_of_other_lengths_do_not_reproduce(tmp_path: Path, command: str,
 
 
 @pytest.mark.whole
+def test_a_bad_end_that_agrees_by_chance_is_weighed(tmp_path: Path) -> None:
+    """Its first replay has GOOD's numbers and no later one has: that is noise to be weighed, and no agreement."""
+    repo = start(tmp_path, TRAIN, None)
+    count = f"(open({str(tmp_path / 'calls')!r}, 'a').write('x'), os.stat({str(tmp_path / 'calls')!r}).st_size)[1]"
+    edit(repo, "scale = 1.0\n", f"scale = 1.5 if {count} > 6 else 1.0\n", "Now and then")
+    result, progress = bisect(repo, "HEAD~1..HEAD", "-j", "1", "--", sys.executable, "train.py", "--steps", "6")
+    assert "two replays of BAD differ at step 0" in progress
+    assert result["outcome"] == "found" and result["culprits"][0]["commit"]["subject"] == "Now and then"
+
+
+@pytest.mark.whole
 def test_an_end_that_goes_on_or_fails_is_told(tmp_path: Path) -> None:
     """BAD trains six steps where GOOD trains four, which agree; or fails after the case's last: a line says so."""
     repo = start(tmp_path, TRAIN.replace("default=6", "default=4"), None)

@@ -169,6 +169,18 @@ def noisy(repo: Repo, noise: str) -> PairResult:
 
 
 @pytest.mark.whole
+@pytest.mark.parametrize("bounds", ["", BOUNDS])
+def test_a_head_that_agrees_by_chance_does_not(tmp_path: Path, bounds: str) -> None:
+    """Its second replay is another: what agrees now and then does not agree, within bounds either."""
+    repo = start(tmp_path, TRAIN, CASE + bounds)
+    base = repo.git("rev-parse", "HEAD")
+    edit(repo, SCALE, later(tmp_path / "calls", 2, "1.5"), "Now and then")
+    comparison = pair(repo, base)
+    assert comparison.verdict == "flaky" and comparison.compared
+    assert "two replays of HEAD differ" in comparison.compared.flaky
+
+
+@pytest.mark.whole
 def test_a_third_replay_of_base_that_is_another_is_the_verdict(tmp_path: Path) -> None:
     """What BASE makes a third time is no note beside "moved": it is not reproducible here, whoever HEAD is."""
     comparison = noisy(start(tmp_path, TRAIN, CASE + OBSERVE), later(tmp_path / "calls", 3, "1.5"))

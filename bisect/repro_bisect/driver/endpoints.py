@@ -163,12 +163,10 @@ class Endpoints:
         self.end = outcome
         if isinstance(predicate, Bitwise):
             self.renames = aligned(baseline, last).renames
-        self.scheduler.record(bad, Verdict.BAD if self.end else Verdict.GOOD)
         if self.end is None:
-            self._tell_end(baseline, last)
-            self.scheduler.cancel(self.scheduler.pending_probes.values())
-            self.scheduler.clear()
+            self._agree(last, asked)
             return None
+        self.scheduler.record(bad, Verdict.BAD)
         self.ahead = dict(zip(probes, self.scheduler.results(list(probes.values())), strict=True))
         return Interval(good, bad, baseline, last)
 
@@ -237,6 +235,19 @@ class Endpoints:
         if noise := differ_twice(baseline, again, "GOOD", asked):
             self.noise = f"two replays of GOOD differ at {noise}"
         return self.noise is not None
+
+    def _agree(self, last: Trace, asked: Request) -> None:
+        """Record that BAD agrees with GOOD, unless it does not reproduce itself: then it may have agreed by chance."""
+        self.scheduler.cancel(self.scheduler.pending_probes.values())
+        self.scheduler.clear()
+        self.scheduler.say("BAD agrees: replaying it once more")
+        (answer,) = self.scheduler.ask(replace(asked, run=1))
+        if noise := differ_twice(last, trace_of(answer, "BAD"), "BAD", asked.steps):
+            self.noise = f"two replays of BAD differ at {noise}"
+            return
+        self.scheduler.record(asked.point, Verdict.GOOD)
+        assert self.baseline is not None
+        self._tell_end(self.baseline, last)
 
     def _again(self, good: str, baseline: Trace, last: Trace) -> tuple[Trace, int]:
         """GOOD's second replay and its steps, no further than BAD's violation.
