@@ -46,6 +46,7 @@ def results(tmp_path: Path) -> dict[str, PairResult]:
     [
         (CASE, "# words\n" + CASE, "", ("identical", "within", "moved")),
         (CASE, CASE.replace("10m", "20m"), "", ("identical", "within", "moved")),
+        (CASE, CASE + 'pass_env = ["HF_TOKEN"]\n', "", ("identical", "within", "moved")),
         (CASE, CASE.replace("steps = 6", "steps = 1"), "case.steps 6 -> 1", ("unverifiable", "unverifiable", "moved")),
         (CASE, CASE.replace('path = "train.py"', 'path = "docs"'), "subject.path 'train.py' -> 'docs'",
          ("unverifiable", "unverifiable", "moved")),

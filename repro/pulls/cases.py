@@ -98,6 +98,7 @@ def _run(case: Case | str) -> Mapping[str, Any]:
     if isinstance(case, str):
         return {"its file": case}
     facts = case.canonical()
+    facts["subject"].pop("pass_env", None)  # `passing` sees to it
     experiment = {"steps": facts.pop("steps"), "rollouts": str(case.case.rollouts)}
     return {key: value for key, value in facts.items() if key != "name"} | {"case": experiment}
 
