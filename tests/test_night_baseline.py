@@ -87,21 +87,41 @@ def test_what_was_there_before_approves_nothing_again(tmp_path: Path) -> None:
     assert lineage(checkout, "toy", back).approved == approved, "the other numbers are approved no more"
 
 
+def test_what_is_withdrawn_or_never_was_on_the_line_is_no_approval(tmp_path: Path) -> None:
+    """Nights of numbers that were put back are no baseline; what a merge left behind on its side approves nothing."""
+    repo = kit.start(tmp_path, case=kit.CASE + OBSERVE)
+    checkout, trace = find_checkout(repo.root), made(tmp_path / "t", 1.0, 2.0)
+    approved = approve(repo, "m1")
+    kit.edit(repo, "lr=0.01", "lr=0.02", "Learn faster")
+    moved = approve(repo, "m1", text="outs: [faster]\n")
+    withdrawn = earlier(repo, trace, machine="m9")
+    assert tonight(repo, trace, withdrawn).last_green == withdrawn
+    repo.git("revert", "--no-edit", f"{approved}..{moved}")
+    past = lineage(checkout, "toy", repo.git("rev-parse", "HEAD"))
+    assert past.approved == approved and moved not in past.since
+    assert tonight(repo, trace, withdrawn).last_green is None
+    repo.git("checkout", "--quiet", "-b", "release", approved)
+    approve(repo, "m3")
+    repo.git("checkout", "--quiet", "main")
+    repo.git("merge", "--quiet", "--strategy", "ours", "--message", "Merge release", "release")
+    assert lineage(checkout, "toy", repo.git("rev-parse", "HEAD")).approved == approved
+
+
 def test_a_shallow_clone_knows_of_no_approval_that_it_left_out(tmp_path: Path) -> None:
     """Its oldest commit seems to bring the golden run: that commit's numbers are approved by nobody."""
     repo = kit.start(tmp_path, case=kit.CASE + OBSERVE)
     approve(repo, "m1")
     for depth in (1, 2):
         kit.note(repo, f"work {depth}")
-    for depth in (1, 2, 3):
+    for depth in (1, 2, 3, 4):  # one that holds the approving commit may lack an earlier one
         clone = tmp_path / f"depth {depth}"
         repo.git("clone", "--quiet", "--depth", str(depth), repo.root.as_uri(), str(clone))
         past = lineage(find_checkout(clone), "toy", repo.git("rev-parse", "HEAD"))
-        assert (past.approved, past.cut_off, len(past.since)) == ("", True, depth)
+        assert (past.approved, past.cut_off, len(past.since)) == ("", True, min(depth, 4))
         trace = made(tmp_path / f"t{depth}", 1.0, 2.0)
         status, kind, text = said(baseline_of(replace(tonight(repo, trace, machine="m2"), past=past)))
         assert (status, kind) == ("not judged", "none") and "`git fetch --unshallow`" in text
-    repo.git("clone", "--quiet", "--depth", "4", repo.root.as_uri(), str(tmp_path / "all"))
+    repo.git("clone", "--quiet", "--depth", "9", repo.root.as_uri(), str(tmp_path / "all"))
     assert lineage(find_checkout(tmp_path / "all"), "toy", repo.git("rev-parse", "HEAD")).approved
 
 
@@ -199,7 +219,7 @@ def test_what_is_green_elsewhere_approves_nothing_here(tmp_path: Path) -> None:
     assert tonight(repo, trace, first, red, there, again).last_green == again, "what was red by mistake may turn green"
     assert tonight(repo, trace, first, there).last_green == first, "the commit may have moved this machine's alone"
     approve(repo, "m2")
-    assert tonight(repo, trace, first, red, there).last_green == there, "an approval begins anew"
+    assert tonight(repo, trace, first, red, there).last_green is None, "an approval begins anew"
 
 
 def test_bounds_where_the_code_is_the_same(tmp_path: Path) -> None:

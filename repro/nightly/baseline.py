@@ -85,14 +85,13 @@ class Tonight:
 
     @property
     def last_green(self) -> Night | None:
-        """The green night that tonight may be compared with: one of this machine since the newest approval, else any.
+        """The green night since the newest approval that tonight may be compared with: this machine's, else any.
 
         Not one of another machine whose code was red here: this machine's numbers changed there, and that they did not
         elsewhere approves nothing. Nor one that was only within bounds: from night to night they add up.
         """
-        exact = [night for night in self.nights if night.compared is None]
-        own = [n for n in exact if n.machine == self.machine and n.commit["commit"] in self.past.since]
-        red = self._red()
+        exact = [n for n in self.nights if n.compared is None and n.commit["commit"] in self.past.since]
+        own, red = [n for n in exact if n.machine == self.machine], self._red()
         return newest_green(own, self.past) or newest_green([n for n in exact if n.tree not in red], self.past)
 
     def _red(self) -> set[str]:

@@ -12,15 +12,19 @@ from repro_golden.repository.git import Git
 __all__ = ["Lineage", "lineage", "newest_green"]
 
 
+Runs = Mapping[str, str]
+"""The golden runs of a case in a commit: git's hashes of their pointers or files, by path."""
+
+
 @dataclass(frozen=True)
 class Lineage:
     """The past of a commit.
 
     Attributes:
         order: Every commit that it holds, itself first: none comes before one that holds it.
-        approved: Where the golden runs that it holds, or last held, were all first there; empty where there is none.
-        since: Those that hold `approved`; all where there is none.
-        cut_off: Whether `approved` is empty because that commit may be one that a shallow clone left out.
+        approved: Where the golden runs that it holds, or last held, were first all there; empty where there is none.
+        since: Those that hold `approved` (all where there is none) and no golden run that was put back since.
+        cut_off: Whether `approved` is empty because a shallow clone may have left that commit out.
     """
 
     order: Mapping[str, int]
@@ -32,52 +36,85 @@ class Lineage:
 def lineage(checkout: Checkout, case: str, commit: str) -> Lineage:
     """The past of a commit, as far as it is here.
 
+    The approving commit is the first one that came after each golden run's content had come. One that was taken away
+    still counts, as it last was: that approves nothing. Neither does bringing one back, or giving it another place. Of
+    a merge whose sides each brought one it is the merge, since no side's own code has what both approved.
+
     Args:
         checkout: The repository.
         case: Whose golden runs are approved.
         commit: Full id.
     """
-    ask = checkout.git
-    order = {c: k for k, c in enumerate(ask.text("rev-list", "--topo-order", commit).split())}
-    approved = _approved(ask, case, commit)
-    if not approved or approved in ask.cut_off():  # all that is here came after the approval
-        return Lineage(order, "", frozenset(order), bool(approved))
-    after = ask.text("rev-list", "--ancestry-path", f"{approved}..{commit}").split() if approved != commit else []
-    return Lineage(order, approved, frozenset([approved, *after]))
+    listed = checkout.git.text("rev-list", "--topo-order", "--parents", commit).splitlines()
+    parents = {c: before for c, *before in map(str.split, listed)}  # newest first
+    order = {c: k for k, c in enumerate(parents)}
+    held, kept = _held(parents, _changes(checkout.git, case, commit))
+    wanted = frozenset(kept[commit].values())
+    valid = frozenset(c for c in parents if wanted.issuperset(held[c].values()))
+    if not wanted:
+        return Lineage(order, "", valid)
+    if not checkout.git.cut_off().isdisjoint(parents):  # what is left out may have held any of them before
+        return Lineage(order, "", valid, cut_off=True)
+    after: dict[str, frozenset[str]] = {}  # of each commit, those of the contents that had come by then
+    for c in reversed(parents):
+        come = frozenset().union(*(after[p] for p in parents[c]), wanted.intersection(held[c].values()))
+        after[c] = next((after[p] for p in parents[c] if after[p] == come), come)
+    whole = [c for c in parents if after[c] == wanted]
+    return Lineage(order, whole[-1], valid.intersection(_holding(parents, whole[-1])))
 
 
-def _approved(ask: Git, case: str, commit: str) -> str:
-    """The first commit that holds all golden runs of a commit, or was made after each of them had come.
+def _held(
+    parents: dict[str, list[str]], changes: Mapping[str, Mapping[str, str | None]]
+) -> tuple[dict[str, Runs], dict[str, Runs]]:
+    """The golden runs of each commit, and the same with those that were taken away, as they last were.
 
-    One that was taken away still counts, as it last was: that approves nothing. Neither does bringing one back, or
-    giving it another place: its content came when it first came. Of a merge whose sides each brought one it is the
-    merge, since no side's own code has what both approved.
+    What a merge lacks was taken away where every side had it; else it was never on the line that the merge goes on.
     """
+    held: dict[str, Runs] = {}
+    kept: dict[str, Runs] = {}
+    for c in reversed(parents):
+        before = parents[c]
+        base: Runs = held[before[0]] if before else {}
+        now = base
+        if change := changes.get(c):
+            now = {path: content for path, content in {**base, **change}.items() if content}
+        earlier = [kept[p] for p in before]
+        if now is base and earlier and all(each is earlier[0] for each in earlier):
+            held[c], kept[c] = now, earlier[0]
+            continue
+        gone = {k: v for k, v in earlier[0].items() if all(k in each for each in earlier)} if earlier else {}
+        held[c], kept[c] = now, gone | dict(now)
+    return held, kept
+
+
+def _changes(ask: Git, case: str, commit: str) -> dict[str, dict[str, str | None]]:
+    """What commits did to the golden runs of a case, against their first parents: content by path, None for no more."""
     runs = f":(glob)golden/runs/*/{case}"
-    paths = [f"{runs}.dvc", runs, f"{runs}/**"]
-    listed = ask.text("log", "--full-history", "--topo-order", "--format=%H", commit, "--", *paths).split()
-    held = {each: _runs(ask, case, each) for each in listed}  # newest first
-    last: dict[str, str] = {}
-    for each in listed:
-        last = held[each] | last
-    first = {content: each for each in listed for content in held[each].values()}  # the oldest that has it
-    wanted = {first[content] for content in last.values()}
-    return next((c for c in reversed(listed) if all(_holds(ask, c, each) for each in wanted)), "") if wanted else ""
+    told = ask.names(
+        "log", "-z", "--full-history", "--diff-merges=first-parent", "--raw", "--no-abbrev", "--no-renames",
+        "--format=%x01%H", commit, "--", f"{runs}.dvc", runs, f"{runs}/**",
+    )  # fmt: skip
+    changes: dict[str, dict[str, str | None]] = {}
+    here: dict[str, str | None] = {}
+    facts = ""
+    for entry in told:
+        if entry.startswith("\1"):
+            here = changes.setdefault(entry[1:], {})
+        elif facts:
+            content = facts.split()[3]
+            here[entry], facts = (content if content.strip("0") else None), ""
+        else:
+            facts = entry
+    return changes
 
 
-def _holds(ask: Git, commit: str, other: str) -> bool:
-    return commit == other or ask.tells("merge-base", "--is-ancestor", other, commit)
-
-
-def _runs(ask: Git, case: str, commit: str) -> dict[str, str]:
-    """The hashes of the golden runs of a case in a commit, pointers or folders, by path."""
-    runs = {}
-    for entry in ask.names("ls-tree", "-r", "-z", commit, "golden/runs/"):
-        facts, _, path = entry.partition("\t")
-        parts = path.split("/")
-        if len(parts) > 3 and parts[3] in (case, f"{case}.dvc"):
-            runs[path] = facts.split()[2]
-    return runs
+def _holding(parents: dict[str, list[str]], commit: str) -> set[str]:
+    """The commits that hold one, itself among them."""
+    holding = {commit}
+    for c in reversed(parents):
+        if not holding.isdisjoint(parents[c]):
+            holding.add(c)
+    return holding
 
 
 def newest_green(nights: Sequence[Night], past: Lineage) -> Night | None:
