@@ -198,7 +198,10 @@ class Says(Sound):
     ("spoil", "why"),
     [
         ({"prompt_log_probs": [math.nan]}, "is not finite"),
-        ({"prompt_log_probs": []}, "gave no log-probs of prompt"),
+        ({"prompt_log_probs": None}, "gave no log-probs of prompt"),
+        ({"prompt_log_probs": []}, "gave 0 log-probs for"),
+        ({"log_probs": None}, "gave no log-probs of the engine's answer"),
+        ({"log_probs": [-1.0, -(10**400)]}, "is not finite"),
         ({"prompt_log_probs": [-1.0] * 9}, "gave 9 log-probs for"),
         ({"log_probs": [-1.0] * 3}, "gave 3 log-probs for 2 tokens"),
         ({"log_probs": ["-1", None]}, "is no number"),

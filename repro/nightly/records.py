@@ -231,7 +231,7 @@ class Nights:
             check_format(raw.get("format"), FORMAT, f"the result {path}")
             try:
                 night = Night.from_mapping(checked(raw))
-                again = re.fullmatch(rf"{re.escape(night.name.removesuffix('.json'))}-(\d+)", path.stem)
+                again = re.fullmatch(r"-(\d+)", path.stem.removeprefix(night.name.removesuffix(".json")))
                 nights.append(replace(night, number=int(again[1])) if again else night)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ReproError(f"{path} is damaged ({error}): restore it from git or DVC, or remove it") from None

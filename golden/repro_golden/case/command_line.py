@@ -85,7 +85,7 @@ class CommandLine:
         path = root / CASES / f"{name}.toml"
         if Path(name).name != name:
             raise ReproError(f"{name!r} is no name for a case: use letters, digits, '.', '_' and '-'")
-        if path.exists() and path.read_text(encoding="utf-8") != self.text(root, name, read_case(path).steps):
+        if path.exists() and path.read_bytes() != self.text(root, name, read_case(path).steps).encode():
             raise ReproError(f"{path} exists: record it with `repro golden record {name}`, or choose another name")
         return path
 

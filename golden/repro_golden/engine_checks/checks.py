@@ -15,6 +15,7 @@ from math import comb
 from numbers import Real
 
 from repro_golden.base.canonical import canonical_json, digest
+from repro_golden.base.errors import ReproError
 from repro_golden.case.tables import CHECKS, Expected, known_name
 from repro_golden.engine_checks.findings import (
     Answer,
@@ -84,22 +85,31 @@ def check(
 
 def _wrong(answer: Answer, row: int, prompt: int, *, whole: bool) -> str:
     """Why the answer to a prompt of so many tokens agrees with nothing, not even with itself; '' where it may."""
-    if not answer.tokens:
+    if len(answer.tokens) == 0:
         return f"the engine answered prompt {row} with no token: there is nothing to compare"
-    parts = {f"of the engine's answer to prompt {row}": answer.log_probs}
+    parts: list[tuple[str, Sequence[float] | None, int]] = [
+        ("the engine's answer to ", answer.log_probs, len(answer.tokens))
+    ]
     if whole:
-        if not answer.prompt_log_probs and prompt > 1:
-            return f"the engine gave no log-probs of prompt {row}, for which it was asked"
-        parts[f"of prompt {row}"] = answer.prompt_log_probs or ()
-    for whose, values in parts.items():
+        parts.append(("", answer.prompt_log_probs, prompt - 1))
+    for whose, values, tokens in parts:
+        of = f"of {whose}prompt {row}"
+        if values is None:
+            return f"the engine gave no log-probs {of}, for which it was asked"
         if not all(isinstance(value, Real) for value in values):
-            return f"a log-prob {whose} is no number"
-        if not all(map(math.isfinite, values)):
-            return f"a log-prob {whose} is not finite"
-    for (whose, values), tokens in zip(parts.items(), (len(answer.tokens), prompt - 1), strict=False):
-        if len(values) > tokens:
-            return f"the engine gave {len(values)} log-probs for {tokens} tokens {whose}"
+            return f"a log-prob {of} is no number"
+        if not all(map(_finite, values)):
+            return f"a log-prob {of} is not finite"
+        if len(values) != tokens:
+            return f"the engine gave {len(values)} log-probs for {tokens} tokens {of}"
     return ""
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float is
+        return False
 
 
 def _digest(answers: Sequence[Answer]) -> str:
@@ -189,7 +199,7 @@ class _Checks:
             raise ValueError(f"the engine gave {len(answers)} responses to {len(rows)} prompts")
         for row, answer in zip(rows, answers, strict=True):
             if wrong := _wrong(answer, row, len(self._prompts[row]), whole=whole):
-                raise ValueError(wrong)
+                raise ReproError(wrong)  # no ValueError, by which an engine refuses seeds
         return answers
 
     def _each(self, seeds: Sequence[int], *, warm: bool = False, whole: bool = True, hot: bool = False) -> list[Answer]:

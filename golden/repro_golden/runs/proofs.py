@@ -241,13 +241,13 @@ def _equal_log_probs(rows: Sequence[Row]) -> Proof:
     name = "step 0: log_probs equal ref_log_probs"
     ours, theirs, masks = (column_parts(rows, n) for n in ("log_probs", "ref_log_probs", "loss_mask"))
     differing = tokens = nonfinite = 0
+    no_mask = ""
     pairs = [(part, ours.get(part), theirs.get(part)) for part in sorted({*ours, *theirs})]
     for part, a, b in pairs:
         if a is None or b is None or a.values is None or b.values is None or (a.shape, a.dtype) != (b.shape, b.dtype):
             return Proof(name, False, "the columns were not observed" + f" alike ({part.strip('.')})" * bool(part))
-        keep = kept(part_of(masks, part), a)
-        if keep is None:
-            return Proof(name, False, _NO_MASK)
+        keep, why = _counted(masks, part, a)
+        no_mask = no_mask or why
         if not keep.any():
             continue
         x, y = (np.frombuffer(raw, np.uint8).reshape(len(keep), -1)[keep] for raw in (a.values, b.values))
@@ -257,7 +257,14 @@ def _equal_log_probs(rows: Sequence[Row]) -> Proof:
     if not pairs:
         return Proof(name, False, "the columns were not observed")
     bad = f", {nonfinite} are not finite" if nonfinite else ""
+    bad += no_mask if differing or nonfinite else ""
     return Proof(name, not differing and not nonfinite and tokens > 0, f"{differing} of {tokens} tokens differ{bad}")
+
+
+def _counted(masks: Mapping[str, Row], part: str, row: Row) -> tuple[npt.NDArray[np.bool_], str]:
+    """Which tokens of a part count; all of them, and what is to be said then of a proof that fails, if nobody knows."""
+    keep = kept(part_of(masks, part), row)
+    return (np.ones(math.prod(row.shape), bool), f"; {_NO_MASK}") if keep is None else (keep, "")
 
 
 def _floats(row: Row) -> npt.NDArray[np.float64]:
@@ -282,17 +289,18 @@ def _no_kl(rows: Sequence[Row], metrics: Mapping[str, float]) -> Proof:
     passed = all(value == 0.0 for value in kl_metrics.values())  # not so of NaN
     columns, masks, ours = (column_parts(rows, n) for n in ("kl", "loss_mask", "log_probs"))
     away = tokens = 0
+    no_mask = ""
     for part, row in columns.items():
         like = part_of(ours, part)
         if row.values is None or like is None or like.shape != row.shape:
             continue  # no column of tokens, whatever it is called
-        keep = kept(part_of(masks, part), row)
-        if keep is None:
-            return Proof(name, False, f"{text}; {_NO_MASK}")
+        keep, why = _counted(masks, part, row)
+        no_mask = no_mask or why
         values = _floats(row)[keep]
         tokens += len(values)
         away += int((~(values == 0.0)).sum())
     text += f", {away} of {tokens} tokens are not 0" if tokens else ""
+    text += no_mask if away else ""
     return Proof(name, passed and not away, text)
 
 

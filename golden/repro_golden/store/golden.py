@@ -271,12 +271,18 @@ class Store:
             ReproError: they have no pointer and are not in git, or are not those of their pointer.
         """
         pointer = _pointer(path)
-        if not pointer.exists() and not self.in_git(path):
+        if pointer.exists():
+            self.refuse_dirty(path)
+        elif not self.in_git(path):
             raise ReproError(
                 f"{path} has no {pointer.name}, so nothing says of which commit it is: `git checkout {pointer}` brings "
                 f"that back, `dvc add {path}` keeps what is there"
             )
-        self.refuse_dirty(path)
+        elif not Git(self.root).tells("diff", "--quiet", "--", str(path)):
+            raise ReproError(
+                f"{path} differs from what git has: `git checkout {path}` drops the changes, "
+                f"`git add {path}` keeps them"
+            )
 
     def in_git(self, path: Path) -> bool:
         """Whether git tracks anything at `path`."""
