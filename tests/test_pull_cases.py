@@ -54,6 +54,12 @@ def results(tmp_path: Path) -> dict[str, PairResult]:
          ("unverifiable", "unverifiable", "moved")),
         (CASE + BOUNDS.format(0.01), CASE + BOUNDS.format(10), "compare.bounds.loss.rtol 0.01 -> 10.0",
          ("identical", "unverifiable", "moved")),
+        (CASE + BOUNDS.format(10), CASE + BOUNDS.format(0.1), "compare.bounds.loss.rtol 10.0 -> 0.1",
+         ("identical", "within", "moved")),
+        (CASE, CASE + '[mismatch]\nmax = 0.5\n', "mismatch.max", ("identical", "within", "moved")),
+        (CASE, CASE + OBSERVE, "", ("identical", "within", "moved")),
+        (CASE, CASE + "[observe]\nignore = ['x']\n", "observe.ignore", ("unverifiable", "unverifiable", "moved")),
+        (CASE, CASE.replace('"train.py"\n', '"./train.py"\n'), "", ("identical", "within", "moved")),
         (CASE.replace("command = ", "comand = "), CASE, "its file", ("unverifiable", "unverifiable", "moved")),
     ],
 )  # fmt: skip
@@ -97,6 +103,29 @@ def test_a_case_that_head_lacks_or_alone_has_is_told(tmp_path: Path) -> None:
     entries = {entry["case"]: entry for entry in json.loads(done.stdout)["results"]}
     assert done.returncode == 3 and entries["toy"]["verdict"] == "identical"
     assert "check HEAD out" in entries["other"]["reason"]
+
+
+def test_other_rollouts_and_a_linked_case_are_changes_too(tmp_path: Path) -> None:
+    """Both ends are replayed from the checkout's rollouts; a case that is a link says what its target says."""
+    case = CASE.replace("steps = 6", 'steps = 6\nrollouts = "golden/rollouts/x"')
+    repo = start(tmp_path, case=case)
+    pointer, link = repo.root / "golden/rollouts/x.dvc", repo.root / "golden/cases/toy.toml"
+    pointer.parent.mkdir()
+    pointer.write_text("outs: [1]\n")
+    target = repo.root / "cases/toy.toml"
+    target.parent.mkdir()
+    link.rename(target)
+    link.symlink_to("../../cases/toy.toml")
+    base = repo.commit("Rollouts")
+    result = results(tmp_path)["identical"]
+    pointer.write_text("outs: [2]\n")
+    other = repo.commit("Other rollouts")
+    judged = PullCases(find_checkout(repo.root), base, other).judged(result)
+    assert judged.verdict == "unverifiable" and "case.content of rollouts" in judged.reason
+    target.write_text(case.replace("steps = 6", "steps = 1"))
+    fewer = repo.commit("Fewer steps")
+    judged = PullCases(find_checkout(repo.root), other, fewer).judged(result)
+    assert judged.verdict == "unverifiable" and "case.steps 6 -> 1" in judged.reason
 
 
 def test_only_what_the_branch_did_to_its_case_counts(tmp_path: Path) -> None:

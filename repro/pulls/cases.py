@@ -10,6 +10,7 @@ from typing import Any
 
 from repro.pulls.pair import PairResult
 from repro_bisect.axes.commits import merge_bases, resolve
+from repro_golden.base.clean import one_line
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import CASES, Case, list_cases, read_case
 from repro_golden.repository.checkout import Checkout
@@ -22,7 +23,11 @@ _ABSENT = object()
 
 
 class PullCases:
-    """The case files of the checkout, by which both ends are replayed, and those of the ends."""
+    """The case files of the checkout, by which both ends are replayed, and those of the ends.
+
+    Attributes:
+        names: Those of the checkout and of both ends, sorted.
+    """
 
     def __init__(self, checkout: Checkout, base: str, head: str) -> None:
         """Take the checkout and both revisions; BASE is the commit at which HEAD's branch left it.
@@ -32,20 +37,18 @@ class PullCases:
         """
         self._checkout, self._head = checkout, resolve(checkout, head)
         good = resolve(checkout, base)
-        self._base = next(iter(merge_bases(checkout, good, self._head)), good)
+        # without a common commit there is no BASE, as each comparison will say
+        self._base = next(iter(merge_bases(checkout, good, self._head)), self._head)
         self._here = [path.stem for path in list_cases(checkout.root)]
-        self._at = {commit: self._names(commit) for commit in (self._base, self._head)}
-
-    @property
-    def names(self) -> list[str]:
-        """Those of the checkout and of both ends, sorted."""
-        return sorted({*self._here, *self._at[self._base], *self._at[self._head]})
+        ends = (self._base, self._head)
+        self.names = sorted({*self._here, *(name for commit in ends for name in self._listed(commit))})
+        self._at = {commit: {name for name in self.names if self._content(commit, name) is not None} for commit in ends}
 
     def absent(self, name: str) -> str:
         """Why a case is not in the checkout, though an end has it, in one line; '' where it is."""
         if name in self._here:
             return ""
-        file = f"{CASES / name}.toml"
+        file = one_line(f"{CASES / name}.toml")
         if name in self._at[self._head]:
             return f"{file} is HEAD's, and not in this checkout: check HEAD out"
         return f"HEAD takes {file} away: nothing judges what it judged"
@@ -64,26 +67,39 @@ class PullCases:
         base, head = (self._read(commit, result.case) for commit in (self._base, self._head))
         if base is None or head is None:
             return result  # it is new, or of the checkout alone
-        runs, rules = (_differences(facts(base), facts(head)) for facts in (_run, _rules))
+        runs = _differences(self._run(self._base, base), self._run(self._head, head))
+        rules = _differences(_rules(base), _rules(head))
         if not runs and not rules:
             return result
         what = _listed({**runs, **rules})
         result = replace(result, notes=[*result.notes, f"HEAD changes the case: {what}"])
-        if result.verdict not in ("identical", "within") or (result.verdict == "identical" and not runs):
+        compared = any(key.startswith("compare.") for key in rules)
+        looser = result.verdict == "within" and compared and not _no_looser(base, head)
+        if result.verdict not in ("identical", "within") or not (runs or looser):
             return result
         said = "bit-identical" if result.verdict == "identical" else "within bounds"
         reason = f"HEAD changes the case ({what}): {said} as this checkout has it, which says nothing of what it was"
         return replace(result, verdict="unverifiable", reason=reason, compared=None)
 
-    def _names(self, commit: str) -> set[str]:
-        listed = self._checkout.git.names("ls-tree", "-z", "--name-only", commit, f"{CASES.as_posix()}/")
-        return {path.stem for path in map(PurePosixPath, listed) if path.suffix == ".toml"}
+    def _listed(self, commit: str) -> list[str]:
+        """The case files of a commit, by name; one that is behind a link has one in the checkout too."""
+        listed = self._checkout.git.names("ls-tree", "-z", commit, f"{CASES.as_posix()}/")
+        entries = [entry.partition("\t") for entry in listed]
+        paths = [PurePosixPath(path) for facts, _, path in entries if facts.split()[1] == "blob"]
+        return [path.stem for path in paths if path.suffix == ".toml"]
+
+    def _content(self, commit: str, name: str) -> bytes | None:
+        """A case file, through symbolic links; None where there is none."""
+        asked = f"{commit}:{CASES.as_posix()}/{name}.toml\n".encode()
+        head, _, content = self._checkout.git("cat-file", "--batch", "--follow-symlinks", given=asked).partition(b"\n")
+        facts = head.rsplit(b" ", 2)
+        return content[: int(facts[2])] if len(facts) == 3 and facts[1] == b"blob" else None
 
     def _read(self, commit: str, name: str) -> Case | str | None:
         """The case at a commit; its text where this repro cannot read it; None where there is none."""
-        if name not in self._at[commit]:
+        content = self._content(commit, name)
+        if content is None:
             return None
-        content = self._checkout.git("cat-file", "blob", f"{commit}:{CASES.as_posix()}/{name}.toml")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"{name}.toml"
             path.write_bytes(content)
@@ -92,20 +108,36 @@ class PullCases:
             except ReproError:
                 return content.decode(errors="replace")
 
-
-def _run(case: Case | str) -> Mapping[str, Any]:
-    """What decides how a case is run."""
-    if isinstance(case, str):
-        return {"its file": case}
-    facts = case.canonical()
-    facts["subject"].pop("pass_env", None)  # `passing` sees to it
-    experiment = {"steps": facts.pop("steps"), "rollouts": str(case.case.rollouts)}
-    return {key: value for key, value in facts.items() if key != "name"} | {"case": experiment}
+    def _run(self, commit: str, case: Case | str) -> Mapping[str, Any]:
+        """What decides how a case is run at a commit: both ends are replayed from the checkout's rollouts."""
+        if isinstance(case, str):
+            return {"its file": case}
+        facts = case.canonical()
+        facts.pop("name")
+        facts["subject"].pop("pass_env", None)  # `passing` sees to it
+        facts["subject"]["path"] = str(PurePosixPath(case.subject.path))
+        facts["case"] = {"steps": facts.pop("steps")}
+        if "observe" in facts:  # that more is looked at lets nothing agree that did not
+            facts["observe"] = {key: facts["observe"][key] for key in ("ignore", "signals") if key in facts["observe"]}
+        if case.case.rollouts is not None:
+            path = str(PurePosixPath(case.case.rollouts))
+            held = self._checkout.git.names("ls-tree", "-z", commit, "--", path, f"{path}.dvc")
+            facts["case"] |= {"rollouts": path, "content of rollouts": sorted(entry.split()[2][:10] for entry in held)}
+        return facts
 
 
 def _rules(case: Case | str) -> Mapping[str, Any]:
     """What decides which numbers agree."""
     return {} if isinstance(case, str) else case.model_dump(mode="json", include={"compare", "mismatch"})
+
+
+def _no_looser(base: Case | str, head: Case | str) -> bool:
+    """Whether what is within HEAD's bounds is within BASE's."""
+    if isinstance(base, str) or isinstance(head, str) or base.compare.mode == "bitwise":
+        return False
+    pairs = [(bound, head.compare.bounds.get(metric)) for metric, bound in base.compare.bounds.items()]
+    tight = all(now is not None and now.rtol <= then.rtol and now.atol <= then.atol for then, now in pairs)
+    return tight and (head.compare.strict or not base.compare.strict)
 
 
 def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -10,7 +10,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Checkout, no_such_code
 from repro_golden.repository.code_key import code_keys
-from repro_golden.repository.git import GitFailedError
+from repro_golden.repository.git import Git, GitFailedError
 
 __all__ = ["Commits", "History", "merge_bases", "refuse_cut_off", "resolve", "typed"]
 
@@ -50,13 +50,25 @@ def refuse_cut_off(checkout: Checkout, *revisions: str) -> None:
     Raises:
         ReproError: it did. What a commit changes whose parents are not here, nobody knows.
     """
-    if cut := checkout.git.cut_off():
-        listed = [commit for commit in checkout.git.text("rev-list", *revisions).split() if commit in cut]
-        if listed:
-            raise ReproError(
-                f"this clone is shallow, and what came before {listed[0][:10]} is not here: "
-                "`git fetch --unshallow` brings it (fetch-depth: 0)"
-            )
+    git = checkout.git
+    if cut := git.cut_off():
+        left = [revision[1:] for revision in revisions if revision.startswith("^")]
+        for commit in cut.intersection(git.text("rev-list", *revisions).split()):
+            # as of GitHub's merge of a pull request, whose second parent begins at the first
+            if not all(
+                any(git.tells("merge-base", "--is-ancestor", p, end) for end in left)
+                for p in _real_parents(git, commit)
+            ):
+                raise ReproError(
+                    f"this clone is shallow, and what came before {commit[:10]} is not here: "
+                    "`git fetch --unshallow` brings it (fetch-depth: 0)"
+                )
+
+
+def _real_parents(git: Git, commit: str) -> list[str]:
+    """Those that a commit names, whether they are here or not."""
+    head = git.text("cat-file", "commit", commit).partition("\n\n")[0]
+    return [line.partition(" ")[2] for line in head.splitlines() if line.startswith("parent ")]
 
 
 class Commits:
@@ -203,10 +215,13 @@ class History(Commits):
             cure = f"; their merge base is {base[:10]}, try {base[:10]}..{right or 'HEAD'}" if base else ""
             raise ReproError(f"GOOD {left} is not an ancestor of BAD {right or 'HEAD'}{cure}")
         how = ["--first-parent"] if first_parent else []
-        refuse_cut_off(checkout, *how, f"{good}..{bad}")
+        refuse_cut_off(checkout, *how, bad, f"^{good}")
         lines = checkout.git.text("rev-list", "--parents", "--topo-order", *how, f"{good}..{bad}").splitlines()
         most = 1 if first_parent else None
-        parents = {c: p[:most] for c, *p in (line.split() for line in lines)}
+        cut = checkout.git.cut_off()
+        parents = {
+            c: (_real_parents(checkout.git, c) if c in cut else p)[:most] for c, *p in (line.split() for line in lines)
+        }
         if first_parent and not any(good in p for p in parents.values()):
             raise ReproError(
                 f"GOOD {left} is not on the first-parent line of {right or 'HEAD'}: leave --first-parent out"
