@@ -199,8 +199,9 @@ def test_a_generator_that_is_seeded_in_another_way_is_looked_at(
 
 
 @pytest.mark.parametrize(
-    "program", [UNSEEDED + SET_BACK, HEAD + CLOCK, "import torch\ntorch.seed()\n" + UNSEEDED + SET_BACK],
-    ids=["set-back", "clock", "drawn"],
+    "program", [UNSEEDED + SET_BACK, HEAD + CLOCK, "import torch\ntorch.seed()\n" + UNSEEDED + SET_BACK,
+                "from numpy import random\nrandom.set_bit_generator(random.PCG64())\n" + HEAD + CLOCK],
+    ids=["set-back", "clock", "drawn", "drawn by NumPy"],
 )  # fmt: skip
 def test_what_chance_or_the_clock_decides_does_not_count(tmp_path: Path, program: str) -> None:
     """A generator that nobody seeded, whose state is only set back; times that an optimizer keeps, which are named."""

@@ -128,6 +128,10 @@ def _arm_ray(utils: Any) -> None:
     arm_ray(utils, When)
 
 
+_CHOSEN = 64
+"""Bits of a seed that somebody chose; NumPy draws 128 where nobody does."""
+
+
 def _watch_seeds(module: Any) -> None:
     """Note it when the program seeds a module's generator: before that its state is another in every run.
 
@@ -148,8 +152,16 @@ def _watch_seeds(module: Any) -> None:
         _tell(module, name, lambda out, *_: asked(out))
     for name in ("setstate", "set_state"):
         _tell(module, name, lambda _, *given: put(*given))
-    for name in ("seed", "set_bit_generator"):
-        _tell(module, name, lambda *_: seeded.add(module.__name__))
+
+    def another(generator: Any, *_: Any) -> None:
+        entropy = getattr(getattr(generator, "seed_seq", None), "entropy", None)
+        drawn = isinstance(entropy, int) and entropy.bit_length() > _CHOSEN
+        if generator is not own and entropy is not None and not drawn:
+            seeded.add(module.__name__)
+
+    own = module.get_bit_generator() if hasattr(module, "get_bit_generator") else None
+    _tell(module, "set_bit_generator", lambda _, *given: another(*given))
+    _tell(module, "seed", lambda *_: seeded.add(module.__name__))
 
 
 def _hash(state: Any) -> int:
