@@ -195,6 +195,21 @@ def test_a_run_that_fails_a_proof_is_refused(name: str, fork: Repo) -> None:
     assert not any((fork.root / ".git" / "repro" / "tmp").iterdir())
 
 
+def test_every_case_is_answered_and_none_is_forgotten(recorded: Repo) -> None:
+    """A golden run whose case is gone, a case that cannot be read, one without a run: each is told."""
+    cases = recorded.root / "golden" / "cases"
+    text = (cases / "mini.toml").read_text()
+    (cases / "mini.toml").unlink()
+    (cases / "broken.toml").write_text("[case")
+    (cases / "other.toml").write_text(text.replace('"mini"', '"other"', 1))
+    done = recorded.repro("golden", "verify", "--all", "--json")
+    answers = json.loads(done.stdout)
+    assert done.returncode == 3 and answers.keys() == {"broken", "mini", "other"}, done.stderr
+    assert "is not TOML" in answers["broken"]["error"]
+    assert "bring golden/cases/mini.toml back" in answers["mini"]["not_verifiable"]
+    assert "no golden run" in answers["other"]["not_verifiable"]
+
+
 def test_noise_can_be_kept_and_is_then_not_verifiable(fork: Repo) -> None:
     """--allow-noise keeps a run that does not reproduce itself, with its spread; bits are then exit 3."""
     fork.edit("core/repro_core/train/trainer.py", AFTER_POLICY, NOISE)

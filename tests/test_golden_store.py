@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from conftest import Repo, environment
 from doctor_golden_kit import golden, repository
-from history_kit import start
+from history_kit import CASE, start
 
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.case.file import read_case
@@ -416,3 +416,23 @@ def test_a_list_that_names_a_file_elsewhere_removes_none(tmp_path: Path) -> None
     drop_damaged(pointer, tmp_path / "cache")
     assert other.exists() and not inside.exists()
     assert not (cache / md5[:2] / md5[2:]).exists()
+
+
+@pytest.mark.whole
+def test_rollouts_outside_golden_are_kept_as_those_within(tmp_path: Path) -> None:
+    """They are pushed, named to be committed, and no golden run is approved on others than their pointer says."""
+    case = CASE.replace("steps = 6", 'steps = 6\nrollouts = "data/rolls"')
+    repo = start(tmp_path, case=case + 'env = { ROLLS = "{rollouts}" }\n')
+    rolls = repo.root / "data" / "rolls" / "d.txt"
+    rolls.parent.mkdir(parents=True)
+    rolls.write_text("1\n")
+    assert repo.repro("init", "--remote", str(tmp_path / "remote")).returncode == 0
+    done = repo.repro("golden", "record", "toy")
+    assert done.returncode == 0, done.stderr
+    assert "next: git add golden data/rolls.dvc data/.gitignore && git commit" in done.stdout
+    repo.commit("Record")
+    pushed = json.loads(repo.repro("golden", "push", "toy", "--json").stdout)["pointers"]
+    assert str(repo.root / "data" / "rolls.dvc") in pushed and len(pushed) == 2
+    rolls.write_text("2\n")
+    done = repo.repro("golden", "approve", "toy", "--reason", "new data")
+    assert done.returncode == 2 and "rolls differs from rolls.dvc" in done.stderr, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from repro.output import emit, json_option, progress, strict_names_option, vary_
 
 if TYPE_CHECKING:
     from repro_golden.case.command_line import CommandLine
+    from repro_golden.case.file import Case
+    from repro_golden.repository.checkout import Checkout
     from repro_golden.runs.record import Options
 
 __all__ = ["golden"]
@@ -108,11 +111,21 @@ def _record(case: str | None, options: Options, as_json: bool, line: CommandLine
     relative = golden_run.directory.relative_to(checkout.root)
     text = (
         f"golden run of {this_case.name}: {relative}, {len(golden_run.trace.steps)} steps, {len(proved)} proofs\n"
-        f"next: git add golden && git commit; `repro golden push` copies the content to the DVC remote\n"
+        f"next: git add golden{_elsewhere(checkout, this_case)} && git commit; "
+        "`repro golden push` copies the content to the DVC remote\n"
         f"verify with: repro golden verify {this_case.name}"
     )
     emit(as_json, data, text)
     return 0
+
+
+def _elsewhere(checkout: Checkout, case: Case) -> str:
+    """What DVC wrote for rollouts that lie outside golden/, as words of a command; '' where they lie in it."""
+    if case.case.rollouts is None or case.case.rollouts.startswith("golden/"):
+        return ""
+    pointer = (checkout.root / case.case.rollouts).with_name(f"{Path(case.case.rollouts).name}.dvc")
+    written = [path for path in (pointer, pointer.with_name(".gitignore")) if pointer.exists() and path.exists()]
+    return "".join(f" {shlex.quote(str(path.relative_to(checkout.root)))}" for path in written)
 
 
 golden.add_command(verify)

@@ -38,42 +38,56 @@ def verify(
     as_json: bool,
 ) -> int:
     """Replay CASE on the working tree and compare it with its golden run, signal by signal."""
-    from repro_golden.base.errors import NotVerifiableError
+    from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
     from repro_golden.case.file import find_case, list_cases
     from repro_golden.repository.checkout import find_checkout
     from repro_golden.runs.verify import verify as run_verify
+    from repro_golden.store.golden import Store
     from repro_golden.store.rollouts import engine_text
 
     checkout = find_checkout(Path.cwd())
-    names = [p.stem for p in list_cases(checkout.root)] if every else [case]
-    cases = [find_case(checkout.root, name) for name in names] or [find_case(checkout.root, None)]
+    known = [p.stem for p in list_cases(checkout.root)] if every else []
+    names = known or [find_case(checkout.root, case).name]
     results: dict[str, Any] = {}
     small: dict[str, Any] = {}
     steps: dict[str, Any] = {}
     texts, codes = [], []
-    for n, this_case in enumerate(cases, start=1):
-        of = f"case {n} of {len(cases)}: " if len(cases) > 1 else ""
+
+    def unanswered(name: str, error: ReproError) -> None:
+        key, said = (
+            ("not_verifiable", "not verifiable") if isinstance(error, NotVerifiableError) else ("error", "error")
+        )
+        results[name] = {"agrees": None, key: str(error)}
+        texts.append(f"{name}: {said}: {error}")
+        codes.append(error.exit_code)
+
+    for n, name in enumerate(names, start=1):
+        of = f"case {n} of {len(names)}: " if len(names) > 1 else ""
         try:
+            this_case = find_case(checkout.root, name)
             with progress("replaying") as say:
                 result = run_verify(checkout, this_case, _counted(say, of), vary)
-            results[this_case.name] = result.to_mapping()
-            small[this_case.name] = _small(result)
-            steps[this_case.name] = step_records(this_case.name, result)
-            texts.append(f"{this_case.name}: {_text(result)}")
-            if engine := result.golden.record.get("engine"):
-                texts.append(f"its rollouts are by {engine_text(engine)}")
-            codes.append(0 if result.agrees else 1)
-        except NotVerifiableError as error:
+        except MachineFailureError:
+            raise
+        except ReproError as error:
             if not every:
                 raise
-            results[this_case.name] = {"agrees": None, "not_verifiable": str(error)}
-            texts.append(f"{this_case.name}: not verifiable: {error}")
-            codes.append(error.exit_code)
+            unanswered(name, error)
+            continue
+        results[name] = result.to_mapping()
+        small[name] = _small(result)
+        steps[name] = step_records(name, result)
+        texts.append(f"{name}: {_text(result)}")
+        if engine := result.golden.record.get("engine"):
+            texts.append(f"its rollouts are by {engine_text(engine)}")
+        codes.append(0 if result.agrees else 1)
+    for name in Store(checkout.root).without_a_case() if every else ():
+        unanswered(name, NotVerifiableError(f"it has a golden run, and no case: bring golden/cases/{name}.toml back"))
     for path, data in ((metrics, small), (plots, steps)):
         if path:
             _write(path, data)
     options = "".join(f" --vary {part}" for part in vary)
-    texts.append(f"reproduce with: repro golden verify {'--all' if every else cases[0].name}{options}")
+    texts.append(f"reproduce with: repro golden verify {'--all' if every else names[0]}{options}")
     emit(as_json, results, "\n".join(texts))
     if exit_zero and small:  # where nothing could be judged there is nothing to keep, and silence is no agreement
         return 0

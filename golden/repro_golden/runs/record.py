@@ -175,7 +175,7 @@ class _Recording:
             )
         if path is not None and path.is_symlink() and not self.store.in_git(path):
             raise ReproError(f"{path} is a symbolic link, which DVC does not keep: put the folder itself there")
-        if path is not None and self.case.subject.samples and there:
+        if path is not None and there:
             self.store.refuse_dirty(path)
         if there:
             return self.store.rollouts(self.case)

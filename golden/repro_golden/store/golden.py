@@ -137,6 +137,11 @@ class Store:
         for pointer in sorted((self.root / "golden" / "runs").glob("*/*.dvc")):
             yield pointer.parent.name, pointer.stem, pointer.with_suffix("").exists()
 
+    def without_a_case(self) -> list[str]:
+        """Names of golden runs, of whatever machine, that no case file is there for; replaced ones are none."""
+        cases = {path.stem for path in list_cases(self.root)}
+        return sorted({name for _, name, _ in self.entries() if _PREVIOUS not in name} - cases)
+
     def load(self, machine: str, case: str) -> GoldenRun:
         """Open a golden run, pulled when only its pointer is here.
 
@@ -289,14 +294,16 @@ class Store:
         return bool(Git(self.root)("ls-files", "--", str(path)))
 
     def pointers(self, case: str | None = None) -> list[Path]:
-        """Pointers of all golden runs and rollouts, or of one case's, whose rollouts may have any name."""
-        paths = sorted((self.root / "golden").glob("r*/**/*.dvc"))
-        if case is None:
-            return paths
-        rollouts = None
-        if any(path.stem == case for path in list_cases(self.root)):
-            rollouts = self.rollouts_path(find_case(self.root, case))
-        return [p for p in paths if p.stem.split(_PREVIOUS)[0] == case or (rollouts and p == _pointer(rollouts))]
+        """Pointers of all golden runs and rollouts, or of one case's, whose rollouts may lie anywhere.
+
+        Raises:
+            ReproError: a case file cannot be read.
+        """
+        paths = (self.root / "golden").glob("r*/**/*.dvc")
+        cases = [find_case(self.root, p.stem) for p in list_cases(self.root) if case in (None, p.stem)]
+        rollouts = {_pointer(path) for each in cases if (path := self.rollouts_path(each)) is not None}
+        chosen = {p for p in paths if case is None or p.stem.split(_PREVIOUS)[0] == case}
+        return sorted(chosen | {pointer for pointer in rollouts if pointer.exists()})
 
     def written_by(self, pointer: Path) -> Path:
         """What is to be locked by whoever writes beside a pointer; see `case_path`."""

@@ -207,13 +207,20 @@ def _dump_row(dump: RolloutDump, digest: str) -> dict[str, Any]:
     }
 
 
+def _float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # an integer that no float is
+        return float("inf") if number > 0 else float("-inf")
+
+
 def _mean(rewards: list[Any]) -> float | str:
     """'' without a number; in words where some are none, or where it is not finite, which JSON has no number for."""
     import math
 
     from repro.text import number
 
-    numeric = [reward for reward in rewards if isinstance(reward, int | float)]
+    numeric = [_float(reward) for reward in rewards if isinstance(reward, int | float)]
     if not numeric:
         return ""
     mean = math.fsum(numeric) / len(numeric) if all(map(math.isfinite, numeric)) else sum(numeric)
