@@ -157,7 +157,7 @@ def test_a_run_that_is_taken_up_again_takes_back_what_it_logged(tmp_path: Path) 
         ("rollout_log_probs", [0.5, 1, -0.2, *[-0.5] * 7], "log-probs-positive"),
         ("rollout_log_probs", [0] * 9 + [-0.5], "tool-tokens"),
         ("reward", 1, ""),
-        ("reward", "said", ""),
+        ("reward", "said", "reward-missing"),
     ],
 )
 def test_a_check_sees_numbers_of_every_type(tmp_path: Path, field: str, value: Any, rule: str) -> None:
