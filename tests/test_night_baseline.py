@@ -100,6 +100,15 @@ def test_what_is_withdrawn_or_never_was_on_the_line_is_no_approval(tmp_path: Pat
     past = lineage(checkout, "toy", repo.git("rev-parse", "HEAD"))
     assert past.approved == approved and moved not in past.since
     assert tonight(repo, trace, withdrawn).last_green is None
+    pointer = repo.root / "golden/runs/m1/toy.dvc"
+    pointer.unlink()
+    repo.commit("Retire it")
+    repo.git("checkout", "--quiet", "-b", "old", f"{approved}^")
+    kit.note(repo, "old", "docs/old")
+    repo.git("checkout", "--quiet", "main")
+    repo.git("merge", "--quiet", "--no-ff", "--message", "Merge an old branch", "old")
+    past = lineage(checkout, "toy", repo.git("rev-parse", "HEAD"))
+    assert past.approved == approved and f"{repo.git('rev-parse', 'old')}" not in past.since
     repo.git("checkout", "--quiet", "-b", "release", approved)
     approve(repo, "m3")
     repo.git("checkout", "--quiet", "main")
@@ -117,7 +126,7 @@ def test_a_shallow_clone_knows_of_no_approval_that_it_left_out(tmp_path: Path) -
         clone = tmp_path / f"depth {depth}"
         repo.git("clone", "--quiet", "--depth", str(depth), repo.root.as_uri(), str(clone))
         past = lineage(find_checkout(clone), "toy", repo.git("rev-parse", "HEAD"))
-        assert (past.approved, past.cut_off, len(past.since)) == ("", True, min(depth, 4))
+        assert (past.approved, past.cut_off, len(past.since)) == ("", True, min(depth, 3))
         trace = made(tmp_path / f"t{depth}", 1.0, 2.0)
         status, kind, text = said(baseline_of(replace(tonight(repo, trace, machine="m2"), past=past)))
         assert (status, kind) == ("not judged", "none") and "`git fetch --unshallow`" in text

@@ -89,7 +89,9 @@ def verify(
     options = "".join(f" --vary {part}" for part in vary)
     texts.append(f"reproduce with: repro golden verify {'--all' if every else names[0]}{options}")
     emit(as_json, results, "\n".join(texts))
-    if exit_zero and small:  # where nothing could be judged there is nothing to keep, and silence is no agreement
+    if (
+        exit_zero and small and ReproError.exit_code not in codes
+    ):  # where nothing could be judged there is nothing to keep, and silence is no agreement
         return 0
     return 1 if 1 in codes else max(codes)
 

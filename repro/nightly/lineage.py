@@ -53,14 +53,15 @@ def lineage(checkout: Checkout, case: str, commit: str) -> Lineage:
     valid = frozenset(c for c in parents if wanted.issuperset(held[c].values()))
     if not wanted:
         return Lineage(order, "", valid)
-    if not checkout.git.cut_off().isdisjoint(parents):  # what is left out may have held any of them before
-        return Lineage(order, "", valid, cut_off=True)
     after: dict[str, frozenset[str]] = {}  # of each commit, those of the contents that had come by then
     for c in reversed(parents):
         come = frozenset().union(*(after[p] for p in parents[c]), wanted.intersection(held[c].values()))
         after[c] = next((after[p] for p in parents[c] if after[p] == come), come)
     whole = [c for c in parents if after[c] == wanted]
-    return Lineage(order, whole[-1], valid.intersection(_holding(parents, whole[-1])))
+    since = valid.intersection(_holding(parents, whole[-1]))
+    # what a shallow clone left out may have held any of them before
+    cut_off = not checkout.git.cut_off().isdisjoint(parents)
+    return Lineage(order, "" if cut_off else whole[-1], since, cut_off)
 
 
 def _held(
@@ -68,7 +69,7 @@ def _held(
 ) -> tuple[dict[str, Runs], dict[str, Runs]]:
     """The golden runs of each commit, and the same with those that were taken away, as they last were.
 
-    What a merge lacks was taken away where every side had it; else it was never on the line that the merge goes on.
+    What a merge lacks was taken away, unless a side still had it that another never did: then the merge left it out.
     """
     held: dict[str, Runs] = {}
     kept: dict[str, Runs] = {}
@@ -82,7 +83,12 @@ def _held(
         if now is base and earlier and all(each is earlier[0] for each in earlier):
             held[c], kept[c] = now, earlier[0]
             continue
-        gone = {k: v for k, v in earlier[0].items() if all(k in each for each in earlier)} if earlier else {}
+        gone = {
+            path: content
+            for each in earlier
+            for path, content in each.items()
+            if all(path in other for other in earlier) or not any(path in held[p] for p in before)
+        }
         held[c], kept[c] = now, gone | dict(now)
     return held, kept
 

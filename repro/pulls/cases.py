@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -20,6 +21,8 @@ __all__ = ["PullCases"]
 _SHOWN = 4
 """Keys of a case that changed and are named."""
 _ABSENT = object()
+_MAY_GROW = ("observe.metrics", "observe.activations", "subject.pass_env")
+"""Keys that let nothing agree by holding more: more is looked at, and `passing` takes new variables out."""
 
 
 class PullCases:
@@ -68,13 +71,16 @@ class PullCases:
         if base is None or head is None:
             return result  # it is new, or of the checkout alone
         runs = _differences(self._run(self._base, base), self._run(self._head, head))
+        runs = {key: pair for key, pair in runs.items() if not (key in _MAY_GROW and _grew(*pair))}
         rules = _differences(_rules(base), _rules(head))
         if not runs and not rules:
             return result
         what = _listed({**runs, **rules})
         result = replace(result, notes=[*result.notes, f"HEAD changes the case: {what}"])
         compared = any(key.startswith("compare.") for key in rules)
-        looser = result.verdict == "within" and compared and not _no_looser(base, head)
+        # without bounds no number that is only printed was ever judged
+        judged = result.verdict == "within" or (isinstance(base, Case) and base.compare.mode == "bounds")
+        looser = compared and judged and not _no_looser(base, head)
         if result.verdict not in ("identical", "within") or not (runs or looser):
             return result
         said = "bit-identical" if result.verdict == "identical" else "within bounds"
@@ -82,15 +88,15 @@ class PullCases:
         return replace(result, verdict="unverifiable", reason=reason, compared=None)
 
     def _listed(self, commit: str) -> list[str]:
-        """The case files of a commit, by name; one that is behind a link has one in the checkout too."""
+        """The case files of a commit, by name; those in a folder that is a link are known by the checkout alone."""
         listed = self._checkout.git.names("ls-tree", "-z", commit, f"{CASES.as_posix()}/")
         entries = [entry.partition("\t") for entry in listed]
         paths = [PurePosixPath(path) for facts, _, path in entries if facts.split()[1] == "blob"]
-        return [path.stem for path in paths if path.suffix == ".toml"]
+        return [path.stem for path in paths if path.suffix == ".toml" and "\n" not in path.name]
 
     def _content(self, commit: str, name: str) -> bytes | None:
         """A case file, through symbolic links; None where there is none."""
-        asked = f"{commit}:{CASES.as_posix()}/{name}.toml\n".encode()
+        asked = os.fsencode(f"{commit}:{CASES.as_posix()}/{name}.toml\n")
         head, _, content = self._checkout.git("cat-file", "--batch", "--follow-symlinks", given=asked).partition(b"\n")
         facts = head.rsplit(b" ", 2)
         return content[: int(facts[2])] if len(facts) == 3 and facts[1] == b"blob" else None
@@ -114,11 +120,8 @@ class PullCases:
             return {"its file": case}
         facts = case.canonical()
         facts.pop("name")
-        facts["subject"].pop("pass_env", None)  # `passing` sees to it
         facts["subject"]["path"] = str(PurePosixPath(case.subject.path))
         facts["case"] = {"steps": facts.pop("steps")}
-        if "observe" in facts:  # that more is looked at lets nothing agree that did not
-            facts["observe"] = {key: facts["observe"][key] for key in ("ignore", "signals") if key in facts["observe"]}
         if case.case.rollouts is not None:
             path = str(PurePosixPath(case.case.rollouts))
             held = self._checkout.git.names("ls-tree", "-z", commit, "--", path, f"{path}.dvc")
@@ -145,6 +148,11 @@ def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[
     before, after = dict(_flat(a)), dict(_flat(b))
     pairs = {key: (before.get(key, _ABSENT), after.get(key, _ABSENT)) for key in {**before, **after}}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _grew(before: Any, after: Any) -> bool:
+    """Whether a list holds all that it held."""
+    return before is _ABSENT or (after is not _ABSENT and set(before) <= set(after))
 
 
 def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -82,8 +82,9 @@ class _Reduction(Searching[SetResult]):
             self.endpoints.by_exit_code(runs=2) if isinstance(self.predicate, Exit) else self.endpoints.by_trace()
         )
         if self.endpoints.noise:
+            which = "with all changes" if "of BAD" in self.endpoints.noise else "without any change"
             raise NotVerifiableError(
-                f"without any change the case does not reproduce itself ({self.endpoints.noise}): a set is judged by "
+                f"{which} the case does not reproduce itself ({self.endpoints.noise}): a set is judged by "
                 "single replays; make it deterministic, or judge by a --when that noise does not cross"
             )
         if interval is None:

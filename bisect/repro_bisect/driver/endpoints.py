@@ -11,7 +11,7 @@ from repro_bisect.driver.confirm import Interval
 from repro_bisect.driver.noisy import HOPELESS
 from repro_bisect.driver.range_search import verdict_of_code
 from repro_bisect.predicates.predicates import Bitwise, Exceeds, first_violation
-from repro_bisect.probe.answers import Answer, Code, Skip, differ_twice, judge, trace_of, unusable
+from repro_bisect.probe.answers import Answer, Code, Skip, differ_twice, judge, trace_of, unlike_before, unusable
 from repro_bisect.probe.one_step import chosen_steps, state_key
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
@@ -242,12 +242,18 @@ class Endpoints:
         self.scheduler.clear()
         self.scheduler.say("BAD agrees: replaying it once more")
         (answer,) = self.scheduler.ask(replace(asked, run=1))
-        if noise := differ_twice(last, trace_of(answer, "BAD"), "BAD", asked.steps):
-            self.noise = f"two replays of BAD differ at {noise}"
+        baseline, predicate = self.baseline, self.scheduler.predicate
+        assert baseline is not None
+        if isinstance(answer, Trace) and not isinstance(predicate, Bitwise):
+            violation = first_violation(predicate, baseline, answer)
+            how = f"a second replay of BAD is BAD by {predicate.text} ({violation})" if violation else ""
+        else:
+            how = unlike_before(last, answer, asked.steps, "a second replay of BAD", "two replays of BAD differ")
+        if how:
+            self.noise = how
             return
         self.scheduler.record(asked.point, Verdict.GOOD)
-        assert self.baseline is not None
-        self._tell_end(self.baseline, last)
+        self._tell_end(baseline, last)
 
     def _again(self, good: str, baseline: Trace, last: Trace) -> tuple[Trace, int]:
         """GOOD's second replay and its steps, no further than BAD's violation.

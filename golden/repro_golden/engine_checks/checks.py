@@ -94,6 +94,8 @@ def _wrong(answer: Answer, row: int, prompt: int, *, whole: bool) -> str:
         parts.append(("", answer.prompt_log_probs, prompt - 1))
     for whose, values, tokens in parts:
         of = f"of {whose}prompt {row}"
+        if values is None and not tokens:
+            continue
         if values is None:
             return f"the engine gave no log-probs {of}, for which it was asked"
         if not all(isinstance(value, Real) for value in values):

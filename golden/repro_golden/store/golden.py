@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -283,7 +284,7 @@ class Store:
                 f"{path} has no {pointer.name}, so nothing says of which commit it is: `git checkout {pointer}` brings "
                 f"that back, `dvc add {path}` keeps what is there"
             )
-        elif not Git(self.root).tells("diff", "--quiet", "--", str(path)):
+        elif any(entry[1] != " " for entry in Git(self.root).names("status", "-z", "--no-renames", "--", str(path))):
             raise ReproError(
                 f"{path} differs from what git has: `git checkout {path}` drops the changes, "
                 f"`git add {path}` keeps them"
@@ -297,10 +298,13 @@ class Store:
         """Pointers of all golden runs and rollouts, or of one case's, whose rollouts may lie anywhere.
 
         Raises:
-            ReproError: a case file cannot be read.
+            ReproError: the file of that case cannot be read.
         """
         paths = (self.root / "golden").glob("r*/**/*.dvc")
-        cases = [find_case(self.root, p.stem) for p in list_cases(self.root) if case in (None, p.stem)]
+        cases = []
+        for name in (p.stem for p in list_cases(self.root) if case in (None, p.stem)):
+            with contextlib.nullcontext() if case else contextlib.suppress(ReproError):  # of all, those that can be
+                cases.append(find_case(self.root, name))
         rollouts = {_pointer(path) for each in cases if (path := self.rollouts_path(each)) is not None}
         chosen = {p for p in paths if case is None or p.stem.split(_PREVIOUS)[0] == case}
         return sorted(chosen | {pointer for pointer in rollouts if pointer.exists()})

@@ -33,10 +33,6 @@ def _floats(value: Any) -> Array | None:
     return None if array is None or array.ndim != 1 else array.astype(np.float64)
 
 
-_FP64_BITS = 1024
-"""An integer of fewer bits is a number of fp64."""
-
-
 def _every(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """The numbers of a reward by name: it may be one, an array, or a mapping or list of them."""
     if isinstance(value, dict):
@@ -48,7 +44,10 @@ def _every(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     elif (array := numbers(value)) is not None:
         yield from ((name, float(number)) for number in array.reshape(-1))
     elif isinstance(value, int):
-        yield name, float(value) if value.bit_length() < _FP64_BITS else math.inf
+        try:
+            yield name, float(value)
+        except OverflowError:  # which no float is
+            yield name, math.inf if value > 0 else -math.inf
     elif isinstance(value, (float, np.floating, np.integer)):
         yield name, float(value)
 
