@@ -89,9 +89,8 @@ def verify(
     options = "".join(f" --vary {part}" for part in vary)
     texts.append(f"reproduce with: repro golden verify {'--all' if every else names[0]}{options}")
     emit(as_json, results, "\n".join(texts))
-    if (
-        exit_zero and small and ReproError.exit_code not in codes
-    ):  # where nothing could be judged there is nothing to keep, and silence is no agreement
+    # where nothing could be judged there is nothing to keep, and silence is no agreement; nor is an error
+    if exit_zero and small and ReproError.exit_code not in codes:
         return 0
     return 1 if 1 in codes else max(codes)
 
