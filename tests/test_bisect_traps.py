@@ -334,6 +334,16 @@ def test_a_bad_end_that_agrees_by_chance_is_weighed(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
+def test_a_bad_end_whose_noise_is_within_what_is_asked_agrees(tmp_path: Path) -> None:
+    """Its second replay is judged by the same question as the first, not by its bits."""
+    repo = start(tmp_path, TRAIN, None)
+    edit(repo, "scale = 1.0\n", "scale = 1.0 + int.from_bytes(os.urandom(2)) * 1e-9\n", "A little noise")
+    by = ("--when", "metric:loss rtol=0.5", "--metric", LOSS, "-j", "1")
+    result, _ = bisect(repo, "HEAD~1..HEAD", *by, "--", sys.executable, "train.py", "--steps", "6")
+    assert result["outcome"] == "agree" and result["cost"]["ends"]["probes"] == 4
+
+
+@pytest.mark.whole
 def test_an_end_that_goes_on_or_fails_is_told(tmp_path: Path) -> None:
     """BAD trains six steps where GOOD trains four, which agree; or fails after the case's last: a line says so."""
     repo = start(tmp_path, TRAIN.replace("default=6", "default=4"), None)
