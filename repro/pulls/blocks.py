@@ -108,8 +108,9 @@ def _first(result: PairResult) -> Block | None:
                           quoted(d.detail), said(f"){size}."))]  # fmt: skip
     if counts := ", ".join(f"{number} in {phase}" for phase, number in d.differing.items()):
         lines.append((said(f"Signals that differ in that step: {counts}."),))
+    judges = judging(result)
     for metric, steps in moved_bounds(compared).items():
-        bound = result.bounds.get(judging(result).get(metric, metric))
+        bound = result.bounds.get(judges.get(metric, metric))
         how = f" (rtol {bound.rtol:g}, atol {bound.atol:g})" if bound else ""
         where = f" at {len(steps)} of {count(compared.drift.steps, 'step')}, first at step {steps[0]}."
         lines.append((code(metric), said(f" left its bound{how}{where}")))

@@ -44,13 +44,14 @@ def _suite(root: ElementTree.Element, entry: Entry, at: str) -> None:
     )
     line = one_line(plain(verdict_line(entry)))
     names = [f"bounds: {name}" for name in result.bounds] if result else []
+    left = _left(entry)
     counts = {"failure": 0, "error": 0, "skipped": 0}
     for n, name in enumerate(names or ["bits"]):
         time = seconds if n == 0 else "0"  # one replay judged them all
         test = ElementTree.SubElement(
             suite, "testcase", classname=one_line(f"repro.{entry.case}"), name=one_line(name), time=time
         )
-        if outcome := _outcome(entry, name.removeprefix("bounds: ") if names else None):
+        if outcome := _outcome(entry, left, name.removeprefix("bounds: ") if names else None):
             counts[outcome] += 1
             child = ElementTree.SubElement(test, outcome, message=line)
             if outcome != "skipped":
@@ -62,19 +63,25 @@ def _suite(root: ElementTree.Element, entry: Entry, at: str) -> None:
     suite.set("skipped", str(counts["skipped"]))
 
 
-def _outcome(entry: Entry, metric: str | None) -> str:
-    """``failure``, ``error`` or ``skipped``; empty for what passed."""
+def _left(entry: Entry) -> set[str]:
+    """The bounds that were left."""
+    if isinstance(entry, Failed) or entry.verdict != "moved" or not entry.compared:
+        return set()
+    judges = judging(entry)
+    return {judges.get(name, name) for name in moved_bounds(entry.compared)}
+
+
+def _outcome(entry: Entry, left: set[str], metric: str | None) -> str:
+    """``failure``, ``error`` or ``skipped`` of a bound, or of all bits; empty for what passed."""
     if entry.verdict == "unverifiable":
         return "skipped"
     if isinstance(entry, Failed):
         return "error"
     if entry.agrees:
         return ""
-    left = moved_bounds(entry.compared) if entry.compared and entry.verdict == "moved" else {}
-    judge = judging(entry)
     # without a bound that was left, all of HEAD is at fault: it is noise, or ends early
     ended = entry.compared is not None and bool(entry.compared.drift.ended)
-    return "failure" if metric is None or not left or ended or metric in map(judge.get, left) else ""
+    return "failure" if metric is None or not left or ended or metric in left else ""
 
 
 # -- the report on a pull request: as words for a terminal, as a comment, a page, JSON and JUnit's XML

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -127,9 +128,15 @@ def moved_bounds(compared: Compared) -> dict[str, list[int]]:
 def judging(result: PairResult) -> dict[str, str]:
     """Which bound judges each metric that either side tells: ``loss`` also judges ``loss#1`` (`tellings`)."""
     told = result.compared.drift.metrics if result.compared else {}
-    return {name: metric for metric in result.bounds for name in tellings(metric, told)} | {
-        metric: metric for metric in result.bounds
-    }
+    judges = {metric: metric for metric in result.bounds}
+    for name in told:
+        near = {other for other in (name, name.rpartition("@")[0]) if other in told}
+        for cut in re.finditer("[#@]", name) if name not in judges else ():
+            metric = name[: cut.start()]
+            if metric in result.bounds and name in tellings(metric, near):
+                judges[name] = metric
+                break
+    return judges
 
 
 def verdict_line(entry: Entry) -> Line:

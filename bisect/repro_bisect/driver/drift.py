@@ -168,10 +168,13 @@ def drift(a: Trace, b: Trace, *, strict: bool = False, left: Sequence[Divergence
     gaps: dict[str, list[Gap]] = {}
     for change in comparison.metrics:
         gaps.setdefault(change.metric, []).append(Gap(change.step, change.a, change.b))
+    out: dict[str, set[int]] = {}
+    for violation in left:
+        out.setdefault(violation.signal, set()).add(violation.step)
     return Drift(
         comparison.steps,
         comparison.divergence,
-        {name: _moved(rows, {out.step for out in left if out.signal == name}) for name, rows in gaps.items()},
+        {name: _moved(rows, out.get(name, ())) for name, rows in gaps.items()},
         _kl(a, named_alike(a, b, strict=strict), comparison.kl),
         comparison.ended,
         comparison.renames,
