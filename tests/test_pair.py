@@ -163,10 +163,10 @@ def test_noise_is_told_apart(tmp_path: Path) -> None:
     assert comparison.verdict == "unverifiable" and comparison.reason.startswith("BASE does not reproduce itself")
 
 
-def later(calls: Path, nth: int, scale: str) -> str:
-    """Code whose scale is another in the nth run of it and from then on; a run makes six steps."""
+def later(calls: Path, after: int, scale: str) -> str:
+    """Code whose scale is another once it made so many steps, in whatever runs; a run makes six."""
     count = f"(open({str(calls)!r}, 'a').write('x'), os.stat({str(calls)!r}).st_size)[1]"
-    return f"scale = {scale} if {count} > {6 * (nth - 1)} else 1.0\n"
+    return f"scale = {scale} if {count} > {after} else 1.0\n"
 
 
 def noisy(repo: Repo, noise: str) -> PairResult:
@@ -177,21 +177,28 @@ def noisy(repo: Repo, noise: str) -> PairResult:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("bounds", ["", BOUNDS])
-def test_a_head_that_agrees_by_chance_does_not(tmp_path: Path, bounds: str) -> None:
-    """Its second replay is another: what agrees now and then does not agree, within bounds either."""
+@pytest.mark.parametrize(
+    ("bounds", "after", "scale", "told"),
+    [
+        ("", 6, "1.5", "two replays of HEAD differ"),
+        (BOUNDS, 6, "1.5", "two replays of HEAD differ"),
+        (BOUNDS, 8, "exit()", "a second replay of HEAD ends after 2 steps"),
+    ],
+)
+def test_a_head_that_agrees_by_chance_does_not(tmp_path: Path, bounds: str, after: int, scale: str, told: str) -> None:
+    """Its second replay is another, or ends earlier: what agrees now and then does not agree, within bounds either."""
     repo = start(tmp_path, TRAIN, CASE + bounds)
     base = repo.git("rev-parse", "HEAD")
-    edit(repo, SCALE, later(tmp_path / "calls", 2, "1.5"), "Now and then")
+    edit(repo, SCALE, later(tmp_path / "calls", after, scale), "Now and then")
     comparison = pair(repo, base)
     assert comparison.verdict == "flaky" and comparison.compared
-    assert "two replays of HEAD differ" in comparison.compared.flaky
+    assert told in comparison.compared.flaky
 
 
 @pytest.mark.whole
 def test_a_third_replay_of_base_that_is_another_is_the_verdict(tmp_path: Path) -> None:
     """What BASE makes a third time is no note beside "moved": it is not reproducible here, whoever HEAD is."""
-    comparison = noisy(start(tmp_path, TRAIN, CASE + OBSERVE), later(tmp_path / "calls", 3, "1.5"))
+    comparison = noisy(start(tmp_path, TRAIN, CASE + OBSERVE), later(tmp_path / "calls", 12, "1.5"))
     assert (comparison.verdict, comparison.agrees, comparison.culprits, comparison.notes) == (
         "unverifiable",
         False,
@@ -209,7 +216,7 @@ def test_a_third_replay_of_base_that_is_another_is_the_verdict(tmp_path: Path) -
 )
 def test_a_base_that_leaves_its_own_bounds_judges_nothing(tmp_path: Path, nth: int, scale: str, verdict: str) -> None:
     """Where replays of BASE are farther apart than the bounds, HEAD is not blamed by them; nearer, bounds judge."""
-    comparison = noisy(start(tmp_path, TRAIN, CASE + BOUNDS), later(tmp_path / "calls", nth, scale))
+    comparison = noisy(start(tmp_path, TRAIN, CASE + BOUNDS), later(tmp_path / "calls", 6 * (nth - 1), scale))
     assert comparison.verdict == verdict
     assert (
         "BASE" in comparison.reason if verdict == "unverifiable" else "bounds alone are judged" in comparison.notes[0]

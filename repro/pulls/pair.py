@@ -372,9 +372,8 @@ class _Pair:
         """What agrees, unless HEAD does not reproduce itself: then it may have agreed by chance."""
         (again,) = scheduler.ask(Request(scheduler.history.bad, self.case.steps, stage="ends", full=True, run=1))
         how = unlike_before(first, again, self.case.steps, "a second replay of HEAD", "two replays of HEAD differ")
-        if not how or (
-            isinstance(again, Trace) and self.case.compare.mode == "bounds" and not self._beyond(first, again)
-        ):
+        whole = isinstance(again, Trace) and len(again.steps) >= len(first.steps)
+        if not how or (whole and self.case.compare.mode == "bounds" and not self._beyond(first, again)):
             return compared
         return replace(compared, verdict="flaky", flaky=how)
 

@@ -211,7 +211,8 @@ class History(Commits):
         if from_base and base not in (None, bad):
             good = base or good
         elif base != good:
-            refuse_cut_off(checkout, good, bad)
+            if base != bad:  # else they are given the wrong way round, whatever is not here
+                refuse_cut_off(checkout, good, bad)
             cure = f"; their merge base is {base[:10]}, try {base[:10]}..{right or 'HEAD'}" if base else ""
             raise ReproError(f"GOOD {left} is not an ancestor of BAD {right or 'HEAD'}{cure}")
         how = ["--first-parent"] if first_parent else []

@@ -245,8 +245,9 @@ class Endpoints:
         baseline, predicate = self.baseline, self.scheduler.predicate
         assert baseline is not None
         if isinstance(answer, Trace) and not isinstance(predicate, Bitwise):
-            violation = first_violation(predicate, baseline, answer)
-            how = f"a second replay of BAD is BAD by {predicate.text} ({violation})" if violation else ""
+            outcome = judge(predicate, baseline, answer, self.scheduler.case.steps)
+            why = outcome.reason if isinstance(outcome, Skip) else f"is BAD by {predicate.text}: {outcome}"
+            how = f"a second replay of BAD does not agree ({why})" if outcome else ""
         else:
             how = unlike_before(last, answer, asked.steps, "a second replay of BAD", "two replays of BAD differ")
         if how:
