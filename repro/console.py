@@ -112,4 +112,10 @@ def answered() -> bool:
 
 def json_text(data: Any) -> str:
     """A value as JSON that is printed as it is: ASCII, and nothing in it is a command to CI."""
-    return json.dumps(data, indent=2, sort_keys=True).replace("##", "#\\u0023")
+    try:
+        text = json.dumps(data, indent=2, sort_keys=True, allow_nan=False)
+    except ValueError:  # JSON has no NaN
+        from repro_golden.compare.traces import jsonable
+
+        text = json.dumps(jsonable(data), indent=2, sort_keys=True, allow_nan=False)
+    return text.replace("##", "#\\u0023")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,8 @@ import pytest
 __all__ = ["Golden", "golden", "pytest_addoption"]
 
 _AGREES, _DIFFERS, _NOT_VERIFIABLE = 0, 1, 3
+_BUSY, _KNOWN, _RECORD = "is being recorded by", "already has a golden run", "`repro golden record"
+"""What a recording says that another process makes, or that was made before; and the cure where there is none."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,10 +51,17 @@ class Golden:
             case: Its name.
         """
         __tracebackhide__ = True
+        if case.startswith("-"):
+            pytest.fail(f"{case!r} is no case's name", pytrace=False)
         code, output = self._repro("golden", "verify", case)
         if code == _NOT_VERIFIABLE and self._record:
-            code, output = self._repro("golden", "record", case)
-            if code == _AGREES:
+            done, said = self._repro("golden", "record", case)
+            while done and _BUSY in said:  # by another worker's test
+                time.sleep(1)
+                done, said = self._repro("golden", "record", case)
+            if _KNOWN not in said:
+                code, output = done, said
+            if code == _AGREES or (_KNOWN in said and _RECORD in output):
                 code, output = self._repro("golden", "verify", case)
         if code == _NOT_VERIFIABLE:
             pytest.skip(f"not verifiable here: {output}")

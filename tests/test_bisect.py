@@ -180,7 +180,8 @@ def test_a_flaky_culprit_is_its_own_verdict(recorded: Repo) -> None:
     culprit = repo.commit("Warm the cache")
     done = repo.repro("bisect", f"{good}..HEAD", "--json")
     result = json.loads(done.stdout)
-    assert (done.returncode, result["outcome"], result["culprit"]["commit"]) == (3, "flaky", culprit)
+    assert (done.returncode, result["outcome"], result["flaky"]["commit"]["commit"]) == (3, "flaky", culprit)
+    assert (result["culprit"], result["culprits"]) == (None, [])
     assert "\nconfirmed: " not in done.stderr
     assert result["verdicts"][culprit] == "FLAKY"
 

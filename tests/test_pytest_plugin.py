@@ -12,12 +12,17 @@ import pytest
 from conftest import SOURCE, Repo, environment
 from history_kit import CASE, edit, start
 
-TEST = "def test_{0}(golden):\n    golden.verify({0!r})\n"
+TWICE = "import pytest\n\n@pytest.mark.parametrize('n', [1, 2])\ndef test_toy(golden, n):\n    golden.verify('toy')\n"
+
+
+def code_of(case: str) -> str:
+    """A test that verifies a case."""
+    return f"def test_{case.strip('-')}(golden):\n    golden.verify({case!r})\n"
 
 
 def pytest_of(repo: Repo, *cases: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     """The answer of pytest to tests that each verify a case."""
-    (repo.root / "test_numerics.py").write_text("".join(map(TEST.format, cases)))
+    (repo.root / "test_numerics.py").write_text("".join(map(code_of, cases)) or TWICE)
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-W", "error", *options]
     return subprocess.run(
         [*command, "test_numerics.py"], cwd=repo.root, env=environment(), capture_output=True, text=True, check=False
@@ -36,8 +41,9 @@ def test_the_plugin_imports_pytest_alone() -> None:
 
 def test_a_golden_run_that_is_not_there_is_no_pass(fork: Repo) -> None:
     """Where nothing can be compared a test is skipped with the reason; without such a case it fails in one line."""
-    done = pytest_of(fork, "mini", "nope")
-    assert "1 failed, 1 skipped" in done.stdout and "no golden run of mini for this machine" in done.stdout, done.stdout
+    done = pytest_of(fork, "mini", "nope", "--help")
+    assert "2 failed, 1 skipped" in done.stdout and "no golden run of mini for this machine" in done.stdout, done.stdout
+    assert "'--help' is no case's name" in done.stdout
     assert "no case 'nope'" in done.stdout and "Traceback" not in done.stdout, done.stdout
 
 
@@ -47,8 +53,8 @@ def test_golden_runs_are_recorded_when_asked_and_guard_a_test_and_a_push(tmp_pat
     repo = start(tmp_path, case=CASE)
     assert repo.repro("init", "--remote", str(tmp_path / "remote")).returncode == 0
     assert "1 skipped" in pytest_of(repo, "toy").stdout
-    done = pytest_of(repo, "toy", options=["--golden-record"])
-    assert "1 passed" in done.stdout, done.stdout
+    done = pytest_of(repo, options=["--golden-record", "-n", "2"])  # both record: one waits for the other
+    assert "2 passed" in done.stdout, done.stdout
     repo.commit("Record")
     (pointer,) = repo.root.glob("golden/runs/*/toy.dvc")
     recorded, hook = pointer.read_bytes(), hook_of(tmp_path)

@@ -149,21 +149,28 @@ def list_runs(as_json: bool) -> int:
             here[golden_case.name] = who_is(golden_case, checkout.root)
     store = Store(checkout.root)
 
-    def verifiable(machine: str, case: str, present: bool) -> bool:
-        who = here.get(case)
-        if who is None or not present:
-            return who is not None and who.identity.machine == machine
-        return not store.load(machine, case).differences(who.identity, who.versions)
+    def row(machine: str, case: str, present: bool) -> dict[str, Any]:
+        who, damaged = here.get(case), ""
+        verifiable = who is not None and who.identity.machine == machine
+        if who is not None and present:
+            try:
+                verifiable = not store.load(machine, case).differences(who.identity, who.versions)
+            except ReproError as error:  # of one run; the others are listed
+                verifiable, damaged = False, str(error)
+        return {"case": case, "machine": machine, "present": present, "here": verifiable, "damaged": damaged}
 
-    rows = [
-        {"case": case, "machine": machine, "present": present, "here": verifiable(machine, case, present)}
-        for machine, case, present in store.entries()
-    ]
+    rows = [row(*entry) for entry in store.entries()]
     cells = [
-        [str(r["case"]), str(r["machine"]), "here" if r["present"] else "to be pulled", "yes" if r["here"] else "no"]
+        [
+            r["case"],
+            r["machine"],
+            "damaged" if r["damaged"] else "here" if r["present"] else "to be pulled",
+            "yes" if r["here"] else "no",
+        ]
         for r in rows
     ]
     text = table(["case", "machine", "content", "verifiable here"], cells)
+    text = "\n".join([text, *(f"{r['case']}: {r['damaged']}" for r in rows if r["damaged"])])
     emit(as_json, rows, text if rows else "no golden runs: `repro golden record` records one")
     return 0
 
@@ -245,7 +252,8 @@ def diff_runs(a: str, b: str, strict_names: bool, vary: tuple[str, ...], as_json
         *(f"identity differs: {d}" for d in differences),
     ]
     text = "\n".join(parts)
-    emit(as_json, data, f"{text}\nreproduce with: repro golden diff {a} {b}")
+    options = "".join(f" --vary {part}" for part in vary) + (" --strict-names" if strict_names else "")
+    emit(as_json, data, f"{text}\nreproduce with: repro golden diff {a} {b}{options}")
     return 0 if comparison.equal else 1
 
 

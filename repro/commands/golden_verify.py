@@ -45,6 +45,8 @@ def verify(
     from repro_golden.store.golden import Store
     from repro_golden.store.rollouts import engine_text
 
+    if every and case:
+        raise ReproError(f"--all verifies every case, {case} too: give one of them")
     checkout = find_checkout(Path.cwd())
     known = [p.stem for p in list_cases(checkout.root)] if every else []
     names = known or [find_case(checkout.root, case).name]
@@ -92,7 +94,7 @@ def verify(
     # where nothing could be judged there is nothing to keep, and silence is no agreement; nor is an error
     if exit_zero and small and ReproError.exit_code not in codes:
         return 0
-    return 1 if 1 in codes else max(codes)
+    return next((code for code in (1, 2, 3) if code in codes), 0)
 
 
 def _counted(say: Callable[[str], None], of: str) -> Callable[[str], None]:

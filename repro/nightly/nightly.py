@@ -190,7 +190,7 @@ class _Night:
             self.watch(Event(f"the numbers of {self.case.name} changed: bisecting {between}"))
             try:
                 result = self._search(f"{good}..{self.commit}")
-                outcome, why = result.outcome, _unnamed(result)
+                outcome, why = result.outcome, result.unnamed
                 self.culprits = _plain([culprit.to_mapping() for culprit in result.culprits])
             except MachineFailureError:
                 raise
@@ -255,17 +255,6 @@ class _Night:
             return {name: places["worst"][1] for name, places in judgement.compared.drift.kl.items()}
         equal = judgement.baseline.chain == trace.chain
         return {"k1": 0.0, "k3": 0.0} if equal and trace.row(0, "forward", "log_probs") else {}
-
-
-def _unnamed(result: BisectResult) -> str:
-    """Why a search named no commit; empty where it did."""
-    if result.culprits and result.outcome == "found":
-        return ""
-    if result.outcome == "agree":
-        return "both ends have the same numbers on this machine now: it is not the code that changed them"
-    if result.outcome == "flaky":
-        return "a commit of the range does not reproduce itself"
-    return f"one of {len(result.suspects)} commits, of which the rest cannot be tested"
 
 
 def _plain(value: Any) -> Any:

@@ -127,7 +127,8 @@ def _notes(result: PairResult) -> Block | None:
     if result.compared and result.compared.drift.renames and result.verdict != "identical":
         lines.append((quoted(f"{result.compared.drift.renames}."),))
     if result.unnamed:
-        lines.append((said("No commit is named: "), quoted(result.unnamed)))
+        some = "Not every commit is named: " if result.culprits else "No commit is named: "
+        lines.append((said(some), quoted(result.unnamed)))
     if result.compared and result.compared.flaky and result.verdict != "flaky":
         lines.append((quoted(result.compared.flaky),))
     if bisect := result.bisect:

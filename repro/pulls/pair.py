@@ -11,6 +11,7 @@ from typing import Any, Literal
 from repro.report.plot_data import PlotData, plot_data_of
 from repro_bisect.axes.axis import PointInfo, short
 from repro_bisect.axes.commits import Commits, History, merge_bases, refuse_cut_off, resolve
+from repro_bisect.driver.circumstances import made_together, refuse_changed_world, refuse_explained
 from repro_bisect.driver.commits import bisect_range
 from repro_bisect.driver.drift import Drift, drift
 from repro_bisect.driver.result import BisectResult, Culprit
@@ -278,7 +279,10 @@ class _Pair:
             return self._without_replay(f"it changes nothing in {', '.join(paths)}, the code of {case.name}")
         predicate = Bitwise(strict=case.compare.strict)
         with session(checkout, case, history, predicate, self.watch, self.options, golden_first=True) as (scheduler, _):
-            return self._replayed(scheduler)
+            try:
+                return self._replayed(scheduler)
+            except NotVerifiableError as error:
+                return self._result("unverifiable", str(error))
 
     def named(self, result: PairResult) -> PairResult:
         """The same with every commit that moved the numbers, searched for and explained."""
@@ -288,9 +292,8 @@ class _Pair:
             bisected = bisect_range(self.checkout, self.case, self.history, self.watch, options)
         except NotVerifiableError as error:
             return replace(result, unnamed=str(error), seconds=time.monotonic() - self.began)
-        why = "" if bisected.culprits else f"the search ended with {bisected.outcome!r}"
         seconds = time.monotonic() - self.began
-        return replace(result, culprits=bisected.culprits, bisect=bisected, unnamed=why, seconds=seconds)
+        return replace(result, culprits=bisected.culprits, bisect=bisected, unnamed=bisected.unnamed, seconds=seconds)
 
     def _replayed(self, scheduler: Scheduler) -> PairResult:
         history, steps = scheduler.history, self.case.steps
@@ -314,6 +317,7 @@ class _Pair:
             return self._result("unverifiable", f"BASE does not reproduce itself: two replays make {lengths}")
         noise = first_difference(first, again)
         if (noise or self.case.compare.mode == "bounds") and (why := self._beyond(first, again)):
+            refuse_explained(scheduler, requests[0], requests[2])
             noisy = (
                 "BASE does not reproduce itself: two replays differ at" if noise else "BASE leaves its own bounds at"
             )
@@ -321,8 +325,7 @@ class _Pair:
         compared = compare_traces(first, other, self.case.compare)
         if compared.verdict in ("identical", "within") and compared.nonfinite:
             return self._result("unverifiable", f"{NO_AGREEMENT}: first {compared.nonfinite}; {ON_PURPOSE}")
-        if len(first.steps) < steps:
-            self.notes.append(f"BASE makes {len(first.steps)} of {steps} steps: no more are compared")
+        self.notes += scheduler.tell_length("BASE", first)
         if compared.verdict in ("identical", "within"):
             compared = self._twice(scheduler, other, compared)
         if noise:
@@ -334,7 +337,24 @@ class _Pair:
         if broken := breaches(self.case.mismatch, other):
             more = f" ({len(broken) - 1} more)" if len(broken) > 1 else ""
             self.notes.append(f"HEAD breaks the case's [mismatch] bounds at {broken[0]}{more}")
-        spent = {"base": spent_of(first.end), "head": spent_of(other.end)}
+        return self._told(scheduler, first, other, compared)
+
+    def _told(self, scheduler: Scheduler, first: Trace, other: Trace, compared: Compared) -> PairResult:
+        """The comparison, with its price.
+
+        Raises:
+            NotVerifiableError: numbers moved which BASE does not have any more.
+        """
+        history = scheduler.history
+        base, head = (
+            [Request(point, self.case.steps, full=True, partial=True, run=run) for run in (0, 1, _REPLAY)]
+            for point in (history.good, history.bad)
+        )
+        if compared.verdict == "moved":
+            refuse_changed_world(scheduler, [("BASE", base, first), ("HEAD", head, other)])
+        spent = {}
+        if made_together(scheduler, base[:1], head[:1]):  # times of other days, beside other work, are no price
+            spent = {"base": spent_of(first.end), "head": spent_of(other.end)}
         culprits = []
         if compared.verdict == "moved" and len(history.parents) == 1:
             culprits = [Culprit(history.info(history.bad), compared.first, None)]

@@ -44,8 +44,8 @@ def headline(result: BisectResult, what: str = "commit") -> str:
             f"{name} moved the numbers of {result.case}: first at {where}" if d else f"{name} is the first bad {what}"
         )
         return text if result.confirmed else f"not confirmed: {text}"
-    if result.outcome == "flaky" and result.culprit:
-        return f"{short(result.culprit.commit)} is FLAKY: two replays of it differ on {result.case}"
+    if result.flaky:
+        return f"{short(result.flaky.commit.commit)} is FLAKY: two replays of it differ on {result.case}"
     if result.outcome == "ambiguous":
         sure = sum(result.posterior.get(c, 0.0) for c in result.suspects)
         chance = f", with probability {_percent(sure)}" if result.posterior else ""
@@ -219,15 +219,16 @@ def culprit_lines(culprit: Culprit, what: str) -> list[str]:
 def bisect_text(result: BisectResult, what: str = "commit") -> str:
     """The result for a terminal, of an axis whose points are commits, versions or changes."""
     lines = [one_line(text) for text in (headline(result, what), *set_lines(result), *rename_lines(result))]
-    for culprit in result.culprits:
+    for culprit in result.told:
         lines += culprit_lines(culprit, what) if not isinstance(result, SetResult) else environment_lines(culprit)
-        if len(result.culprits) > 1 and culprit.divergence:
-            lines += ["", one_line(f"against its parent: {culprit.divergence}"), *why_lines(culprit)]
+        if len(result.told) > 1 and culprit.divergence:
+            against = "itself" if culprit is result.flaky else "its parent"
+            lines += ["", one_line(f"against {against}: {culprit.divergence}"), *why_lines(culprit)]
     if result.outcome == "ambiguous":
         lines += [f"  {short(c)}{'  (not tried)' if c in result.untried else ''}" for c in result.suspects]
         lines += [untried_line(result, what)] if result.untried else []
         lines += [together_line(result)] if what == "commit" and together_line(result) else []
-    if (d := result.divergence) and result.outcome != "agree" and len(result.culprits) < 2:
+    if (d := result.divergence) and result.outcome != "agree" and len(result.told) < 2:
         first = f"first difference: step {d.step}, phase {d.phase}, signal {d.name}: {d.detail}"
         lines += ["", one_line(first)]
         if d.magnitude:
@@ -250,9 +251,10 @@ def bisect_text(result: BisectResult, what: str = "commit") -> str:
 def _metric_tables(result: BisectResult, shown: Callable[[str], str] = str) -> list[str]:
     """The metrics that each culprit moved; of several, each below a line that says whose they are."""
     tables = []
-    for culprit in result.culprits:
+    for culprit in result.told:
         if culprit.comparison:
-            whose = f"{short(culprit.commit.commit)} against its parent:\n\n" if len(result.culprits) > 1 else ""
+            against = "itself" if culprit is result.flaky else "its parent"
+            whose = f"{short(culprit.commit.commit)} against {against}:\n\n" if len(result.told) > 1 else ""
             tables.append(whose + metrics_table(culprit.comparison, shown))
     return tables
 

@@ -165,7 +165,7 @@ class Bisection(Searching[BisectResult]):
                 culprit = confirmed.culprit
                 return self._noisy(f"two replays of {short(culprit.commit.commit)} differ at {culprit.divergence}")
             if confirmed.flaky:
-                return self._result("flaky", [*culprits, confirmed.culprit])
+                return self._result("flaky", culprits, flaky=confirmed.culprit)
             if interval.bad == self.history.bad:
                 explains = confirmed.explains
             self.endpoints.remarks += confirmed.remarks

@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 
 from repro_bisect.axes.axis import PointInfo, short
 from repro_bisect.axes.axis import before as point_before
+from repro_bisect.driver.circumstances import at_itself, refuse_changed_world, refuse_explained
 from repro_bisect.driver.range_search import RangeSearch
 from repro_bisect.driver.result import Culprit
 from repro_bisect.explain.driver import Recorded
@@ -107,8 +108,12 @@ def confirm(
     steps, parent = scheduler.case.steps, point_before(history, commit, interval.good)
     judged = interval.baseline if parent == interval.good else _straight(range_search, parent)
     asked = [
-        Request(c, steps, stage="confirmation", run=2, partial=True, dump=divergence.signals) for c in (parent, commit)
+        at_itself(scheduler, Request(c, steps, stage="confirmation", run=2, partial=True, dump=divergence.signals))
+        for c in (parent, commit)
     ]
+    sides = [[request, replace(request, dump=(), run=0)] for request in asked]
+    if parent == interval.good:
+        sides[0].append(replace(sides[0][1], run=1))
     others, last = history.tree(interval.bad) != history.tree(commit), interval.last
     if of_bad := others and (last is None or len(last.steps) < steps):
         asked.append(Request(interval.bad, steps, stage="confirmation", partial=True, full=True))
@@ -121,9 +126,14 @@ def confirm(
         return None
     # A metric that two replays of one commit share proves nothing where their bits differ.
     if not tested.one_step and (differs := differ_twice(first, after, short(commit), min(steps, len(first.steps)))):
+        refuse_explained(scheduler, sides[1][1], asked[1])
         return _flaky(scheduler, info, differs, first, after)
     if judged and (differs := differ_twice(judged, before, short(parent), min(steps, len(judged.steps)))):
+        refuse_explained(scheduler, sides[0][1], asked[0])
         return _flaky(scheduler, history.info(parent), differs, judged, before)
+    refuse_changed_world(
+        scheduler, [(short(parent), sides[0], before), (f"{short(commit)} {info.subject}", sides[1], after)]
+    )
     if isinstance(predicate, Bitwise):
         moved = first_violation(predicate, before, after)
     elif first_violation(predicate, interval.baseline, before, range_search.bound):
@@ -252,9 +262,19 @@ def _by_exit_code(scheduler: Scheduler, info: PointInfo, interval: Interval) -> 
     parent = point_before(scheduler.history, info.commit, interval.good)
     scheduler.say(f"confirming {short(info.commit)} {info.subject}: running it and its parent once more")
     steps, points = scheduler.case.steps, (info.commit, parent)
-    answers = scheduler.ask(*(Request(point, steps, stage="confirmation", run=1) for point in points))
+    firsts = [Request(point, steps, stage="confirmation") for point in points]
+    asked = [at_itself(scheduler, replace(first, run=1)) for first in firsts]
+    answers = scheduler.ask(*asked)
     codes = [answer.code for answer in answers if isinstance(answer, Code)]
     flaky = len(codes) < len(answers) or codes[0] == 0 or codes[1] != 0
+    if flaky:
+        for first, again in zip(firsts, asked, strict=True):
+            said = [scheduler.known(request) for request in (first, again)]
+            if len({answer.code == 0 for answer in said if isinstance(answer, Code)}) == 2:
+                refuse_explained(scheduler, first, again)
+    else:
+        named = zip(points, zip(asked, firsts, strict=True), answers, strict=True)
+        refuse_changed_world(scheduler, [(short(point), requests, answer) for point, requests, answer in named])
     return Confirmed(Culprit(info, None, None), None, None, None, flaky=flaky)
 
 

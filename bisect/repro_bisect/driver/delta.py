@@ -127,10 +127,12 @@ class _Reduction(Searching[SetResult]):
         tried = [name for name in self.scheduler.verdicts if name not in (axis.good, axis.bad)]
         labels = [change.label for change in axis.changes]
         chosen = list(smallest.chosen) if smallest else []
+        flaky = confirmed.culprit if confirmed and confirmed.flaky else None
         return self.result(
             outcome,
-            [confirmed.culprit] if confirmed else [],
+            [confirmed.culprit] if confirmed and not flaky else [],
             {name: [axis.good] for name in [axis.bad, *tried]},
+            flaky=flaky,
             explains_bad=confirmed.explains if confirmed else None,
             changes=len(axis.changes),
             chosen=[labels[k] for k in chosen],

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from repro_bisect.axes.axis import short
+from repro_bisect.driver.circumstances import refuse_explained
 from repro_bisect.driver.confirm import Interval
 from repro_bisect.driver.noisy import HOPELESS
 from repro_bisect.driver.range_search import verdict_of_code
@@ -231,8 +232,14 @@ class Endpoints:
             )
 
     def _noise(self, baseline: Trace, again: Trace, asked: int) -> bool:
-        """Whether two replays of GOOD differ: by a metric too, as what moves by itself may cross a bound."""
+        """Whether two replays of GOOD differ: by a metric too, as what moves by itself may cross a bound.
+
+        Raises:
+            NotVerifiableError: one is of an earlier search, and GOOD has other numbers since.
+        """
         if noise := differ_twice(baseline, again, "GOOD", asked):
+            good = self.scheduler.history.good
+            refuse_explained(self.scheduler, Request(good, asked), Request(good, asked, run=1))
             self.noise = f"two replays of GOOD differ at {noise}"
         return self.noise is not None
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from repro_bisect.axes.axis import PointInfo
+from repro_bisect.axes.axis import PointInfo, short
 from repro_bisect.explain.result import Explanation
 from repro_bisect.probe.cost import Cost
 from repro_golden.compare.coverage import Coverage
@@ -73,7 +73,7 @@ class BisectResult:
     """What a bisect found.
 
     Attributes:
-        outcome: ``found``, ``ambiguous`` (only skips left), ``agree`` (the ends do), ``flaky`` (the culprit differs
+        outcome: ``found``, ``ambiguous`` (only skips left), ``agree`` (the ends do), ``flaky`` (what was named differs
             from itself).
         good: The good end.
         named: What was named as GOOD: another commit where that is on a branch of its own, and the good end is its
@@ -82,6 +82,7 @@ class BisectResult:
         case: The case's name.
         predicate: What made a probe BAD, as it is written.
         culprits: The commits that moved the numbers, the oldest first; one unless all were asked for.
+        flaky: Where the outcome is that: the commit whose own replays differ. Whether it moved numbers is not known.
         suspects: Where skips leave several.
         behind: Of these the one that was tested, and is BAD, where what comes after it was not searched.
         apart: Where its numbers first differ, in a trace of its own.
@@ -125,6 +126,7 @@ class BisectResult:
     case: str
     predicate: str
     culprits: Sequence[Culprit]
+    flaky: Culprit | None = None
     suspects: Sequence[str] = ()
     behind: str = ""
     apart: Divergence | None = None
@@ -178,26 +180,44 @@ class BisectResult:
         return self.culprits[0].commit if self.culprits else None
 
     @property
+    def told(self) -> Sequence[Culprit]:
+        """What is shown of commits: the culprits, and the flaky one."""
+        return [*self.culprits, *([self.flaky] if self.flaky else [])]
+
+    @property
     def divergence(self) -> Divergence | None:
-        """Where the numbers of the suspects, or of the first culprit, first differ; without either, BAD's."""
-        return self.apart or (self.culprits[0].divergence if self.culprits else self.end)
+        """Where the suspects, the flaky commit or the first culprit first differ; without any, where BAD does."""
+        told = self.flaky or next(iter(self.culprits), None)
+        return self.apart or (told.divergence if told else self.end)
 
     @property
     def comparison(self) -> Comparison | None:
-        """The first culprit's full replay against its parent's."""
-        return self.culprits[0].comparison if self.culprits else None
+        """The first culprit's full replay against its parent's; of a flaky commit two of its own."""
+        told = self.flaky or next(iter(self.culprits), None)
+        return told.comparison if told else None
+
+    @property
+    def unnamed(self) -> str:
+        """Why not every commit that moved numbers is named; '' where they are."""
+        if self.outcome == "agree":
+            return "both ends have the same numbers on this machine now: it is not the code that changed them"
+        if self.flaky:
+            return f"{short(self.flaky.commit.commit)} does not reproduce itself: two replays of it differ"
+        if self.outcome == "ambiguous":
+            return f"one of {len(self.suspects)} commits, of which the rest cannot be tested"
+        return ""
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        first = self.culprits[0].to_mapping() if self.culprits else {"commit": None, "comparison": None}
-        skipped = {"culprits", "cost", "parents", "end", "renames", "looked", "earlier", "ends", "apart"}
+        skipped = {"culprits", "flaky", "cost", "parents", "end", "renames", "looked", "earlier", "ends", "apart"}
         raw: dict[str, Any] = {k: jsonable(v) for k, v in self.__dict__.items() if k not in skipped}
         return raw | {
             "bitwise": self.bitwise,
             "order": self.order,
             "commits": self.commits,
-            "culprit": first["commit"],
-            "comparison": first["comparison"],
+            "culprit": asdict(self.culprit) if self.culprit else None,
+            "flaky": self.flaky.to_mapping() if self.flaky else None,
+            "comparison": self.comparison.to_mapping() if self.comparison else None,
             "divergence": jsonable(asdict(self.divergence)) if self.divergence else None,
             "earlier": jsonable(asdict(self.earlier)) if self.earlier else None,
             "ends": [asdict(end) for end in self.ends],

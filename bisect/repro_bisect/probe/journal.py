@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import functools
 import os
+import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from repro_golden.trace.model import RECORDER, checked, to_checked_line
 __all__ = ["Entry", "Journal", "around", "probe_key"]
 
 FORMAT = 2
+_RESERVED = 15
+"""Numbers of replays up to this one are those that searches ask for by themselves."""
 
 
 def around(case: Case, rollouts: str, identity: Identity, surroundings: str, outside: Sequence[str]) -> tuple[str, ...]:
@@ -66,6 +69,7 @@ class Entry:
         code: Exit code of the program, where that alone was asked for.
         diagnosis: What is known of why it could not be tested; "" where nothing is.
         undumped: Signals whose whole content was asked for and that are no tensors.
+        search: Which search made it; "" in a journal from before that was kept.
     """
 
     key: str
@@ -78,10 +82,16 @@ class Entry:
     code: int | None = None
     diagnosis: str = ""
     undumped: tuple[tuple[int, str, str], ...] = ()
+    search: str = ""
 
 
 class Journal:
-    """Append-only lines under ``$GIT_COMMON_DIR/repro``, each fsynced; several processes may write at once."""
+    """Append-only lines under ``$GIT_COMMON_DIR/repro``, each fsynced; several processes may write at once.
+
+    Attributes:
+        folder: Where it lies.
+        search: What stands for whoever has it open in the entries that they make.
+    """
 
     def __init__(self, folder: Path, *, fresh: bool = False) -> None:
         """Open the journal; lines that a crash cut short, or that a newer version wrote, are passed over.
@@ -91,6 +101,7 @@ class Journal:
             fresh: Know nothing of what was found before.
         """
         self.folder = folder
+        self.search = uuid.uuid4().hex[:16]
         self._file = folder / "journal.jsonl"
         self._entries: dict[tuple[str, int], Entry] = {}
         if fresh:
@@ -118,6 +129,10 @@ class Journal:
         if entry and entry.folder and not (self.trace_path(entry) / "steps.jsonl").exists():
             return None
         return entry
+
+    def unused_run(self, key: str) -> int:
+        """A number of no replay of a key, whoever made it."""
+        return 1 + max((run for known, run in self._entries if known == key), default=_RESERVED)
 
     def trace_path(self, entry: Entry) -> Path:
         """Where the trace of a probe lies: below the journal, or where its entry says, if that is a whole path."""

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from repro_bisect.axes.axis import Axis, short
 from repro_bisect.predicates.predicates import Exit, Own, Predicate, first_violation
@@ -31,7 +31,7 @@ from repro_golden.subjects import identity_of
 from repro_golden.subjects.surroundings import changed_since, outside_of
 from repro_golden.trace import Trace, dump_path
 
-__all__ = ["Prober"]
+__all__ = ["Made", "Prober"]
 
 _OUT_OF_TIME = "runs out of time"
 _CRASHES = "crashes at step"
@@ -47,6 +47,18 @@ Progress: TypeAlias = Callable[[int, int], None]
 """Is told how many steps are made, and of how many at most."""
 
 
+class Made(NamedTuple):
+    """Where an answer comes from.
+
+    Attributes:
+        commit: The commit that was replayed: the asked one, or one with the same key.
+        search: The search that did; "" where that was not kept.
+    """
+
+    commit: str
+    search: str
+
+
 class Prober:
     """Replays commits of one range on the rollouts of one case, remembering what is already known.
 
@@ -54,6 +66,7 @@ class Prober:
         predicate: What makes a probe BAD.
         cost: What was spent.
         machine: Short name of the machine that answers hold for.
+        search: What its own probes are kept under in the journal.
     """
 
     def __init__(
@@ -89,6 +102,7 @@ class Prober:
         self._exit = contextlib.ExitStack()
         self._scratch = self._exit.enter_context(scratch_folder(checkout.scratch, "bisect"))
         self._journal = Journal(checkout.state, fresh=fresh)
+        self.search = self._journal.search
         self._lock, self._examine = threading.Lock(), examine
         self._root, self._git = checkout.root, checkout.git
         self._outside: dict[str, tuple[list[str], int]] = {}  # and when they were looked at
@@ -236,7 +250,8 @@ class Prober:
         for recording in made:
             if recording.key:
                 with self._lock:
-                    self._journal.add(Entry(recording.key, recording.run, "", _MOVED, 0, 0.0, ""), None)
+                    entry = Entry(recording.key, recording.run, "", _MOVED, 0, 0.0, "", search=self.search)
+                    self._journal.add(entry, None)
 
     def _operations_key(
         self, asked: Request, steps: tuple[int, int], values: Sequence[int], changed: Sequence[str]
@@ -260,9 +275,12 @@ class Prober:
             return replace(recording, trace=Trace(kept))
         lasting = trace.directory.parent == self._journal.folder / "probes"  # both entries name the one folder
         name = trace.directory.name if lasting else str(trace.directory)
-        undumped = _undumped(trace.directory, asked)
+        undumped, made = _undumped(trace.directory, asked), self._journal.find(recording.key, recording.run)
         with self._lock:
-            entry = Entry(key, asked.run, commit, "", steps, recording.seconds, name, undumped=undumped)
+            entry = Entry(
+                key, asked.run, commit, "", steps, recording.seconds, name, undumped=undumped,
+                search=made.search if made else "",
+            )  # fmt: skip
             self._journal.add(entry, None, lasting=lasting)
         return recording
 
@@ -270,6 +288,16 @@ class Prober:
         """What was found before, if that answers; costs nothing."""
         tree = self._history.tree(asked.point) if len(self._journal) or self._first else None
         return None if tree is None else self._known(self.key(asked.point, asked.start), asked)
+
+    def made(self, asked: Request) -> Made | None:
+        """Where and by which search the answer to a request was made; None where it is not journalled."""
+        key = self.key(asked.point, asked.start)
+        entry = None if asked.run == 0 and key in self._first else self._journal.find(key, asked.run)
+        return Made(entry.commit, entry.search) if entry else None
+
+    def anew(self, asked: Request) -> Request:
+        """The same as a replay that nobody has made."""
+        return replace(asked, run=self._journal.unused_run(self.key(asked.point, asked.start)))
 
     def reuse(self) -> None:
         """Count an answer that `known` gave, and that was used."""
@@ -401,7 +429,10 @@ class Prober:
         """Journal a finished probe and return where its trace lies from now on."""
         name = "" if skip or code is not None else f"{key}-{asked.run}-{uuid.uuid4().hex[:8]}"
         reason, known = (skip.reason, skip.diagnosis) if skip else ("", "")
-        entry = Entry(key, asked.run, commit, reason, steps, seconds, name, code, known, _undumped(trace, asked))
+        entry = Entry(
+            key, asked.run, commit, reason, steps, seconds, name, code, known, _undumped(trace, asked),
+            self.search,
+        )  # fmt: skip
         if name and _size(trace / "dumps") > _DUMPED:  # for this bisect only
             return trace.rename(self._scratch / f"dumped-{name}")
         case = self._case(asked.point)

@@ -19,7 +19,7 @@ from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.extras import require
 from repro_golden.base.processes import StandstillError, output_of, tree_of
 from repro_golden.repository.git import Git
-from repro_golden.store.pulled import check_pulled, drop_damaged
+from repro_golden.store.pulled import check_pulled, drop_damaged, is_whole, lacking, object_of
 
 __all__ = ["Dvc"]
 
@@ -91,23 +91,75 @@ class Dvc:
         """Copy tracked content to the remote; DVC's own summary line is returned.
 
         DVC keeps a list of what is to be pushed, and a push that was killed leaves a part of it, by which every later
-        one would call the remote complete: it is made anew. A remote that took everything is asked whether it has it.
+        one would call the remote complete: it is made anew. What DVC's cache has lost it passes over in silence, and a
+        folder whose list is at the remote it calls complete: both are looked at here, as far as a remote that is a
+        folder shows its files. Others are asked whether they have what was pushed.
 
         Raises:
             ReproError: the repository has no DVC.
-            MachineFailureError: it could not be pushed, or is not there afterwards.
+            MachineFailureError: it could not be pushed, or is not there afterwards; or the cache has lost it, and the
+                remote has not all of it.
         """
         self.check()
+        lost = self._lost(pointers)
+        here = [pointer for pointer in pointers if pointer not in lost]
+        message = self._push(here) if here else ""
+        if damaged := self._lacking_there(here):
+            for blob in damaged:
+                blob.unlink(missing_ok=True)
+            message = self._push(here)
+        states = json.loads(self.run("status", "--cloud", "--json", *self._relative(pointers)) or "{}")
+        missing = [*self._lacking_there(here), *sorted(name for name, state in states.items() if state == "new")]
+        for pointer in lost:
+            name = self._relative([pointer.with_suffix("")])[0]
+            its = {state for key, state in states.items() if key == name or key.startswith(f"{name}/")}
+            if its != {"deleted"}:  # not here, and there
+                raise MachineFailureError(
+                    f"DVC's cache has lost {name}, its remote has not all of it, and what lies here is not what its "
+                    "pointer stands for: push it from another checkout that has it, or record it again"
+                )
+        if missing:
+            raise MachineFailureError(
+                f"the remote took what was pushed and has not kept {', '.join(map(str, missing[:3]))}"
+                f"{' and more' if len(missing) > 3 else ''}: see what it does with files, and push again"
+            )
+        return message or "Everything is up to date."
+
+    def _push(self, pointers: Sequence[Path]) -> str:
         self._forget_lists()
         message = self.run("push", *self._relative(pointers))
         self._forget_lists()
-        states = json.loads(self.run("status", "--cloud", "--json", *self._relative(pointers)) or "{}")
-        if missing := sorted(name for name, state in states.items() if state == "new"):  # here, and not there
-            raise MachineFailureError(
-                f"the remote took what was pushed and has not kept {', '.join(missing[:3])}"
-                f"{' and more' if len(missing) > 3 else ''}: see what it does with files, and push again"
-            )
         return message
+
+    def _cache(self) -> Path:
+        return Path(self.run("cache", "dir").strip())
+
+    def _lost(self, pointers: Sequence[Path]) -> list[Path]:
+        """Pointers whose content DVC's cache has not, once it has again what the working tree holds whole."""
+        cache = self._cache()
+        lost = [pointer for pointer in pointers if lacking(pointer, cache)]
+        for pointer in lost:
+            drop_damaged(pointer, cache)
+        if whole := [pointer for pointer in lost if is_whole(pointer)]:
+            self.run("commit", "--force", "--quiet", *self._relative(whole))
+        return [pointer for pointer in lost if pointer not in whole]
+
+    def _lacking_there(self, pointers: Sequence[Path]) -> list[Path]:
+        """What the default remote lacks of pointers' content, or has damaged, where it is a folder of this machine.
+
+        With it the list of each such pointer's files, which to DVC stands for all that it names.
+        """
+        folder, cache = self._remote_folder(), self._cache()
+        if folder is None:
+            return []
+        found = {pointer: lacking(pointer, folder, cache) for pointer in pointers}
+        return sorted(
+            {blob for pointer, blobs in found.items() if blobs for blob in (*blobs, object_of(pointer, folder))}
+        )
+
+    def _remote_folder(self) -> Path | None:
+        default = re.search(r"^\S+\s+(/.+?)\s+\(default\)$", self.run("remote", "list"), re.MULTILINE)
+        return folder if default and ((folder := Path(default[1])) / "files" / "md5").is_dir() else None
 
     def pull(self, *pointers: Path) -> str:
         """Fetch tracked content from the remote into the working tree. Local changes are never overwritten.
@@ -119,8 +171,9 @@ class Dvc:
             MachineFailureError: it could not be fetched.
         """
         self.check()
-        cache = Path(self.run("cache", "dir").strip())
+        cache = self._cache()
         try:
+            self._lost(pointers)
             message = self.run("pull", *self._relative(pointers))
             for pointer in pointers:
                 check_pulled(self.root, pointer, cache)
@@ -128,7 +181,13 @@ class Dvc:
             for pointer in pointers:
                 drop_damaged(pointer, cache)
             self._forget_lists()
-            if "Checkout failed" not in str(error):
+            what = " and ".join(self._relative([p for p in pointers if not p.with_suffix("").exists()] or pointers)[:2])
+            if "unsaved files" in str(error):
+                raise MachineFailureError(
+                    f"{what} is not what its pointer stands for, and DVC's cache has not kept it: move it away, and "
+                    "`repro golden pull` again"
+                ) from None
+            if not any(said in str(error) for said in ("Checkout failed", "failed to transfer")):
                 raise
             cure = (
                 "its DVC remote does not have it: `repro golden push` in the checkout where it was recorded"
@@ -136,7 +195,6 @@ class Dvc:
                 else "this checkout has no DVC remote, and the one that `repro init` sets is its own checkout's: `dvc "
                 "remote add --default --local NAME URL` with that one's URL"
             )
-            what = " and ".join(self._relative(pointers[:2]))
             raise MachineFailureError(f"{what} cannot be fetched: {cure}") from None
         return message
 
@@ -168,7 +226,8 @@ class Dvc:
         """Whether the tracked content in the working tree differs from its pointer (a missing folder does not)."""
         if not pointer.exists() or not pointer.with_suffix("").exists():
             return False
-        return self.run("status", "--json", *self._relative([pointer])).strip() not in ("", "{}")
+        clean = self.run("status", "--json", *self._relative([pointer])).strip() in ("", "{}")
+        return not clean and not is_whole(pointer)  # what only the cache has lost is no difference
 
     def set_default_remote(self, name: str, url: str, *, local: bool) -> None:
         """``dvc remote add --default``; a remote of that name gets the new address.

@@ -150,7 +150,7 @@ class Store:
             ReproError: there is none, or its record is unreadable or newer.
         """
         path = self.run_path(machine, case)
-        self._fetch(path)
+        self._fetch(path, "run.json")  # a pull that was cut short leaves the rest
         record = read_json(path / "run.json", "golden run")
         check_format(record.get("format"), RUN_FORMAT, f"the golden run {path}")
         if lost := {"chain", "case", "identity", "recorded", "proofs", "rollouts"} - record.keys():
@@ -318,8 +318,8 @@ class Store:
             else pointer.with_suffix("")
         )
 
-    def _fetch(self, path: Path) -> None:
-        if not path.exists() and _pointer(path).exists():
+    def _fetch(self, path: Path, last: str = "") -> None:
+        if not (path / last).exists() and _pointer(path).exists():
             self.dvc.pull(_pointer(path))
 
 

@@ -6,6 +6,7 @@ What a cache holds under a name that is not its own is of no use to anybody: it 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from repro_golden.base.canonical import parse_json
 from repro_golden.base.errors import ReproError
 
-__all__ = ["check_pulled", "drop_damaged", "file_md5", "pointed_md5"]
+__all__ = ["check_pulled", "drop_damaged", "file_md5", "is_whole", "lacking", "object_of", "pointed_md5"]
 
 _OUT = re.compile(r"^\s*-?\s*md5:\s*([0-9a-f]{32}(?:\.dir)?)\s*$", re.MULTILINE)
 _HASH = re.compile(r"^\s*hash:\s*md5\s*$", re.MULTILINE)
@@ -35,6 +36,52 @@ def file_md5(path: Path) -> str:
     """The md5 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def is_whole(pointer: Path) -> bool:
+    """Whether what lies beside a pointer is its content, file by file, whatever DVC's cache holds.
+
+    The md5 of a folder is that of DVC's list of its files, which is made anew here.
+    """
+    expected, target = pointed_md5(pointer), pointer.with_suffix("")
+    if expected is None or not target.exists():
+        return False
+    if not expected.endswith(_SUFFIX):
+        return target.is_file() and file_md5(target) == expected
+    names = sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file())
+    listing = json.dumps([{"md5": file_md5(target / name), "relpath": name} for name in names])
+    return hashlib.md5(listing.encode(), usedforsecurity=False).hexdigest() == expected.removesuffix(_SUFFIX)
+
+
+def lacking(pointer: Path, store: Path, listed: Path | None = None) -> list[Path]:
+    """Where a store lacks a part of a pointer's content, or has something else.
+
+    Args:
+        pointer: The ``.dvc`` file.
+        store: DVC's cache, or the folder of a remote.
+        listed: A cache that has its list of files; by default the store itself.
+
+    Returns:
+        The places of these objects, the list first. Nothing of a pointer of another form.
+    """
+    expected = pointed_md5(pointer)
+    if expected is None:
+        return []
+    listing, md5s = _object(listed or store, expected), [expected]
+    if expected.endswith(_SUFFIX) and _is(listing, expected):
+        md5s += sorted({entry["md5"] for entry in parse_json(listing.read_bytes())})
+    return [_object(store, md5) for md5 in md5s if not _is(_object(store, md5), md5)]
+
+
+def object_of(pointer: Path, store: Path) -> Path:
+    """Where a store keeps what a pointer names: its content, or the list of its files."""
+    md5 = pointed_md5(pointer)
+    assert md5 is not None, "who asks has seen that it names one"
+    return _object(store, md5)
+
+
+def _is(blob: Path, md5: str) -> bool:
+    return blob.is_file() and file_md5(blob) == md5.removesuffix(_SUFFIX)
 
 
 def check_pulled(root: Path, pointer: Path, cache: Path) -> None:
@@ -112,5 +159,6 @@ def _corrupt(root: Path, path: Path, target: Path) -> ReproError:
     return ReproError(
         f"{name} is not what its pointer stands for: it was damaged in DVC's cache, its remote, or here. "
         f"`rm -r {folder}` and `repro golden pull` fetch it anew; where the remote has no better one, "
-        "`repro golden push` from where it was recorded"
+        "`repro golden push` from where it was recorded mends a remote that is a folder; of another one, remove the "
+        "object of its md5 and the list that names it first"
     )

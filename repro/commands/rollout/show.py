@@ -180,7 +180,7 @@ def _row(number: int, rollout: Any) -> dict[str, Any]:
         "tokens": len(t["tokens"]),
         "response tokens": int(t["response_lengths"].sum()),
         "truncated": sum(status == "truncated" for status in statuses),
-        "mean reward": float(t["rewards"].double().mean()),
+        "mean reward": _mean(t["rewards"].double().tolist()),
         "weight version": meta.get("weight_version", ""),
         "digest": rollout.digest[:12],
     }
