@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import warm_kit
 
+from repro_golden.compare.traces import first_difference
 from repro_golden.trace import Trace
 
 HEAD = """
@@ -82,6 +83,44 @@ for function in functions:
         print(function.__name__, callable(pickle.loads(pickle.dumps(function))))
     except Exception as error:
         print(function.__name__, type(error).__name__)
+""",
+    "files that are closed, and others opened": """
+import os
+class Mine(torch.optim.SGD):
+    __hash__ = None
+optimizer = Mine(model.parameters(), lr=0.1)
+def step():
+    optimizer.zero_grad(); model(torch.ones(4, 3)).square().mean().backward(); optimizer.step()
+step()
+os.closerange(3, 200)  # as daemons do
+files = [open(f"own-{k}", "wb", buffering=0) for k in range(6)]
+step()
+print([os.path.getsize(file.name) for file in files])
+""",
+    "a stream that is copied and pickled": """
+import io
+class Tee(io.TextIOBase):
+    def __init__(self): self.lines = []
+    def write(self, text): self.lines.append(text); return len(text)
+real, tee, text = sys.stdout, Tee(), io.StringIO()
+for stream in (tee, text):
+    sys.stdout = stream
+    optimizer.zero_grad(); loss = model(torch.ones(4, 3)).square().mean(); loss.backward(); optimizer.step()
+    print("loss", loss.item())
+sys.stdout = real
+other, again = copy.deepcopy(tee), pickle.loads(pickle.dumps(text))
+print(other.write("in the copy"), tee.lines, other.lines, again.getvalue())
+""",
+    "a state by the ids of parameters": """
+class Mine(torch.optim.Optimizer):
+    def __init__(self, parameters): super().__init__(parameters, {"lr": 0.1})
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            mean = self.state.setdefault(id(p), {"mean": torch.zeros_like(p), "rare": torch.eye(2).to_sparse()})["mean"]
+            mean.mul_(0.9).add_(p.grad)
+            p.sub_(0.1 * mean)
+optimizer = Mine(model.parameters())
 """,
     "tensors that are swapped after the recorder ended": """
 torch.__future__.set_swap_module_params_on_conversion(True)
@@ -308,3 +347,39 @@ def test_weights_that_are_gone_at_the_end_are_named(tmp_path: Path) -> None:
     """A trainer that lives in a function is gone when the program ends: that its last state was not seen is told."""
     trace, _ = traced(tmp_path, LEFT)
     assert trace.end is not None and "the weights at the end" in trace.end["unread"]
+
+
+ANEW = """
+import copy, sys, torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+class Algorithm:
+    def __init__(self):
+        self.policy = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        self.optimizer = torch.optim.SGD(self.policy.parameters(), lr=0.1)
+    def update(self, step):
+        criterion = torch.nn.MSELoss()  # each module that is made has what is new searched for, at first
+        x = torch.randn(8, 4)
+        self.optimizer.zero_grad(); criterion(self.policy(x), x[:, :2]).backward(); self.optimizer.step()
+        if step < int(sys.argv[1]):
+            self.old = copy.deepcopy(self.policy)
+        if step == 20:
+            self.reward = torch.nn.Linear(3, 1, bias=False)
+            self.reward.weight.data.fill_(float(sys.argv[2]))
+algorithm = Algorithm()
+for step in range(40):
+    algorithm.update(step)
+"""
+
+
+@pytest.mark.parametrize(("others", "at", "name"), [(("30", "1"), 31, "old"), (("99", "2"), 21, "reward")])
+def test_modules_that_are_made_anew_are_read_to_the_end(
+    tmp_path: Path, others: tuple[str, str], at: int, name: str
+) -> None:
+    """However many modules a program has made: an old policy that is not renewed, and a late one with other weights."""
+    (tmp_path / "program.py").write_text(ANEW)
+    for out, arguments in (("a", ("99", "1")), ("b", others)):
+        command = [sys.executable, "-m", "repro", "trace", "--out", out, "--", sys.executable, "program.py", *arguments]
+        assert warm_kit.run(command, tmp_path).returncode == 0
+    divergence = first_difference(Trace(tmp_path / "a"), Trace(tmp_path / "b"))
+    assert divergence and divergence.step == at and divergence.name.startswith(f"module/{name}/"), divergence

@@ -100,3 +100,47 @@ def test_the_same_search_again_replays_nothing(tmp_path: Path) -> None:
     for code, text in (searched(repo, f"{good}..HEAD", *COMMAND) for _ in range(2)):
         assert code == 0 and f"{culprit[:10]} moved the numbers" in text
     assert " 0 probes, 0 trained steps," in text
+
+
+def test_branches_that_were_merged_into_each_other(tmp_path: Path) -> None:
+    """GOOD has what moved the numbers before it was merged: the merge base that has it too leads to the culprit."""
+    repo = start(tmp_path, case=None)
+    repo.git("checkout", "-q", "-b", "release")
+    shared = edit(repo, SCALE, "scale = 2.0\n", "Moves, and is in both")
+    repo.git("checkout", "-q", "main")
+    (repo.root / "note").write_text("plain")
+    plain = repo.commit("Plain")
+    repo.git("checkout", "-q", "release")
+    repo.git("merge", "-q", "--no-ff", "-m", "Release merges main", plain)
+    good = repo.git("rev-parse", "HEAD")
+    repo.git("checkout", "-q", "main")
+    repo.git("merge", "-q", "--no-ff", "-m", "Main merges the release", shared)
+    culprit = edit(repo, "scale = 2.0\n", "scale = 3.0\n", "The culprit")
+    code, text = searched(repo, f"{good}..HEAD", *COMMAND)
+    if code:  # git may begin with either merge base
+        assert f"`repro bisect {shared[:10]}..{culprit[:10]}` begins at another one" in text, text
+        code, text = searched(repo, f"{shared}..HEAD", *COMMAND)
+    assert code == 0 and f"{culprit[:10]} moved the numbers" in text
+
+
+def test_a_bad_end_that_moves_by_itself_is_told(tmp_path: Path) -> None:
+    """The culprit before it is named, and that nothing is known of what comes after."""
+    repo = start(tmp_path, case=None)
+    good = repo.git("rev-parse", "HEAD")
+    culprit = edit(repo, SCALE, "scale = 2.0\n", "The culprit")
+    edit(repo, "scale = 2.0\n", NOISE.replace("1.0", "2.0"), "Noise")
+    done = repo.repro("bisect", "--no-explain", "-j", "1", f"{good}..HEAD", *COMMAND)
+    assert done.returncode == 0 and f"{culprit[:10]} moved the numbers" in done.stdout, done.stderr
+    assert f"whether commits after {culprit[:10]} move the numbers is not known: two replays of BAD" in done.stdout
+
+
+def test_a_command_is_given_where_it_runs(tmp_path: Path) -> None:
+    """A file of another folder, or the checkout's own by its path, is refused with what to write."""
+    repo = start(tmp_path, case=None)
+    _write(repo, "sub/train.py", "raise SystemExit(1)\n")
+    repo.commit("Another program of this name")
+    below = Repo(repo.root / "sub")
+    done = below.repro("bisect", "HEAD~1..HEAD", *COMMAND)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].endswith("write sub/train.py"), done.stderr
+    done = repo.repro("bisect", "HEAD~1..HEAD", "--", sys.executable, str(repo.root / "train.py"))
+    assert done.returncode == 2 and "and not its own; write train.py instead" in done.stderr

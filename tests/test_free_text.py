@@ -111,11 +111,15 @@ def test_what_is_drawn_over_is_heard_once(pieces: list[str], drawn: list[str], l
     assert (seen[1], seen[0]) == (drawn, lines)
 
 
-@pytest.mark.parametrize("name", ["pid", "server/port", "gpu_mb", "v_num", "train_wall", "fps"])
+@pytest.mark.parametrize(
+    "name",
+    ["pid", "server/port", "gpu_mb", "v_num", "train_wall", "fps", "charts/SPS", "train/dt", "rss_mb", "rollout_s"],
+)
 def test_numbers_of_the_machine(name: str) -> None:
     """A process's number, a port and a rate are no metrics of a training."""
     assert of_the_machine(name)
     assert not any(map(of_the_machine, ("report", "import_loss", "wall_loss", "", "num", "portion")))
+    assert not any(map(of_the_machine, ("loss_mb", "kl/mb", "approx_kl_mb", "mb", "v_s", "upper_s", "s", "adt")))
 
 
 def test_a_pattern_of_the_user_goes_first() -> None:

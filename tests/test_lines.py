@@ -211,6 +211,7 @@ def test_names_of_time_speed_and_memory(name: str) -> None:
         "numLLMs", "mmlu_high_school_us_history", "us_foreign_policy", "en_US", "wer/en-us/mean", "ms_marco/acc",
         "RMSE", "loss_status", "eta_min", "times_clipped", "performance", "superb/x", "remember", "membership",
         "persist", "upper_s", "per_sample_loss", "reward_per_step", "min_reward", "s", "estimate", "sentiment",
+        "memory_loss", "train/speed_reward",
         "Timbre", "bonus", "second_turn/reward", "grad_norm", "entropy", "section_score", "secret", "us", "critic-perf",
     ],
 )  # fmt: skip

@@ -177,7 +177,11 @@ class Commits:
 
 
 class History(Commits):
-    """The commits of a range GOOD..BAD: the `Axis` that a search goes along unless another one is asked for."""
+    """The commits of a range GOOD..BAD: the `Axis` that a search goes along unless another one is asked for.
+
+    Attributes:
+        other_bases: Merge bases of the ends beside the good end, where each was merged into the other's branch.
+    """
 
     def __init__(
         self,
@@ -207,7 +211,8 @@ class History(Commits):
         good, bad = resolve(checkout, left), resolve(checkout, right or "HEAD")
         if good == bad:
             raise ReproError(f"{left} and {right or 'HEAD'} are the same commit: there is nothing between them")
-        base, named = next(iter(merge_bases(checkout, good, bad)), None), good
+        bases, named = merge_bases(checkout, good, bad), good
+        base, self.other_bases = next(iter(bases), None), bases[1:]
         if from_base and base not in (None, bad):
             good = base or good
         elif base != good:

@@ -170,6 +170,8 @@ class Bisection(Searching[BisectResult]):
                 explains = confirmed.explains
             self.endpoints.remarks += confirmed.remarks
             if not self.options.every:
+                if confirmed.noise:
+                    self._untold(confirmed)
                 return self._result("found", [confirmed.culprit], explains_bad=explains, earlier=confirmed.earlier)
             left = self._left(interval, confirmed, culprits)
             if isinstance(left, Suspects):
@@ -235,11 +237,16 @@ class Bisection(Searching[BisectResult]):
         if confirmed.explains is False:
             self.scheduler.say(f"the baseline moves to {short(commit)}")
             return [Interval(commit, interval.bad, confirmed.after, confirmed.last)]
-        why = "its replay and BAD's cannot be compared to the last step"
-        rest = f"whether commits after {short(commit)} move the numbers is not known: {why}"
+        self._untold(confirmed)
+        return []
+
+    def _untold(self, confirmed: Confirmed) -> None:
+        """Tell that nothing is known of what comes after a culprit."""
+        commit = short(confirmed.culprit.commit.commit)
+        why = confirmed.noise or "its replay and BAD's cannot be compared to the last step"
+        rest = f"whether commits after {commit} move the numbers is not known: {why}"
         self.scheduler.say(rest)
         self.endpoints.remarks.append(rest)
-        return []
 
     def _search_one(self, interval: Interval) -> tuple[FirstBad[str] | Suspects, Confirmed | None]:
         end: Divergence | None = None

@@ -57,6 +57,7 @@ class Confirmed:
         flaky: Whether its own replays differ.
         recorded: Its parent's replay and its own, where they recorded the operations that an explanation asks for.
         remarks: What is to be known of the bad end beside its numbers.
+        noise: How two replays of the bad end differ, so that nothing is known of what comes after the culprit.
     """
 
     culprit: Culprit
@@ -68,6 +69,7 @@ class Confirmed:
     flaky: bool = False
     recorded: Recorded | None = None
     remarks: Sequence[str] = ()
+    noise: str = ""
 
 
 def confirm(
@@ -145,13 +147,14 @@ def confirm(
         earlier = first_violation(predicate, interval.baseline, before)
     if moved is None:
         return None
-    explains = _explains(predicate, after, last)
+    explains, noise = _explains(predicate, after, last), ""
     once = others and interval.last is not None and last.directory == interval.last.directory
     if once and explains is not True:  # one replay of BAD does not say so much
         again = Request(interval.bad, steps, stage="confirmation", run=2, partial=True, full=True)
         last = trace_of(scheduler.ask(again)[0], "BAD")
     if others and interval.last and (differs := first_difference(interval.last, last)):
-        scheduler.say(f"FLAKY {short(interval.bad)}: two replays of BAD differ at {differs}")
+        noise = f"two replays of BAD differ at {differs}"
+        scheduler.say(f"FLAKY {short(interval.bad)}: {noise}")
         explains = None
     if explains and parent != interval.good and len(before.steps) < _asked_of(scheduler, interval):
         explains = None  # a commit before it stops the training
@@ -161,8 +164,9 @@ def confirm(
     culprit = Culprit(info, moved, comparison, environment, renames=renames, before=parent,
                       until=round_at(before, moved.step)[1] if scheduler.case.subject.recorded else None)  # fmt: skip
     return Confirmed(
-        culprit, after, last, explains, before, earlier, recorded=recorded, remarks=_shorter(scheduler, interval, last)
-    )
+        culprit, after, last, explains, before, earlier, recorded=recorded,
+        remarks=_shorter(scheduler, interval, last), noise=noise,
+    )  # fmt: skip
 
 
 def _asked_of(scheduler: Scheduler, interval: Interval) -> int:

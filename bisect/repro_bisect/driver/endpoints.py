@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from repro_bisect.axes.axis import short
+from repro_bisect.axes.commits import History
 from repro_bisect.driver.circumstances import refuse_explained
 from repro_bisect.driver.confirm import Interval
 from repro_bisect.driver.noisy import HOPELESS
@@ -225,6 +226,13 @@ class Endpoints:
         outcome = judge(predicate, baseline, other, self.scheduler.case.steps)
         if outcome is not None:
             base, why = short(history.good), outcome.reason if isinstance(outcome, Skip) else str(outcome)
+            if others := history.other_bases if isinstance(history, History) else ():
+                ranges = " or ".join(f"`repro bisect {short(other)}..{short(history.bad)}`" for other in others)
+                raise ReproError(
+                    f"GOOD {short(history.named)} has other numbers than {base}, one of its merge bases with BAD "
+                    f"({why}): their branches were merged into each other, so that both may have what moved them; "
+                    f"{ranges} begins at another one, which is to have GOOD's numbers"
+                )
             raise ReproError(
                 f"GOOD {short(history.named)} has other numbers than {base}, its merge base with BAD ({why}), so that "
                 f"its branch moved them: `repro bisect {base}..{short(history.named)}` finds where; "

@@ -15,6 +15,7 @@ from statistics import fmean
 
 from repro_bisect.axes.axis import short
 from repro_bisect.driver.range_search import verdict_of_code
+from repro_bisect.predicates.predicates import Exit
 from repro_bisect.probe.answers import Answer, Code, Skip, judge
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import PendingProbe, Scheduler
@@ -144,7 +145,7 @@ class NoisySearch:
             scheduler.submit(Request(commit, self.steps, self.baseline, run=self._next_run[tree]))
             self._next_run[tree] += 1
         if not scheduler.pending_probes:
-            raise NotVerifiableError(f"{self._doubt()} and no more tests would tell: {_CURE}")
+            raise NotVerifiableError(f"{self._doubt()} and no more tests would tell: {self._cure}")
         return True
 
     def _next(self, room: int, under_way: list[str]) -> list[str]:
@@ -198,7 +199,15 @@ class NoisySearch:
         goods = self.search.observations.get(self.scheduler.history.good)
         hopeless = goods is not None and not goods.goods and goods.bads >= HOPELESS
         if hopeless or self.search.indistinguishable:
-            raise NotVerifiableError(f"{self._doubt()}: {_CURE}")
+            raise NotVerifiableError(f"{self._doubt()}: {self._cure}")
+
+    @property
+    def _cure(self) -> str:
+        if isinstance(self.scheduler.predicate, Exit):
+            return (
+                "see what of it rests on another run, another program or the machine, and have it exit alike each time"
+            )
+        return "make it deterministic (`python -m repro_core.determinism`), or compare metrics by wider bounds"
 
     def _doubt(self) -> str:
         predicate, history = self.scheduler.predicate.text, self.scheduler.history
@@ -221,6 +230,3 @@ class NoisySearch:
 
     def _posterior(self) -> dict[str, float]:
         return {c: p for c, p in self.search.posterior.items() if p >= _SHOWN}
-
-
-_CURE = "make it deterministic (`python -m repro_core.determinism`), or compare metrics by wider bounds"

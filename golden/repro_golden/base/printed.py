@@ -8,6 +8,7 @@ error under `-W error`), and refuses a whole line for one `tensor(0.5, grad_fn=<
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 import threading
@@ -262,19 +263,41 @@ def words_of(name: str) -> list[str]:
 
 def measures_time(name: str) -> bool:
     """Whether a metric measures wall time, speed or memory by its name, so that it differs from run to run."""
-    return name.startswith("perf/") or bool(_TIME.search(" ".join(words_of(name))))
+    words = " ".join(words_of(name))
+    return name.startswith("perf/") or bool(_TIME.search(words) and not _LEARNT.search(words))
 
 
-_MACHINE = re.compile(r"pid|ppid|tid|ports?|date|wall|fps|qps|rps|wps|ups|mb|gb|mib|gib|watts?|joules")
+_LEARNT = re.compile(r"\b(?:memory|mem|speed) (?:loss|rewards?|return|kl|acc|accuracy)$")
+"""What is learnt, and measures no machine."""
+_MACHINE = re.compile(r"pid|ppid|tid|ports?|date|wall|fps|sps|qps|rps|wps|ups|dt|rss|uptime|gb|mib|gib|watts?|joules")
+_BYTES = {"rss", "ram", "gpu", "cpu", "cuda", "heap", "host", "disk", "peak", "used", "free", "allocated", "reserved"}
+"""Words before `mb`, which elsewhere is a mini-batch."""
+_TAKEN = {
+    "step",
+    "gen",
+    "generate",
+    "generation",
+    "rollout",
+    "train",
+    "update",
+    "collect",
+    "sync",
+    "wait",
+    "idle",
+    "load",
+}
+"""Words before `s` for seconds, which elsewhere is a state (`v_s`), or any letter (`upper_s`)."""
 
 
 def of_the_machine(name: str) -> bool:
-    """Whether a number tells of the process or the machine by the last word of its name: a port, a process's number.
+    """Whether a number tells of the process or the machine by the last words of its name: a port, seconds, megabytes.
 
-    Lightning's `v_num` counts the runs of a folder.
+    CleanRL's `SPS` are steps per second. Lightning's `v_num` counts the runs of a folder.
     """
-    words = words_of(name)
-    return words[-2:] == ["v", "num"] or any(_MACHINE.fullmatch(word) for word in words[-1:])
+    *_, before, last = ["", "", *words_of(name)]
+    if last in ("mb", "s"):
+        return before in (_BYTES if last == "mb" else _TAKEN)
+    return (before, last) == ("v", "num") or bool(_MACHINE.fullmatch(last))
 
 
 _DAY = 86_400.0
@@ -398,6 +421,25 @@ class _Ear(threading.local):
         self._lines.end()
 
 
+class _Heard:
+    """What stands for a stream's method in the stream itself; a copy of the stream has the method of its class."""
+
+    def __init__(self, call: Callable[..., Any], stream: Any, name: str) -> None:
+        functools.update_wrapper(self, getattr(stream, name), updated=())
+        self._call, self._stream, self._name = call, stream, name
+        self._own = vars(stream).get(name) if hasattr(stream, "__dict__") else None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (getattr, (self._stream, self._name)) if self._own is None else (_same, (self._own,))
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
 def listen(
     stream: Any, take: Callable[[str], None], drawn: Callable[[str], None] | None = None
 ) -> Callable[[], None] | None:
@@ -439,8 +481,8 @@ def listen(
         return result
 
     try:
-        stream.write = heard_write
-        stream.writelines = heard_writelines
+        stream.write = _Heard(heard_write, stream, "write")
+        stream.writelines = _Heard(heard_writelines, stream, "writelines")
     except Exception:  # noqa: BLE001 - half of it set, it is still marked as listened to: no line is heard twice
         return None
     return ear.end

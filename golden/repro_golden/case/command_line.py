@@ -96,7 +96,11 @@ class CommandLine:
             root: The checkout.
             name: The case's name.
             steps: How many it made, where that was not given.
+
+        Raises:
+            ReproError: a word names a file of the folder that it was given in, and it is run in the root.
         """
+        self._refuse_other_folder(root)
         python, command = self._python(root)
         return "\n".join([
             "[case]", f"name = {json.dumps(name)}", f"steps = {self.steps or steps or OPEN_END}", "",
@@ -126,6 +130,16 @@ class CommandLine:
         path = Path(python.path)
         location = path.relative_to(root) if path.is_relative_to(root) else path
         return [f"python = {json.dumps(str(location))}"], argv
+
+    def _refuse_other_folder(self, root: Path) -> None:
+        here = Path.cwd()
+        for at, word in enumerate(self.words if here != root and here.is_relative_to(root) else ()):
+            named = word and not Path(word).is_absolute() and (at or os.sep in word) and (here / word).is_file()
+            if named and not ((root / word).exists() and (root / word).samefile(here / word)):
+                raise ReproError(
+                    f"a command runs in the root of its checkout, {root}, where {word} is not this file: "
+                    f"write {os.path.relpath(here / word, root)}"
+                )
 
     def _linked(self, root: Path) -> list[str]:
         """What is linked, relative to the root.

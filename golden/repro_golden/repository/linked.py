@@ -138,24 +138,24 @@ def refuse_tracked(git: Git, case: Case) -> None:
     Raises:
         ReproError: one is named, with what to write instead.
     """
-    for name in dict.fromkeys(_below_root(case)):
+    for name in dict.fromkeys(_below_root(case, git.folder)):
         inside = f":(top,literal){name}"
         if not git.names("ls-files", "-z", "--", inside):
             continue
         others = git.names("ls-files", "--others", "-z", "--", inside)
         if all(path.endswith(".pyc") for path in others):
             raise ReproError(
-                f"{{root}}/{name} is your checkout's {name}, which git tracks: every commit would run that one and not "
-                f"its own; write {name} instead"
+                f"the command names your checkout's own {name}, which git tracks: every commit would run that one "
+                f"and not its own; write {name} instead"
             )
 
 
-def _below_root(case: Case) -> Iterator[str]:
-    """What a program's commands and variables name below ``{root}``, relative to it."""
-    subject = case.subject
+def _below_root(case: Case, root: Path) -> Iterator[str]:
+    """What a program's commands and variables name below ``{root}``, as such or by its path; relative to it."""
+    subject, tops = case.subject, ("{root}/", *dict.fromkeys((f"{root}/", f"{root.resolve()}/")))
     for word in [*subject.words, *subject.env.values()] if subject.templates else ():
         for part in [word, *re.split(r"[=:,;|&()<>\"'\s]+", word)]:
-            if part.startswith("{root}/"):
-                name = os.path.normpath(part.removeprefix("{root}/").lstrip("/") or ".")
+            for top in (top for top in tops if part.startswith(top)):
+                name = os.path.normpath(part.removeprefix(top).lstrip("/") or ".")
                 if name != "." and not name.startswith(".."):
                     yield name

@@ -54,7 +54,8 @@ class Worktrees:
             MachineFailureError: git could not make it.
             ReproError: a submodule or LFS object of the commit is not here, or what is linked was changed meanwhile.
         """
-        path = Path(tempfile.mkdtemp(prefix=f"{commit[:10]}-", dir=self._folder)) / "tree"
+        # no part of the commit's id in it: a program whose numbers rest on its folder is to differ from itself
+        path = Path(tempfile.mkdtemp(prefix="at-", dir=self._folder)) / "tree"
         try:
             with self._alone():
                 self._run("worktree", "add", "--quiet", "--detach", "--force", "--no-checkout", str(path), commit)

@@ -81,7 +81,10 @@ def hook(session: Any) -> None:
 
     @functools.wraps(backward)
     def watched(*args: Any, **kwargs: Any) -> Any:
-        if session.has_optimizer or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return backward(*args, **kwargs)
+        if session.has_optimizer:
+            session.passed_back()
             return backward(*args, **kwargs)
         if not depth.value:
             session.end_by_hand()

@@ -22,13 +22,15 @@ import torch
 
 import repro_golden
 from repro_golden.base.clean import one_line
+from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import measure
-from repro_golden.recording.attach.alive.beside import Beside
+from repro_golden.recording.attach.alive.beside import Beside, unreadable
 from repro_golden.recording.attach.alive.generators import states
 from repro_golden.recording.attach.alive.names import Names
 from repro_golden.recording.attach.alive.parts import any_quantized, any_wrappers, of_parts
 from repro_golden.recording.attach.alive.readings import TIMES, Held, Reading, learning_rates
 from repro_golden.recording.attach.by_hand import ByHand
+from repro_golden.recording.attach.by_identity import ByIdentity
 from repro_golden.recording.attach.guard import harmless, without_collection
 from repro_golden.recording.attach.identify import loaded, main_tree, places
 from repro_golden.recording.attach.rounds import JOINED
@@ -87,7 +89,7 @@ class Session:
         self._kept: list[Any] = []
         self._final: Mapping[str, str] = {}
         self._gone: dict[str, str] = {}
-        self._held_by: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
+        self._held_by = ByIdentity[Held]()
         self._labels = Labels()
         self._signals: Any = None
         self._seen: Counter[tuple[str, str]] = Counter()
@@ -97,6 +99,7 @@ class Session:
         self._turns = Turns()
         self._hand: ByHand | None = None
         self._after: Any = None
+        self._backwards = 0
 
     def forked(self) -> None:
         """In the child of a fork: a recording of its own, from its next step on."""
@@ -127,8 +130,23 @@ class Session:
         self._take(phase, name, value)
 
     def _read(self, phase: str, name: str, reading: Reading) -> None:
-        if reading.tensors:
+        if not reading.tensors:
+            return
+        try:
             self._take(phase, name, reading.tensors, reading.places)
+        except (ReproError, RuntimeError):
+            left = self._readable(name, reading)
+            if phase == "input" or len(left.tensors) == len(reading.tensors):
+                raise
+            if left.tensors:
+                self._take(phase, name, left.tensors, left.places)
+
+    def _readable(self, name: str, reading: Reading) -> Reading:
+        """What of a reading has bytes; of the rest it is noted why not."""
+        why = {key: said for key, tensor in reading.tensors.items() if (said := unreadable(tensor))}
+        self._gone |= {f"{name}{key}": said for key, said in why.items()}
+        left = {key: tensor for key, tensor in reading.tensors.items() if key not in why}
+        return Reading(left, {key: place for key, place in reading.places.items() if key in left})
 
     def _wanted(self, prefix: str, reading: Reading) -> Reading:
         """What nobody asked to ignore."""
@@ -262,7 +280,8 @@ class Session:
         parameters = self.names.of(optimizer)
         known = self._held_by.get(optimizer)
         if known is None or known.parameters is not parameters:
-            known = self._held_by[optimizer] = Held(optimizer, parameters, self.names.places(parameters))
+            known = Held(optimizer, parameters, self.names.places(parameters))
+            self._held_by.put(optimizer, known)
         return known
 
     @harmless
@@ -279,6 +298,7 @@ class Session:
         self._began = now
         self._flush()  # another thread's, which ended while this one was made
         logged = self._metrics.end()
+        self._backwards = 0
         for optimizer in optimizers:
             if id(optimizer) not in self._met:  # a wrapper that does not say before what it makes step
                 self._label(optimizer)
@@ -320,6 +340,10 @@ class Session:
             self._take("update", "skipped", 1.0)
         for prefix, reading in self._beside(end=end):
             self._read("update", prefix, reading)
+
+    def passed_back(self) -> None:
+        """A backward pass of a program with optimizers: one of them steps, or what it does with it is not seen."""
+        self._backwards += 1
 
     def begin_by_hand(self, given: Mapping[int, tuple[torch.Tensor, torch.Tensor]] | None = None) -> None:
         """A backward pass has ended in a program without an optimizer: what it does next is a step.
@@ -434,13 +458,10 @@ class Session:
         """
         try:
             for prefix, reading in list(self._ending()):
-                if reading.tensors:
-                    self._late().take(
-                        "update",
-                        f"end/{prefix}",
-                        of_parts(reading.tensors, prefix, self.around.unread),
-                        reading.places or None,
-                    )
+                tensors = self._readable(prefix, reading).tensors
+                if tensors:
+                    parts = of_parts(tensors, prefix, self.around.unread)
+                    self._late().take("update", f"end/{prefix}", parts, reading.places or None)
         except (AssertionError, RuntimeError, ValueError) as error:
             self.around.unread["the state at the end"] = one_line(f"{type(error).__name__}: {error}")[:100]
             # without a sign of it this run would pass for one that was stopped, whose last files prove nothing
@@ -480,6 +501,8 @@ class Session:
             self._records.log.put(".terminal", terminal(self._final, self._first, self._logged))
         end = {"steps": self._step, "stopped": stopped, "ignored": sorted({*self._metrics.ignored, *TIMES})}
         unread = self.around.unread | self._files.unread | self._gone | (self._hand.unread if self._hand else {})
+        if self._backwards and not stopped:
+            unread[f"{self._backwards} backward passes after the last step"] = "no optimizer made a step of them"
         end["unread"] = dict(sorted(unread.items()))
         end |= {"modules": loaded(), "places": places(self.settings.place, self._main)}
         self._records.log.put(".end", end | {"spent": measure(self._seconds)})

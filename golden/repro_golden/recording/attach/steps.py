@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from repro_golden.recording.attach.by_identity import ByIdentity
 from repro_golden.recording.attach.rounds import Rounds
 
 __all__ = ["Labels", "Steps", "Turns"]
@@ -137,24 +138,21 @@ class Labels:
     """Names of optimizers, and the round that they step in (`rounds`)."""
 
     def __init__(self) -> None:
-        self._made_at: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._made_at = ByIdentity[int]()
         self._alike: dict[str, tuple[int, int]] = {}  # how many of one generation, and the step at which it began
-        self._copies: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._copies = ByIdentity[bool]()
         self._holders: dict[tuple[str, int], weakref.ref[Any]] = {}
         self._rounds = Rounds()
 
     def knows(self, optimizer: Any) -> bool:
         """Whether it is known when the program made it."""
-        with contextlib.suppress(Exception):  # as below
-            return optimizer in self._made_at
-        return True
+        return self._made_at.get(optimizer) is not None
 
     def made(self, optimizer: Any, step: int, *, copied: bool = False) -> None:
         """The program has made an optimizer after so many steps, or a copy of one."""
-        with contextlib.suppress(Exception):  # such as a class that cannot be hashed: that is the program's business
-            self._made_at[optimizer] = step
-            if copied:
-                self._copies.add(optimizer)
+        with contextlib.suppress(TypeError):  # a class that cannot be referred to weakly
+            self._made_at.put(optimizer, step)
+            self._copies.put(optimizer, copied)
 
     def of(self, optimizer: Any, parameters: Mapping[str, Any], step: int) -> str:
         """Label an optimizer by what tells it from others in every rank and run: its class, and what it updates.
@@ -167,8 +165,8 @@ class Labels:
         label = f"{next(iter(parameters), '')} {hashlib.sha256(about.encode()).hexdigest()[:8]}"
         alike, first = self._alike.get(label, (0, step))
         place = alike
-        if self._made_at.get(optimizer, 0) > first:
-            if optimizer in self._copies:
+        if (self._made_at.get(optimizer) or 0) > first:
+            if self._copies.get(optimizer):
                 place = next((k for k in range(alike) if self._holders[label, k]() is None), alike)
             else:
                 alike, first, place = 0, step, 0

@@ -38,7 +38,8 @@ _MEMORY_SAVER = "torch_memory_saver"
 class Beside:
     """Searched for when modules were made or changed, and at the steps 0, 1, 2, 4, 8 and so on.
 
-    Mappings and lists that variables lead to are looked for at every step, for a program may make them anew each time.
+    Mappings, lists and, where modules were made since, modules that variables lead to are looked for at every step, for
+    a program may make them anew each time.
     Nothing is kept alive by it, but for these, which cannot be referred to weakly: one that nobody else holds is let go
     at the next step.
 
@@ -52,6 +53,7 @@ class Beside:
         self.unread: dict[str, str] = {}
         self._roots: list[Root] = []
         self._plan = ModulePlan()
+        self._packed: dict[str, str] = {}
         self._held: set[int] = set()
         self._copies: list[tuple[str, Any]] = []
         self._reached = Reached()
@@ -133,7 +135,7 @@ class Beside:
     def _refresh(self, step: int, parameters: Iterable[torch.Tensor], *, end: bool = False) -> bool:
         """Whether it was time to search."""
         regular = step & (step - 1) == 0
-        due = regular or (self.changed and self._searches < _OFTEN)
+        due = end or regular or (self.changed and self._searches < _OFTEN)
         if due:
             self.search(parameters, end=end)
         return due
@@ -153,10 +155,11 @@ class Beside:
             self._copies = [(name, container) for name, container in self._copies if sys.getrefcount(container) > 3]
         if not self._refresh(step, parameters, end=end):
             self._find_copies(parameters, None, end=end)
+            self._find_networks()
         if end:
             self._find_generators(end=True)
         read = set(map(id, parameters))  # an optimizer that never steps reads nothing of what it holds
-        self.unread = {}
+        self.unread = dict(self._packed)
         out = self._of_modules(read)
         for name, container in self._copies:
             tensors = Tensors()
@@ -250,12 +253,16 @@ class Beside:
     def _find_roots(self, modules: list[torch.nn.Module]) -> None:
         inner = {id(child) for m in modules for child in m._modules.values() if child is not None}
         roots: list[tuple[torch.nn.Module, bool, list[Part]]] = []
+        packed = []
         for root in (m for m in modules if id(m) not in inner):
             parts = list(walk(root, "", None, set()))
             stepped = any(id(p) in self._held for _, module, _ in parts for p in module._parameters.values())
             holders = [Part(weakref.ref(m), path, config) for path, m, config in parts if m._parameters or m._buffers]
             if holders:
                 roots.append((root, stepped, holders))
+            if any(_is_packed(module) for _, module, _ in parts):
+                packed.append(root)
+        self._packed = {f"module/{name}": "its weights are packed" for name, _ in self._called.of(packed, "")}
         alone = sum(stepped for _, stepped, _ in roots) == 1
         names = self._called.of([root for root, _, _ in roots], "")
         self._plan = ModulePlan()
@@ -266,6 +273,23 @@ class Beside:
         # a tensor of several is read as that of one that has a name: the order in which the collector knows them says
         # when it last ran
         self._roots = [root for _, root in sorted(named, key=lambda pair: pair[0])]
+
+    def _find_networks(self) -> None:
+        """Take modules that variables lead to and that no search has met; they have become rare."""
+        if not self.changed:
+            return
+        known = {id(module) for root in self._roots for part in root.parts if (module := part.module()) is not None}
+        there = [(module, list(walk(module, "", None, set()))) for ref in self._reached.networks if (module := ref())]
+        for network, parts in sorted(there, key=lambda pair: -len(pair[1])):  # what holds others comes before them
+            holders = [Part(weakref.ref(m), path, config) for path, m, config in parts if m._parameters or m._buffers]
+            if not holders or known.issuperset(id(part.module()) for part in holders):
+                continue
+            known |= {id(module) for _, module, _ in parts}
+            ((name, _),) = self._called.of([network], "")
+            stepped = any(id(p) in self._held for _, module, _ in parts for p in module._parameters.values())
+            alive = [root for root in self._roots if any(part.module() is not None for part in root.parts)]
+            self._roots = [*alive, Root(unused(name, [(root.name, root) for root in alive]), stepped, holders)]
+            self._plan = ModulePlan()
 
     def _find_leaves(self, tensors: Iterable[torch.Tensor], owned: set[int], trained: set[int]) -> None:
         before = [leaf() for _, leaf in self._leaves]
@@ -437,6 +461,14 @@ class _Called:
         return name if referent() is item else None
 
 
+def _is_packed(module: torch.nn.Module) -> bool:
+    """Whether its weights are no tensors of Python's: quantized, or constants of a frozen graph."""
+    if any(type(value) is torch.ScriptObject for value in vars(module).values()):
+        return True
+    frozen = isinstance(module, torch.jit.ScriptModule)
+    return frozen and next(itertools.chain(module.parameters(), module.buffers()), None) is None
+
+
 _DEVICES = {"cpu", "cuda"}
 _device, _layout, _is_nested = map(operator.attrgetter, ("device", "layout", "is_nested"))
 
@@ -456,9 +488,11 @@ def unreadable(tensor: torch.Tensor) -> str:
         return "it is nested"
     if tensor.layout != torch.strided:
         return f"its layout is {str(tensor.layout).removeprefix('torch.')}"
-    if not local and tensor.numel() and not tensor.untyped_storage().nbytes():
-        return "its memory was given back"
-    return ""
+    try:
+        gone = not local and tensor.numel() and not tensor.untyped_storage().nbytes()
+    except RuntimeError:  # what stands for a tensor in a transform
+        return "it stands for one while torch traces a function"
+    return "its memory was given back" if gone else ""
 
 
 def all_readable(tensors: Sequence[torch.Tensor]) -> bool:

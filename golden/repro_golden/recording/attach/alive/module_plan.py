@@ -201,7 +201,7 @@ def _owning(root: Root, part: Part, module: torch.nn.Module, kind: str, key: str
     path, place = f"{part.path}.{key}" if part.path else key, None
     if kind == "frozen":
         path = megatron.parameter_path(path, tensor, module)
-        place = megatron.placement(path, tensor, part.config)
+        place = None if tensor.is_nested else megatron.placement(path, tensor, part.config)
     elif key in module._non_persistent_buffers_set:
         kind = "unsaved"
     where = f"{root.name}/" if root.name else ""

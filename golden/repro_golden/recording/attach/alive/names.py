@@ -11,6 +11,7 @@ import torch
 
 from repro_golden.fingerprint.placement import Placement
 from repro_golden.recording.attach.alive import megatron
+from repro_golden.recording.attach.by_identity import ByIdentity
 
 __all__ = ["Names", "modules_of", "walk"]
 
@@ -31,8 +32,7 @@ class Names:
     def __init__(self) -> None:
         self._parameters: Known[torch.Tensor] = {}
         self._modules: Known[torch.nn.Module] = {}
-        self._of: weakref.WeakKeyDictionary[Any, tuple[list[int], dict[str, torch.Tensor]]]
-        self._of = weakref.WeakKeyDictionary()
+        self._of = ByIdentity[tuple[list[int], dict[str, torch.Tensor]]]()
 
     def of(self, optimizer: Any) -> dict[str, torch.Tensor]:
         """An optimizer's parameters by name, sorted: the order of registration plays no part.
@@ -56,7 +56,7 @@ class Names:
                     unique = f"{name}#{count}"
                 named[unique] = parameter
         named = dict(sorted(named.items()))
-        self._of[optimizer] = (held, named)
+        self._of.put(optimizer, (held, named))
         return named
 
     def let_go(self, *tensors: torch.Tensor) -> Callable[[], None]:

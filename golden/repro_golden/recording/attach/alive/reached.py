@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from typing import Any
 
 import torch
@@ -34,11 +35,13 @@ class Reached:
 
     Attributes:
         modules: Names of the modules whose code the frames were in at the last look before the end.
+        networks: Torch's modules that the last look came by, but for parts of others, the nearest first.
     """
 
     def __init__(self) -> None:
         self._kinds: dict[type, int] = {}
         self.modules: set[str] = set()
+        self.networks: list[weakref.ref[torch.nn.Module]] = []
 
     def containers(self, *, end: bool = False) -> list[tuple[str, Any]]:
         """Mappings and lists whose first value is a tensor, each with its name, those with a short way first.
@@ -51,6 +54,7 @@ class Reached:
         self.modules = self.modules if end else met
         containers: list[tuple[str, Any]] = []
         seen: set[int] = set()
+        self.networks = []
         left = _MOST
         for depth in range(_DEPTH):
             left -= len(level)
@@ -72,6 +76,8 @@ class Reached:
                         continue
                     if kind == _LIST or not _may_hold(value):
                         continue
+                if kind == _MODULE:
+                    self.networks.append(weakref.ref(value))
                 seen.add(id(value))
                 holders.append((kind, value))
             containers += here.values()

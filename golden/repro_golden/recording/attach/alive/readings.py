@@ -122,11 +122,18 @@ class Held:
         alike = None if states is None or self._places else _alike(states, self.parameters)
         for kind, tensors in (alike or {}).items():
             readings["main" if kind == "master_param" else kind] = Reading(tensors, {})
+        by_id: dict[int, Any] = {}
+        if (
+            alike is None and states is not None and type(states) in _DICTS
+        ):  # no tensor is asked whether it is a number that is a key
+            by_id = {key if type(key) is int else id(key): value for key, value in states.items()}
         for name, parameter in () if alike is not None else self.parameters.items():
             main = mains.get(id(parameter))
             values: Mapping[Any, Any] = _NOTHING
             if states is not None:
-                values = states.get(parameter, _NOTHING)
+                values = (
+                    by_id.get(id(parameter), _NOTHING) if type(states) in _DICTS else states.get(parameter, _NOTHING)
+                )
             elif main is not None:
                 values = main.state
             for kind, value in leaves(values):
@@ -139,7 +146,7 @@ class Held:
                     held = readings[kind] = Reading({}, {})
                 self._shard(*held, name, value, parameter, None if main is None else main.flat)
         if optimizer is not None:
-            _beside(optimizer, states or _NOTHING, readings, numbers)
+            _beside(optimizer, states or _NOTHING, set(map(id, self.parameters.values())), readings, numbers)
         if numbers:
             readings["number"] = Reading({kind: _tensor_of(values) for kind, values in sorted(numbers.items())}, {})
         return {kind: readings[kind] for kind in sorted(readings)}
@@ -329,12 +336,17 @@ TIMES: set[str] = set()
 def _beside(
     optimizer: Any,
     states: Mapping[Any, Any],
+    parameters: set[int],
     readings: dict[str, Reading],
     numbers: dict[str, list[float]],
 ) -> None:
-    """What an optimizer keeps that is no parameter's, but for what the clock decides."""
+    """What an optimizer keeps that is no parameter's, whose ids are given, but for what the clock decides."""
     items = states.items() if isinstance(states, Mapping) else ()
-    loose = {str(key): value for key, value in items if not isinstance(key, torch.Tensor)}
+    loose = {
+        str(key): value
+        for key, value in items
+        if not isinstance(key, torch.Tensor) and not (type(key) is int and key in parameters)
+    }
     if not megatron.is_megatron(optimizer):
         loose |= {k: v for k, v in vars(optimizer).items() if not k.startswith("_") and k not in _OURS}
     for path, value in leaves(loose):

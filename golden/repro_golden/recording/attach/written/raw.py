@@ -47,10 +47,16 @@ class RawLog:
         except FileExistsError:  # the instrument says what to do
             self.path = folder / f"rank-{rank:05d}-{os.getpid()}.log"
             self._file = os.open(self.path, how, 0o666)
+        self._is = _identity(self._file)
         self.put(".json", about)
 
     def append(self, frame: bytes) -> None:
         """Add one frame; what this returned from survives a kill of the process."""
+        if (
+            _identity(self._file) != self._is
+        ):  # the program closed it, as daemons close all, and may have opened another
+            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+            self._is = _identity(self._file)
         view = memoryview(frame)
         while view:
             view = view[os.write(self._file, view) :]
@@ -64,7 +70,17 @@ class RawLog:
 
     def close(self) -> None:
         """Close the log."""
-        os.close(self._file)
+        if _identity(self._file) == self._is:
+            os.close(self._file)
+
+
+def _identity(file: int) -> tuple[int, int] | None:
+    """Which file a descriptor is of; None where it is closed."""
+    try:
+        about = os.fstat(file)
+    except OSError:
+        return None
+    return about.st_dev, about.st_ino
 
 
 # -- what the folder of all ranks tells
