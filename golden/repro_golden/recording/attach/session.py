@@ -129,14 +129,15 @@ class Session:
         self._seen[phase, name] += 1
         self._take(phase, name, value)
 
-    def _read(self, phase: str, name: str, reading: Reading) -> None:
+    def _read(self, phase: str, name: str, reading: Reading, *, whole: bool = True) -> None:
+        """Take a reading; where it need not be whole, without what has no bytes, of which it is told."""
         if not reading.tensors:
             return
         try:
             self._take(phase, name, reading.tensors, reading.places)
         except (ReproError, RuntimeError):
-            left = self._readable(name, reading)
-            if phase == "input" or len(left.tensors) == len(reading.tensors):
+            left = reading if whole else self._readable(name, reading)
+            if len(left.tensors) == len(reading.tensors):
                 raise
             if left.tensors:
                 self._take(phase, name, left.tensors, left.places)
@@ -333,13 +334,13 @@ class Session:
             self._take("grad" if re.split(r"[#?]", name)[0] == "grad_norm" else "loss", name, number)
         for prefix, optimizer, held in named:
             for kind, reading in held.kinds(state=self.settings.state_after(self._step)):
-                self._read("update", prefix + kind, reading)
+                self._read("update", prefix + kind, reading, whole=not kind)
             for name, rate in learning_rates(optimizer).items():
                 self._take("update", prefix + name, rate)
         if skipped:
             self._take("update", "skipped", 1.0)
         for prefix, reading in self._beside(end=end):
-            self._read("update", prefix, reading)
+            self._read("update", prefix, reading, whole=False)
 
     def passed_back(self) -> None:
         """A backward pass of a program with optimizers: one of them steps, or what it does with it is not seen."""

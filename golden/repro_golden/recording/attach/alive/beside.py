@@ -135,7 +135,7 @@ class Beside:
     def _refresh(self, step: int, parameters: Iterable[torch.Tensor], *, end: bool = False) -> bool:
         """Whether it was time to search."""
         regular = step & (step - 1) == 0
-        due = end or regular or (self.changed and self._searches < _OFTEN)
+        due = regular or (self.changed and self._searches < _OFTEN)
         if due:
             self.search(parameters, end=end)
         return due
