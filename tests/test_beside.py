@@ -92,6 +92,18 @@ def test_a_mapping_that_is_made_anew_keeps_its_name() -> None:
     assert "copy/shadow/0.weight" in read_end(beside, model), "nobody else holds it, and it is what it was"
 
 
+def test_modules_that_are_made_anew_are_called_by_what_leads_to_them() -> None:
+    """However many were made before: a target and the one before it have the names of their variables at every step."""
+    beside, model = Beside(), nn.Linear(3, 2)
+    beside.watch()
+    target = copy.deepcopy(model)
+    for step in range(40):
+        before, target = target, copy.deepcopy(model)
+        held = read(beside, step, model)
+        if step > 16 and step & (step - 1) and (step - 1) & (step - 2):  # not at a search, nor right after one
+            assert held["module/target/weight"] is target.weight and held["module/before/weight"] is before.weight
+
+
 def test_what_only_resembles_parameters_is_no_copy() -> None:
     """Views of parameters, integers, metrics, activations and what is dropped within a step are not read."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Repo
-from history_kit import edit, note, start
+from history_kit import TRAIN, edit, note, start
 
 SCALE = "scale = 1.0\n"
 COMMAND = ("--", sys.executable, "train.py", "--steps", "2")
@@ -43,14 +43,18 @@ def test_a_flaky_commit_is_no_culprit_of_a_pull_request(tmp_path: Path) -> None:
     assert code == 3 and f"\n{flaky[:10]} is FLAKY: " in f"\n{text}"
 
 
-@pytest.mark.parametrize("when", ["bitwise", "exit"])
+@pytest.mark.parametrize("when", ["bitwise", "exit", pytest.param("slow", marks=pytest.mark.whole)])
 def test_what_decides_lies_outside_of_the_path(tmp_path: Path, when: str) -> None:
-    """Commits with the same code in ``--path`` that say otherwise, each again, are refused: none of them is named."""
+    """Commits with the same code in ``--path`` that say otherwise, each again, are refused: none of them is named.
+
+    Steps that take longer than a start have probes end as soon as they have their answer.
+    """
     repo = start(tmp_path, case=None)
     _write(repo, "src/note", "1\n")
     _write(repo, "outside", "1.0\n")
     check = "if float(open('outside').read()) > 1: raise SystemExit(1)\n" if when == "exit" else ""
-    train = (repo.root / "train.py").read_text().replace(SCALE, "scale = float(open('outside').read())\n")
+    pause = "    __import__('time').sleep(1.5)\n" if when == "slow" else ""
+    train = (repo.root / "train.py").read_text().replace(SCALE, f"scale = float(open('outside').read())\n{pause}")
     _write(repo, "train.py", train + check)
     good = repo.commit("Good")
     _write(repo, "src/note", "2\n")
@@ -58,7 +62,8 @@ def test_what_decides_lies_outside_of_the_path(tmp_path: Path, when: str) -> Non
     _write(repo, "outside", "2.0\n")
     repo.commit("Outside of it, and the culprit")
     asked = ["--when", "exit"] if when == "exit" else []
-    code, text = searched(repo, f"{good}..HEAD", *asked, "--path", "src", *COMMAND)
+    command = (*COMMAND[:-1], "5" if when == "slow" else "2")
+    code, text = searched(repo, f"{good}..HEAD", *asked, "--path", "src", *command)
     assert code == 3, text
     last = text.splitlines()[-1]
     assert inside[:10] in last and "have the same code in src and say otherwise, each of them again" in last
@@ -85,6 +90,8 @@ def test_what_changed_between_two_searches_names_no_commit(tmp_path: Path, when:
     code, text = searched(repo, f"{good}..HEAD", *asked, *COMMAND)
     assert code == 3, text
     assert f"{good[:10]} is not what it was when an earlier search replayed it" in text.splitlines()[-1]
+    code, text = searched(repo, f"{good}..HEAD", *asked, *COMMAND)  # nor does that change what is said
+    assert code == 3 and "is not what it was when an earlier search" in text.splitlines()[-1], text
     if when == "bitwise":
         note(repo, "harmless too")
         done = repo.repro("report", "pr", f"{good}..HEAD", *COMMAND)
@@ -144,3 +151,21 @@ def test_a_command_is_given_where_it_runs(tmp_path: Path) -> None:
     assert done.returncode == 2 and done.stderr.splitlines()[-1].endswith("write sub/train.py"), done.stderr
     done = repo.repro("bisect", "HEAD~1..HEAD", "--", sys.executable, str(repo.root / "train.py"))
     assert done.returncode == 2 and "and not its own; write train.py instead" in done.stderr
+
+
+def test_a_parent_without_the_code_is_no_error(tmp_path: Path) -> None:
+    """A commit that brought the path on a branch from before there was any is compared with GOOD."""
+    repo = Repo(tmp_path / "repo")
+    repo.root.mkdir()
+    repo.git("init", "--quiet", "--initial-branch=main")
+    _write(repo, "README", "nothing yet")
+    before = repo.commit("Before")
+    _write(repo, "train.py", TRAIN)
+    good = repo.commit("Good")
+    repo.git("checkout", "-q", "-b", "side", before)
+    _write(repo, "train.py", TRAIN.replace(SCALE, "scale = 2.0\n"))
+    culprit = repo.commit("Brings another one")
+    repo.git("checkout", "-q", "main")
+    repo.git("merge", "-q", "--no-ff", "-X", "theirs", "-m", "Merge", culprit)
+    code, text = searched(repo, f"{good}..HEAD", "--path", "train.py", *COMMAND)
+    assert "Traceback" not in text and (code, f"{culprit[:10]} moved the numbers" in text) == (0, True), text

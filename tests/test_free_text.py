@@ -119,7 +119,7 @@ def test_numbers_of_the_machine(name: str) -> None:
     """A process's number, a port and a rate are no metrics of a training."""
     assert of_the_machine(name)
     assert not any(map(of_the_machine, ("report", "import_loss", "wall_loss", "", "num", "portion")))
-    assert not any(map(of_the_machine, ("loss_mb", "kl/mb", "approx_kl_mb", "mb", "v_s", "upper_s", "s", "adt")))
+    assert not any(map(of_the_machine, ("loss_mb", "kl/mb", "approx_kl_mb", "v_s", "upper_s", "s", "adt")))
 
 
 def test_a_pattern_of_the_user_goes_first() -> None:

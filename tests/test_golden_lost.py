@@ -88,3 +88,27 @@ def test_no_cure_throws_away_what_differs(kept: Kept) -> None:
     with pytest.raises(MachineFailureError, match="move it away") as refused:
         kept.dvc.pull(kept.pointer)
     assert "--force" not in str(refused.value) and (kept.run / "run.json").read_text() == '{"mine": 1}'
+
+
+def test_a_pull_keeps_an_edit_where_the_cache_is_a_link(kept: Kept) -> None:
+    """An edit in place of a hard link is in the cache too: what is damaged there goes, and the file stays."""
+    kept.dvc.run("config", "cache.type", "hardlink")
+    kept.dvc.run("checkout", "--relink")
+    kept.dvc.push(kept.pointer)
+    edited = kept.run / "run.json"
+    edited.chmod(0o644)
+    edited.write_text('{"mine": 1}')
+    with pytest.raises(MachineFailureError, match="move it away"):
+        kept.dvc.pull(kept.pointer)
+    assert edited.read_text() == '{"mine": 1}'
+
+
+def test_a_pointer_with_a_remote_of_its_own(kept: Kept, tmp_path: Path) -> None:
+    """What goes elsewhere is not looked for in the default remote."""
+    other = tmp_path / "other"
+    (kept.remote / "files" / "md5").mkdir(parents=True)
+    other.mkdir()
+    kept.dvc.run("remote", "add", "other", str(other))
+    kept.pointer.write_text(kept.pointer.read_text().replace("  path:", "  remote: other\n  path:"))
+    kept.dvc.push(kept.pointer)
+    assert lacking(kept.pointer, other) == []

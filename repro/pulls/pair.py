@@ -317,7 +317,7 @@ class _Pair:
             return self._result("unverifiable", f"BASE does not reproduce itself: two replays make {lengths}")
         noise = first_difference(first, again)
         if (noise or self.case.compare.mode == "bounds") and (why := self._beyond(first, again)):
-            refuse_explained(scheduler, requests[0], requests[2])
+            refuse_explained(scheduler, (requests[0], first), (requests[2], again))
             noisy = (
                 "BASE does not reproduce itself: two replays differ at" if noise else "BASE leaves its own bounds at"
             )

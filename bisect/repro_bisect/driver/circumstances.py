@@ -16,7 +16,7 @@ from repro_bisect.probe.scheduler import Scheduler
 from repro_golden.base.errors import NotVerifiableError
 from repro_golden.trace import Trace
 
-__all__ = ["at_itself", "made_together", "refuse_changed_world", "refuse_explained"]
+__all__ = ["made_together", "refuse_changed_world", "refuse_explained"]
 
 
 def made_together(scheduler: Scheduler, these: Iterable[Request], those: Iterable[Request]) -> bool:
@@ -25,14 +25,6 @@ def made_together(scheduler: Scheduler, these: Iterable[Request], those: Iterabl
         {made.search for request in side if (made := scheduler.prober.made(request))} - {""} for side in (these, those)
     ]
     return not searches[0].isdisjoint(searches[1])
-
-
-def at_itself(scheduler: Scheduler, asked: Request) -> Request:
-    """A request whose answer is no replay of another commit with the same key."""
-    made = scheduler.prober.made(asked)
-    return (
-        asked if made is None or made.commit == scheduler.history.commit(asked.point) else scheduler.prober.anew(asked)
-    )
 
 
 def refuse_changed_world(scheduler: Scheduler, sides: Sequence[tuple[str, Sequence[Request], Answer]]) -> None:
@@ -54,32 +46,38 @@ def refuse_changed_world(scheduler: Scheduler, sides: Sequence[tuple[str, Sequen
         if not any((made := scheduler.prober.made(request)) and made.search == search for request in requests)
     ]
     scheduler.say(f"earlier searches replayed {' and '.join(name for name, _, _ in old)}: once more now")
-    again = scheduler.ask(*(_bare(scheduler, request) for _, request, _ in old))
-    for (name, request, answer), now in zip(old, again, strict=True):
-        if unlike := _unlike(answer, now, request.steps, f"its replay now, of {name}"):
+    again = scheduler.ask(*(_bare(scheduler, request, answer) for _, request, answer in old))
+    for (name, _, answer), now in zip(old, again, strict=True):
+        if unlike := _unlike(answer, now, f"its replay now, of {name}"):
             raise _changed(name, unlike)
 
 
-def refuse_explained(scheduler: Scheduler, first: Request, again: Request) -> None:
+def refuse_explained(scheduler: Scheduler, first: tuple[Request, Answer], again: tuple[Request, Answer]) -> None:
     """Two replays of one key differ: is that no noise, but another commit's code, or what changed between searches?
 
+    Args:
+        scheduler: Where replays run.
+        first: What was asked for, and what came of it.
+        again: Likewise, later.
+
     Raises:
-        NotVerifiableError: so it is: each of them says the same again where, or when, it was made.
+        NotVerifiableError: so it is: it says the same twice more, or each the same again at its own commit.
     """
     prober, history = scheduler.prober, scheduler.history
-    made, other = prober.made(first), prober.made(again)
-    before, after = prober.known(first), prober.known(again)
-    if made is None or other is None or before is None or after is None:
+    made, other = prober.made(first[0]), prober.made(again[0])
+    if made is None or other is None or (made == other):
         return
     if made.commit == other.commit:
-        if made.search != other.search == prober.search and not _again_unlike(scheduler, again, after):
-            raise _changed(short(made.commit), _unlike(before, after, first.steps, "its replay now"))
+        (now,) = scheduler.ask(_bare(scheduler, *again))
+        if not _unlike(now, _once_more(scheduler, again[0], now), "another replay now"):
+            raise _changed(short(made.commit), _unlike(first[1], again[1], "its later replay"))
         return
     commits = [made.commit, other.commit]
     if not all(commit in (history.good, *history.parents) for commit in commits):
         return
-    for request, commit, answer in zip((first, again), commits, (before, after), strict=True):
-        if _again_unlike(scheduler, replace(request, point=commit), answer):  # one after the other: they have one key
+    for commit, (request, answer) in zip(commits, (first, again), strict=True):
+        at_home = replace(request, point=commit)
+        if _unlike(answer, _once_more(scheduler, at_home, answer), "its replay now"):
             return
     names, paths = " and ".join(map(short, commits)), ", ".join(history.paths)
     raise NotVerifiableError(
@@ -95,21 +93,26 @@ def _changed(name: str, unlike: str) -> NotVerifiableError:
     )
 
 
-def _again_unlike(scheduler: Scheduler, request: Request, before: Answer) -> str:
-    """How one more replay is another than one before; '' where it is not."""
-    (now,) = scheduler.ask(_bare(scheduler, request))
-    return _unlike(before, now, request.steps, "its replay now")
+def _once_more(scheduler: Scheduler, request: Request, before: Answer) -> Answer:
+    """What a replay says that nobody has made, over as many steps as one before made."""
+    (now,) = scheduler.ask(_bare(scheduler, request, before))
+    return now
 
 
-def _bare(scheduler: Scheduler, request: Request) -> Request:
-    """A new replay of as much."""
-    return scheduler.prober.anew(replace(request, dump=(), keep=None, stage="confirmation"))
+def _bare(scheduler: Scheduler, request: Request, before: Answer) -> Request:
+    """A new replay of as much, and of nothing beside it."""
+    steps = request.steps
+    if isinstance(before, Trace) and not scheduler.case.subject.told_steps:
+        steps = min(steps, len(before.steps))
+    return scheduler.prober.anew(
+        replace(request, steps=steps, baseline=None, dump=(), keep=None, stage="confirmation", partial=True)
+    )
 
 
-def _unlike(before: Answer, now: Answer, steps: int, name: str) -> str:
-    """How an answer is another than an earlier one; '' where it is not."""
+def _unlike(before: Answer, now: Answer, name: str) -> str:
+    """How an answer is another than an earlier one, as far as both go; '' where it is not."""
     if isinstance(before, Code) and isinstance(now, Code):
         return "" if bool(before.code) == bool(now.code) else f"it exited with {before.code}, and now with {now.code}"
     if not isinstance(before, Trace) or isinstance(now, Code):
         return f"{name} says something else"
-    return unlike_before(before, now, steps, name, "it differs")
+    return unlike_before(before, now, len(before.steps), name, "it differs")

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 from repro_bisect.axes.axis import PointInfo, short
 from repro_bisect.axes.axis import before as point_before
-from repro_bisect.driver.circumstances import at_itself, refuse_changed_world, refuse_explained
+from repro_bisect.driver.circumstances import refuse_changed_world, refuse_explained
 from repro_bisect.driver.range_search import RangeSearch
 from repro_bisect.driver.result import Culprit
 from repro_bisect.explain.driver import Recorded
@@ -110,12 +110,12 @@ def confirm(
     steps, parent = scheduler.case.steps, point_before(history, commit, interval.good)
     judged = interval.baseline if parent == interval.good else _straight(range_search, parent)
     asked = [
-        at_itself(scheduler, Request(c, steps, stage="confirmation", run=2, partial=True, dump=divergence.signals))
+        scheduler.prober.at_itself(
+            Request(c, steps, stage="confirmation", run=2, partial=True, dump=divergence.signals)
+        )
         for c in (parent, commit)
     ]
     sides = [[request, replace(request, dump=(), run=0)] for request in asked]
-    if parent == interval.good:
-        sides[0].append(replace(sides[0][1], run=1))
     others, last = history.tree(interval.bad) != history.tree(commit), interval.last
     if of_bad := others and (last is None or len(last.steps) < steps):
         asked.append(Request(interval.bad, steps, stage="confirmation", partial=True, full=True))
@@ -123,15 +123,17 @@ def confirm(
     (its_parent, itself, *more), recorded = _replays(scheduler, asked, straight)
     after = trace_of(itself, "the culprit")
     before = interval.baseline if isinstance(its_parent, Skip) else trace_of(its_parent, "its parent")
+    if parent == interval.good or isinstance(its_parent, Skip):
+        sides[0] = [*sides[0][:1], *(replace(sides[0][1], point=interval.good, run=run) for run in (0, 1))]
     last = trace_of(more[0], "BAD") if of_bad else last if others and last else after
     if tested.one_step and not (range_search.shortcut and range_search.shortcut.same(first, after)):
         return None
     # A metric that two replays of one commit share proves nothing where their bits differ.
     if not tested.one_step and (differs := differ_twice(first, after, short(commit), min(steps, len(first.steps)))):
-        refuse_explained(scheduler, sides[1][1], asked[1])
+        refuse_explained(scheduler, (sides[1][1], first), (asked[1], after))
         return _flaky(scheduler, info, differs, first, after)
     if judged and (differs := differ_twice(judged, before, short(parent), min(steps, len(judged.steps)))):
-        refuse_explained(scheduler, sides[0][1], asked[0])
+        refuse_explained(scheduler, (replace(asked[0], dump=(), run=0), judged), (asked[0], before))
         return _flaky(scheduler, history.info(parent), differs, judged, before)
     refuse_changed_world(
         scheduler, [(short(parent), sides[0], before), (f"{short(commit)} {info.subject}", sides[1], after)]
@@ -267,15 +269,15 @@ def _by_exit_code(scheduler: Scheduler, info: PointInfo, interval: Interval) -> 
     scheduler.say(f"confirming {short(info.commit)} {info.subject}: running it and its parent once more")
     steps, points = scheduler.case.steps, (info.commit, parent)
     firsts = [Request(point, steps, stage="confirmation") for point in points]
-    asked = [at_itself(scheduler, replace(first, run=1)) for first in firsts]
+    asked = [scheduler.prober.at_itself(replace(first, run=1)) for first in firsts]
     answers = scheduler.ask(*asked)
     codes = [answer.code for answer in answers if isinstance(answer, Code)]
     flaky = len(codes) < len(answers) or codes[0] == 0 or codes[1] != 0
     if flaky:
-        for first, again in zip(firsts, asked, strict=True):
-            said = [scheduler.known(request) for request in (first, again)]
-            if len({answer.code == 0 for answer in said if isinstance(answer, Code)}) == 2:
-                refuse_explained(scheduler, first, again)
+        for first, again, answer in zip(firsts, asked, answers, strict=True):
+            before = scheduler.known(first)
+            if isinstance(before, Code) and isinstance(answer, Code) and (before.code == 0) != (answer.code == 0):
+                refuse_explained(scheduler, (first, before), (again, answer))
     else:
         named = zip(points, zip(asked, firsts, strict=True), answers, strict=True)
         refuse_changed_world(scheduler, [(short(point), requests, answer) for point, requests, answer in named])

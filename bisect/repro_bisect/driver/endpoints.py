@@ -247,7 +247,8 @@ class Endpoints:
         """
         if noise := differ_twice(baseline, again, "GOOD", asked):
             good = self.scheduler.history.good
-            refuse_explained(self.scheduler, Request(good, asked), Request(good, asked, run=1))
+            requests = Request(good, asked), Request(good, asked, run=1)
+            refuse_explained(self.scheduler, (requests[0], baseline), (requests[1], again))
             self.noise = f"two replays of GOOD differ at {noise}"
         return self.noise is not None
 

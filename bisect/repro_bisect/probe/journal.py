@@ -131,8 +131,12 @@ class Journal:
         return entry
 
     def unused_run(self, key: str) -> int:
-        """A number of no replay of a key, whoever made it."""
-        return 1 + max((run for known, run in self._entries if known == key), default=_RESERVED)
+        """A number of no replay of a key, whoever made it, and that no search asks for by itself."""
+        return 1 + max([_RESERVED, *self.runs(key)])
+
+    def runs(self, key: str) -> list[int]:
+        """The numbers of a key's finished probes."""
+        return sorted(run for known, run in list(self._entries) if known == key)  # other threads add to them
 
     def trace_path(self, entry: Entry) -> Path:
         """Where the trace of a probe lies: below the journal, or where its entry says, if that is a whole path."""

@@ -109,6 +109,7 @@ class Prober:
         self._seen = {case.digest: (identity, executor.surroundings(case))}
         self._known_around: dict[int, tuple[Case, tuple[str, ...]]] = {}  # a case is held, so that no other gets its id
         self.cost = Cost()
+        self._unkept: dict[tuple[str, int], Made] = {}
         self._first = {self.key(history.good): first} if first else {}
 
     def probe(
@@ -290,14 +291,28 @@ class Prober:
         return None if tree is None else self._known(self.key(asked.point, asked.start), asked)
 
     def made(self, asked: Request) -> Made | None:
-        """Where and by which search the answer to a request was made; None where it is not journalled."""
+        """Where and by which search the answer to a request was made; None where that is not known."""
+        if self._history.tree(asked.point) is None:
+            return None
         key = self.key(asked.point, asked.start)
         entry = None if asked.run == 0 and key in self._first else self._journal.find(key, asked.run)
-        return Made(entry.commit, entry.search) if entry else None
+        return Made(entry.commit, entry.search) if entry else self._unkept.get((key, asked.run))
 
     def anew(self, asked: Request) -> Request:
-        """The same as a replay that nobody has made."""
+        """The same as a replay that nobody has made; the point has code."""
         return replace(asked, run=self._journal.unused_run(self.key(asked.point, asked.start)))
+
+    def at_itself(self, asked: Request) -> Request:
+        """The same as a replay of the point's own commit, and of no other one with the same key."""
+        commit, made = self._history.commit(asked.point), self.made(asked)
+        if made is None or made.commit == commit:
+            return asked
+        for run in self._journal.runs(self.key(asked.point, asked.start)):
+            again = replace(asked, run=run)
+            own = self.made(again)
+            if run > asked.run and own and own.commit == commit and self.known(again) is not None:
+                return again
+        return self.anew(asked)
 
     def reuse(self) -> None:
         """Count an answer that `known` gave, and that was used."""
@@ -434,6 +449,7 @@ class Prober:
             self.search,
         )  # fmt: skip
         if name and _size(trace / "dumps") > _DUMPED:  # for this bisect only
+            self._unkept[key, asked.run] = Made(commit, self.search)
             return trace.rename(self._scratch / f"dumped-{name}")
         case = self._case(asked.point)
         outside, then = self._outside[case.digest]

@@ -269,9 +269,26 @@ def measures_time(name: str) -> bool:
 
 _LEARNT = re.compile(r"\b(?:memory|mem|speed) (?:loss|rewards?|return|kl|acc|accuracy)$")
 """What is learnt, and measures no machine."""
-_MACHINE = re.compile(r"pid|ppid|tid|ports?|date|wall|fps|sps|qps|rps|wps|ups|dt|rss|uptime|gb|mib|gib|watts?|joules")
-_BYTES = {"rss", "ram", "gpu", "cpu", "cuda", "heap", "host", "disk", "peak", "used", "free", "allocated", "reserved"}
-"""Words before `mb`, which elsewhere is a mini-batch."""
+_MACHINE = re.compile(
+    r"pid|ppid|tid|ports?|date|wall|fps|sps|qps|rps|wps|ups|dt|rss|uptime|mb|gb|mib|gib|watts?|joules"
+)
+_OF_BATCHES = {
+    "loss",
+    "kl",
+    "reward",
+    "rewards",
+    "return",
+    "acc",
+    "accuracy",
+    "entropy",
+    "ratio",
+    "clip",
+    "clipfrac",
+    "advantage",
+    "norm",
+    "std",
+}
+"""Words before `mb` for a mini-batch, which elsewhere are megabytes."""
 _TAKEN = {
     "step",
     "gen",
@@ -295,9 +312,10 @@ def of_the_machine(name: str) -> bool:
     CleanRL's `SPS` are steps per second. Lightning's `v_num` counts the runs of a folder.
     """
     *_, before, last = ["", "", *words_of(name)]
-    if last in ("mb", "s"):
-        return before in (_BYTES if last == "mb" else _TAKEN)
-    return (before, last) == ("v", "num") or bool(_MACHINE.fullmatch(last))
+    if last == "s":
+        return before in _TAKEN
+    minibatch = last == "mb" and bool(_OF_BATCHES.intersection(words_of(name)))
+    return (before, last) == ("v", "num") or (bool(_MACHINE.fullmatch(last)) and not minibatch)
 
 
 _DAY = 86_400.0

@@ -19,7 +19,7 @@ from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.extras import require
 from repro_golden.base.processes import StandstillError, output_of, tree_of
 from repro_golden.repository.git import Git
-from repro_golden.store.pulled import check_pulled, drop_damaged, is_whole, lacking, object_of
+from repro_golden.store.pulled import check_pulled, drop_damaged, elsewhere, is_whole, lacking, object_of
 
 __all__ = ["Dvc"]
 
@@ -108,8 +108,9 @@ class Dvc:
             for blob in damaged:
                 blob.unlink(missing_ok=True)
             message = self._push(here)
+            damaged = self._lacking_there(here)
         states = json.loads(self.run("status", "--cloud", "--json", *self._relative(pointers)) or "{}")
-        missing = [*self._lacking_there(here), *sorted(name for name, state in states.items() if state == "new")]
+        missing = [*damaged, *sorted(name for name, state in states.items() if state == "new")]
         for pointer in lost:
             name = self._relative([pointer.with_suffix("")])[0]
             its = {state for key, state in states.items() if key == name or key.startswith(f"{name}/")}
@@ -139,7 +140,7 @@ class Dvc:
         cache = self._cache()
         lost = [pointer for pointer in pointers if lacking(pointer, cache)]
         for pointer in lost:
-            drop_damaged(pointer, cache)
+            drop_damaged(pointer, cache, in_place=False)
         if whole := [pointer for pointer in lost if is_whole(pointer)]:
             self.run("commit", "--force", "--quiet", *self._relative(whole))
         return [pointer for pointer in lost if pointer not in whole]
@@ -152,7 +153,7 @@ class Dvc:
         folder, cache = self._remote_folder(), self._cache()
         if folder is None:
             return []
-        found = {pointer: lacking(pointer, folder, cache) for pointer in pointers}
+        found = {pointer: lacking(pointer, folder, cache) for pointer in pointers if not elsewhere(pointer)}
         return sorted(
             {blob for pointer, blobs in found.items() if blobs for blob in (*blobs, object_of(pointer, folder))}
         )

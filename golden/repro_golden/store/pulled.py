@@ -14,11 +14,12 @@ from typing import Any
 from repro_golden.base.canonical import parse_json
 from repro_golden.base.errors import ReproError
 
-__all__ = ["check_pulled", "drop_damaged", "file_md5", "is_whole", "lacking", "object_of", "pointed_md5"]
+__all__ = ["check_pulled", "drop_damaged", "elsewhere", "file_md5", "is_whole", "lacking", "object_of", "pointed_md5"]
 
 _OUT = re.compile(r"^\s*-?\s*md5:\s*([0-9a-f]{32}(?:\.dir)?)\s*$", re.MULTILINE)
 _HASH = re.compile(r"^\s*hash:\s*md5\s*$", re.MULTILINE)
 """Pointers of DVC 2 have none: there text files were hashed with other line ends."""
+_REMOTE = re.compile(r"^\s*-?\s*remote:\s*\S", re.MULTILINE)
 _SUFFIX = ".dir"
 
 
@@ -30,6 +31,14 @@ def pointed_md5(pointer: Path) -> str | None:
         return None
     matches = _OUT.findall(text)
     return matches[0] if len(matches) == 1 and _HASH.search(text) else None
+
+
+def elsewhere(pointer: Path) -> bool:
+    """Whether a pointer names the remote that its content goes to."""
+    try:
+        return bool(_REMOTE.search(pointer.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return False
 
 
 def file_md5(path: Path) -> str:
@@ -118,12 +127,13 @@ def check_pulled(root: Path, pointer: Path, cache: Path) -> None:
             raise _corrupt(root, path, target)
 
 
-def drop_damaged(pointer: Path, cache: Path) -> None:
+def drop_damaged(pointer: Path, cache: Path, *, in_place: bool = True) -> None:
     """Remove what is damaged in DVC's cache of a pointer's content, and the same bytes where DVC put them in place.
 
     Args:
         pointer: The ``.dvc`` file.
         cache: DVC's cache.
+        in_place: Whether DVC has just put them there; else they may be the user's own, of which a link is in the cache.
     """
     expected = pointed_md5(pointer)
     files = {} if expected is None else {pointer.with_suffix(""): expected}
@@ -139,7 +149,7 @@ def drop_damaged(pointer: Path, cache: Path) -> None:
         blob = _object(cache, md5)
         if _differs(blob, md5):
             inside = path.resolve().is_relative_to(pointer.with_suffix("").resolve())  # a list may name any place
-            if inside and path.is_file() and file_md5(path) == file_md5(blob):
+            if in_place and inside and path.is_file() and file_md5(path) == file_md5(blob):
                 path.unlink()
             blob.unlink()
 

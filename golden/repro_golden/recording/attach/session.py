@@ -24,10 +24,11 @@ import repro_golden
 from repro_golden.base.clean import one_line
 from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import measure
-from repro_golden.recording.attach.alive.beside import Beside, unreadable
+from repro_golden.recording.attach.alive.beside import Beside
 from repro_golden.recording.attach.alive.generators import states
 from repro_golden.recording.attach.alive.names import Names
 from repro_golden.recording.attach.alive.parts import any_quantized, any_wrappers, of_parts
+from repro_golden.recording.attach.alive.readable import unreadable
 from repro_golden.recording.attach.alive.readings import TIMES, Held, Reading, learning_rates
 from repro_golden.recording.attach.by_hand import ByHand
 from repro_golden.recording.attach.by_identity import ByIdentity

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import operator
 import sys
 import weakref
 from collections import Counter
@@ -23,10 +22,12 @@ from repro_golden.recording.attach.alive.copies import CopyTest, Owned, shapes_o
 from repro_golden.recording.attach.alive.module_plan import ModulePlan, Part, Root
 from repro_golden.recording.attach.alive.names import modules_of, walk
 from repro_golden.recording.attach.alive.reached import Reached, is_tensor
+from repro_golden.recording.attach.alive.readable import all_readable, is_packed, unreadable
 from repro_golden.recording.attach.alive.readings import Places, Reading, Tensors, is_leaf
 from repro_golden.recording.attach.alive.variables import names_of, of_type, variables
+from repro_golden.recording.attach.by_identity import ByIdentity
 
-__all__ = ["Beside", "unreadable"]
+__all__ = ["Beside"]
 
 _WIDE = 4
 """How many times as many tensors as there are parameters a container may have that is tested at every step."""
@@ -53,6 +54,9 @@ class Beside:
         self.unread: dict[str, str] = {}
         self._roots: list[Root] = []
         self._plan = ModulePlan()
+        self._searched = ByIdentity[bool]()
+        self._led: set[str] = set()
+        self._new: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
         self._packed: dict[str, str] = {}
         self._held: set[int] = set()
         self._copies: list[tuple[str, Any]] = []
@@ -258,11 +262,14 @@ class Beside:
             parts = list(walk(root, "", None, set()))
             stepped = any(id(p) in self._held for _, module, _ in parts for p in module._parameters.values())
             holders = [Part(weakref.ref(m), path, config) for path, m, config in parts if m._parameters or m._buffers]
+            for _, module, _ in parts:
+                self._searched.put(module, True)
             if holders:
                 roots.append((root, stepped, holders))
-            if any(_is_packed(module) for _, module, _ in parts):
+            if any(is_packed(module) for _, module, _ in parts):
                 packed.append(root)
         self._packed = {f"module/{name}": "its weights are packed" for name, _ in self._called.of(packed, "")}
+        self._led, self._new = set(), []
         alone = sum(stepped for _, stepped, _ in roots) == 1
         names = self._called.of([root for root, _, _ in roots], "")
         self._plan = ModulePlan()
@@ -275,21 +282,36 @@ class Beside:
         self._roots = [root for _, root in sorted(named, key=lambda pair: pair[0])]
 
     def _find_networks(self) -> None:
-        """Take modules that variables lead to and that no search has met; they have become rare."""
+        """Take modules that variables lead to and that no search has met, which have become rare.
+
+        Each has the name that leads to it now, and is one no more when none does.
+        """
         if not self.changed:
             return
-        known = {id(module) for root in self._roots for part in root.parts if (module := part.module()) is not None}
-        there = [(module, list(walk(module, "", None, set()))) for ref in self._reached.networks if (module := ref())]
-        for network, parts in sorted(there, key=lambda pair: -len(pair[1])):  # what holds others comes before them
+        met = [(name, network) for name, ref in self._reached.networks if (network := ref()) is not None]
+        new = [(name, network) for name, network in met if self._searched.get(network) is None]
+        if len(new) == len(self._new) and all(
+            a == c and ref() is b for (a, b), (c, ref) in zip(new, self._new, strict=True)
+        ):
+            return
+        self._new = [(name, weakref.ref(network)) for name, network in new]
+        searched = [root for root in self._roots if root.name not in self._led]
+        alive = [root for root in searched if any(part.module() is not None for part in root.parts)]
+        known = {id(module) for root in alive for part in root.parts if (module := part.module()) is not None}
+        self._roots, self._led = alive, set()
+        there = [(name, network, list(walk(network, "", None, set()))) for name, network in new]
+        for name, network, parts in sorted(there, key=lambda each: -len(each[2])):  # what holds others comes first
             holders = [Part(weakref.ref(m), path, config) for path, m, config in parts if m._parameters or m._buffers]
-            if not holders or known.issuperset(id(part.module()) for part in holders):
+            if known.issuperset(id(part.module()) for part in holders):
+                if not any(id(module) in known for _, module, _ in parts):
+                    self._searched.put(network, True)  # it has nothing, and is not walked through again
                 continue
             known |= {id(module) for _, module, _ in parts}
-            ((name, _),) = self._called.of([network], "")
             stepped = any(id(p) in self._held for _, module, _ in parts for p in module._parameters.values())
-            alive = [root for root in self._roots if any(part.module() is not None for part in root.parts)]
-            self._roots = [*alive, Root(unused(name, [(root.name, root) for root in alive]), stepped, holders)]
-            self._plan = ModulePlan()
+            called = unused(name, [(root.name, root) for root in self._roots])
+            self._roots.append(Root(called, stepped, holders))
+            self._led.add(called)
+        self._plan = ModulePlan()
 
     def _find_leaves(self, tensors: Iterable[torch.Tensor], owned: set[int], trained: set[int]) -> None:
         before = [leaf() for _, leaf in self._leaves]
@@ -378,6 +400,11 @@ class Beside:
         return Owned.of(modules, optimizers, parameters)
 
 
+def _is_pair(a: tuple[str, Any], b: tuple[str, Any]) -> bool:
+    """Whether two names are the same, and of the same object."""
+    return a[0] == b[0] and a[1] is b[1]
+
+
 class _Alive(NamedTuple):
     """What the garbage collector knows of, as far as it matters here: some hundred thousand objects are looked at.
 
@@ -459,51 +486,3 @@ class _Called:
     def _known(self, item: Any) -> str | None:
         referent, name = self._names.get(id(item), (lambda: None, None))
         return name if referent() is item else None
-
-
-def _is_packed(module: torch.nn.Module) -> bool:
-    """Whether its weights are no tensors of Python's: quantized, or constants of a frozen graph."""
-    if any(type(value) is torch.ScriptObject for value in vars(module).values()):
-        return True
-    frozen = isinstance(module, torch.jit.ScriptModule)
-    return frozen and next(itertools.chain(module.parameters(), module.buffers()), None) is None
-
-
-_DEVICES = {"cpu", "cuda"}
-_device, _layout, _is_nested = map(operator.attrgetter, ("device", "layout", "is_nested"))
-
-
-def unreadable(tensor: torch.Tensor) -> str:
-    """Why a tensor has no bytes that can be read; '' where it has."""
-    local = False
-    if type(tensor) not in PLAIN_TENSORS:
-        if isinstance(tensor, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
-            return "its shape is not known yet"
-        local = hasattr(tensor, "to_local")
-        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not local:
-            return f"it is a {type(tensor).__name__}"
-    if tensor.device.type not in _DEVICES:
-        return f"it is on {tensor.device.type}"
-    if tensor.is_nested:
-        return "it is nested"
-    if tensor.layout != torch.strided:
-        return f"its layout is {str(tensor.layout).removeprefix('torch.')}"
-    try:
-        gone = not local and tensor.numel() and not tensor.untyped_storage().nbytes()
-    except RuntimeError:  # what stands for a tensor in a transform
-        return "it stands for one while torch traces a function"
-    return "its memory was given back" if gone else ""
-
-
-def all_readable(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether `unreadable` has nothing against any, seen at once; where it is False, each must be asked."""
-    try:
-        return (
-            set(map(type, tensors)).issubset(PLAIN_TENSORS)
-            and not any(map(_is_nested, tensors))
-            and set(map(_layout, tensors)) <= {torch.strided}
-            and {device.type for device in set(map(_device, tensors))} <= _DEVICES
-            and all(map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors)))
-        )
-    except RuntimeError:  # what stands for a tensor in `vmap` shows no memory, also where it has no elements
-        return False

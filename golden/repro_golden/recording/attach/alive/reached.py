@@ -35,13 +35,14 @@ class Reached:
 
     Attributes:
         modules: Names of the modules whose code the frames were in at the last look before the end.
-        networks: Torch's modules that the last look came by, but for parts of others, the nearest first.
+        networks: Torch's modules that the last look came by, but for parts of others, the nearest first, each with a
+            name: of two that are equally near, the one with the shorter, or in the alphabet the first.
     """
 
     def __init__(self) -> None:
         self._kinds: dict[type, int] = {}
         self.modules: set[str] = set()
-        self.networks: list[weakref.ref[torch.nn.Module]] = []
+        self.networks: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
 
     def containers(self, *, end: bool = False) -> list[tuple[str, Any]]:
         """Mappings and lists whose first value is a tensor, each with its name, those with a short way first.
@@ -62,10 +63,15 @@ class Reached:
                 break
             here: dict[int, tuple[str, Any]] = {}
             holders: list[tuple[int, Any]] = []
+            modules: dict[int, tuple[str, Any]] = {}
             for name, value in level:
                 kind = self._kinds.get(type(value))
                 if kind is None:
                     kind = self._decide(type(value))
+                if kind == _MODULE and id(value) in modules:
+                    modules[id(value)] = min(
+                        modules[id(value)], (name, value), key=lambda pair: (len(pair[0]), pair[0])
+                    )
                 if kind == _NOTHING or id(value) in seen:
                     continue
                 if kind in (_LIST, _MAPPING):
@@ -77,10 +83,11 @@ class Reached:
                     if kind == _LIST or not _may_hold(value):
                         continue
                 if kind == _MODULE:
-                    self.networks.append(weakref.ref(value))
+                    modules[id(value)] = name, value
                 seen.add(id(value))
                 holders.append((kind, value))
             containers += here.values()
+            self.networks += [(name, weakref.ref(module)) for name, module in modules.values()]
             seen |= here.keys()
             if depth + 1 < _DEPTH:
                 level = [pair for kind, holder in holders for pair in _held(kind, holder)]

@@ -27,8 +27,8 @@ import torch
 
 from repro_golden.base.audit import hear
 from repro_golden.base.printed import is_clock, measures_time
-from repro_golden.recording.attach.alive.beside import unreadable
 from repro_golden.recording.attach.alive.parts import of_parts
+from repro_golden.recording.attach.alive.readable import unreadable
 from repro_golden.recording.attach.alive.readings import Tensors, everything, folded
 from repro_golden.recording.attach.standing_in import stand_in
 

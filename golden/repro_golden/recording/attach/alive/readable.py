@@ -1,0 +1,61 @@
+"""What of a program's tensors and modules can be read, and why the rest cannot."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Sequence
+
+import torch
+
+from repro_golden.fingerprint.kinds import PLAIN_TENSORS
+
+__all__ = ["all_readable", "is_packed", "unreadable"]
+
+
+def is_packed(module: torch.nn.Module) -> bool:
+    """Whether its weights are no tensors of Python's: quantized, or constants of a frozen graph."""
+    if any(type(value) is torch.ScriptObject for value in vars(module).values()):
+        return True
+    frozen = isinstance(module, torch.jit.ScriptModule)
+    return frozen and next(itertools.chain(module.parameters(), module.buffers()), None) is None
+
+
+_DEVICES = {"cpu", "cuda"}
+_device, _layout, _is_nested = map(operator.attrgetter, ("device", "layout", "is_nested"))
+
+
+def unreadable(tensor: torch.Tensor) -> str:
+    """Why a tensor has no bytes that can be read; '' where it has."""
+    local = False
+    if type(tensor) not in PLAIN_TENSORS:
+        if isinstance(tensor, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
+            return "its shape is not known yet"
+        local = hasattr(tensor, "to_local")
+        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not local:
+            return f"it is a {type(tensor).__name__}"
+    if tensor.device.type not in _DEVICES:
+        return f"it is on {tensor.device.type}"
+    if tensor.is_nested:
+        return "it is nested"
+    if tensor.layout != torch.strided:
+        return f"its layout is {str(tensor.layout).removeprefix('torch.')}"
+    try:
+        gone = not local and tensor.numel() and not tensor.untyped_storage().nbytes()
+    except RuntimeError:  # what stands for a tensor in a transform
+        return "it stands for one while torch traces a function"
+    return "its memory was given back" if gone else ""
+
+
+def all_readable(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether `unreadable` has nothing against any, seen at once; where it is False, each must be asked."""
+    try:
+        return (
+            set(map(type, tensors)).issubset(PLAIN_TENSORS)
+            and not any(map(_is_nested, tensors))
+            and set(map(_layout, tensors)) <= {torch.strided}
+            and {device.type for device in set(map(_device, tensors))} <= _DEVICES
+            and all(map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors)))
+        )
+    except RuntimeError:  # what stands for a tensor in `vmap` shows no memory, also where it has no elements
+        return False
