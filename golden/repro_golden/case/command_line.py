@@ -100,8 +100,8 @@ class CommandLine:
         Raises:
             ReproError: a word names a file of the folder that it was given in, and it is run in the root.
         """
-        self._refuse_other_folder(root)
         python, command = self._python(root)
+        _refuse_other_folder(root, command)
         return "\n".join([
             "[case]", f"name = {json.dumps(name)}", f"steps = {self.steps or steps or OPEN_END}", "",
             "[subject]", 'kind = "command"', f"command = {json.dumps(shlex.join(command))}", *python,
@@ -131,16 +131,6 @@ class CommandLine:
         location = path.relative_to(root) if path.is_relative_to(root) else path
         return [f"python = {json.dumps(str(location))}"], argv
 
-    def _refuse_other_folder(self, root: Path) -> None:
-        here = Path.cwd()
-        for at, word in enumerate(self.words if here != root and here.is_relative_to(root) else ()):
-            named = word and not Path(word).is_absolute() and (at or os.sep in word) and (here / word).is_file()
-            if named and not ((root / word).exists() and (root / word).samefile(here / word)):
-                raise ReproError(
-                    f"a command runs in the root of its checkout, {root}, where {word} is not this file: "
-                    f"write {os.path.relpath(here / word, root)}"
-                )
-
     def _linked(self, root: Path) -> list[str]:
         """What is linked, relative to the root.
 
@@ -167,3 +157,15 @@ def _search_path(root: Path) -> list[str]:
         path = Path(os.path.normpath(Path.cwd() / entry))
         entries.append(str(path.relative_to(root)) if path.is_relative_to(root) else str(path))
     return [f"env = {{ PYTHONPATH = {json.dumps(os.pathsep.join(entries))} }}"] if entries else []
+
+
+def _refuse_other_folder(root: Path, command: Sequence[str]) -> None:
+    """See that no word names a file of the folder that a command is given in, where it means another in the root."""
+    here = Path.cwd()
+    for word in command[1:] if here != root and here.is_relative_to(root) else ():
+        there = word and not Path(word).is_absolute() and (here / word).is_file()
+        if there and not ((root / word).exists() and (root / word).samefile(here / word)):
+            raise ReproError(
+                f"a command runs in the root of its checkout, {root}, where {word} is not this file: "
+                f"write {os.path.relpath(here / word, root)}"
+            )
