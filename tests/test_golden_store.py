@@ -162,7 +162,7 @@ def test_every_file_is_compared_with_the_pointer(tracked: Repo) -> None:
 @pytest.mark.whole
 @pytest.mark.parametrize("where", ["remote", "cache"])
 def test_a_pull_refuses_what_is_not_what_was_pushed(tracked: Repo, where: str) -> None:
-    """A flipped byte in the remote or the cache, of which DVC says nothing, is one line; its cure is one."""
+    """A flipped byte in the remote, of which DVC says nothing, is one line with a cure; in the cache it is mended."""
     pointer, dvc, cache = tracked.root / "kept.dvc", Dvc(tracked.root), tracked.root / ".dvc" / "cache"
     if where == "cache":
         dvc.pull(pointer)
@@ -171,13 +171,13 @@ def test_a_pull_refuses_what_is_not_what_was_pushed(tracked: Repo, where: str) -
     broken = next(p for p in base.rglob("*") if p.is_file() and p.suffix != ".dir")
     whole = broken.read_bytes()
     flip(broken)
-    with pytest.raises(ReproError, match="is not what its pointer stands for") as refused:
-        dvc.pull(pointer)
     if where == "remote":
+        with pytest.raises(ReproError, match="is not what its pointer stands for") as refused:
+            dvc.pull(pointer)
         broken.write_bytes(whole)
-    cure = re.search(r"`(rm -r [^`]*)`", str(refused.value))
-    assert cure is not None
-    subprocess.run(cure[1], shell=True, cwd=tracked.root, check=True)  # noqa: S602 - what the message says
+        cure = re.search(r"`(rm -r [^`]*)`", str(refused.value))
+        assert cure is not None
+        subprocess.run(cure[1], shell=True, cwd=tracked.root, check=True)  # noqa: S602 - what the message says
     dvc.pull(pointer)
     assert (tracked.root / "kept" / "run.json").read_text() == "content of run.json"
 

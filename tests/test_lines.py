@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers.trainer_callback import PrinterCallback, TrainerState
 
-from repro_golden.base.printed import Lines, listen, measures_time, metrics_of
+from repro_golden.base.machine_numbers import measures_time
+from repro_golden.base.printed import Lines, listen, metrics_of
 
 INTS = st.integers() | st.sampled_from([2**53 + 1, -(2**63), 10**308, 10**309])
 NUMBERS = st.floats() | st.sampled_from([-0.0, math.nan, math.inf, 5e-324]) | INTS

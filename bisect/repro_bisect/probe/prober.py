@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from repro_bisect.axes.axis import Axis, short
 from repro_bisect.predicates.predicates import Exit, Own, Predicate, first_violation
@@ -18,7 +18,8 @@ from repro_bisect.probe.answers import Answer, Code, Recording, Skip
 from repro_bisect.probe.cost import Bill, Cost, Stage
 from repro_bisect.probe.executors import Executor, Outcome, Signal, State, Task
 from repro_bisect.probe.journal import Entry, Journal, around, probe_key
-from repro_bisect.probe.request import Request
+from repro_bisect.probe.reasons import MOVED, depends_on_the_question, reason_of
+from repro_bisect.probe.request import Made, Request
 from repro_golden.base.canonical import digest
 from repro_golden.base.clean import without_colours
 from repro_golden.base.errors import ReproError
@@ -31,12 +32,8 @@ from repro_golden.subjects import identity_of
 from repro_golden.subjects.surroundings import changed_since, outside_of
 from repro_golden.trace import Trace, dump_path
 
-__all__ = ["Made", "Prober"]
+__all__ = ["Prober"]
 
-_OUT_OF_TIME = "runs out of time"
-_CRASHES = "crashes at step"
-_UNRECORDED = "is not recorded whole from step"
-_MOVED = "has other numbers in another recording"
 _DUMPED = 64 << 20
 """Bytes of whole tensors and of operations that a probe in the journal may have."""
 _CODES = 128
@@ -45,18 +42,6 @@ _CODES = 128
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Is told how many steps are made, and of how many at most."""
-
-
-class Made(NamedTuple):
-    """Where an answer comes from.
-
-    Attributes:
-        commit: The commit that was replayed: the asked one, or one with the same key.
-        search: The search that did; "" where that was not kept.
-    """
-
-    commit: str
-    search: str
 
 
 class Prober:
@@ -216,7 +201,7 @@ class Prober:
         made = len(trace.steps) if trace else 0
         self._charge(asked.stage, made, seconds)
         if outcome.failure and not (trace and asked.partial):
-            return Skip(_reason(outcome.failure))
+            return Skip(reason_of(outcome.failure))
         streams = recordings.streams_of(folder)
         if trace is None or not any(record.step == steps[0] for record in trace.steps):
             return Skip(f"it ends before step {steps[0]}")
@@ -251,7 +236,7 @@ class Prober:
         for recording in made:
             if recording.key:
                 with self._lock:
-                    entry = Entry(recording.key, recording.run, "", _MOVED, 0, 0.0, "", search=self.search)
+                    entry = Entry(recording.key, recording.run, "", MOVED, 0, 0.0, "", search=self.search)
                     self._journal.add(entry, None)
 
     def _operations_key(
@@ -360,9 +345,12 @@ class Prober:
         entry = self._journal.find(key, asked.run)
         if entry is None:
             return None
-        if entry.skip:  # time, and a crash at a later step, depend on the question
-            again = entry.skip.startswith((_OUT_OF_TIME, _CRASHES, _UNRECORDED, _MOVED))
-            return None if again else Skip(without_colours(entry.skip), diagnosis=entry.diagnosis)
+        if entry.skip:
+            return (
+                None
+                if depends_on_the_question(entry.skip)
+                else Skip(without_colours(entry.skip), diagnosis=entry.diagnosis)
+            )
         if entry.code is not None:
             return Code(entry.code)
         try:
@@ -392,7 +380,7 @@ class Prober:
         with scratch_folder(self._scratch, "probe") as folder:
             outcome = self._run(task, folder, cancel, progress)
             trace = _trace(folder / "trace")
-            reason = _reason(outcome.failure) if outcome.failure else ""
+            reason = reason_of(outcome.failure) if outcome.failure else ""
             if reason and trace and (asked.partial or (not asked.start and self._violates(trace, asked))):
                 reason = ""  # it crashed only after its numbers had moved
             if asked.keep and not outcome.failure:
@@ -497,21 +485,6 @@ def _trace(folder: Path) -> Trace | None:
 
 def _unready(outcome: Outcome) -> bool:
     return outcome.failure is not None and outcome.failure.stage in ("load", "start", "step")
-
-
-def _reason(failure: ChildFailure) -> str:
-    """Why a commit is skipped."""
-    what = {
-        "import": "does not import",
-        "contract": "offers another contract",
-        "build": "does not build the trainer",
-        "load": "does not load the state",
-        "start": "crashes before its first update",
-        "step": f"{_CRASHES} {failure.step}",
-        "record": f"{_UNRECORDED} {failure.step}",
-        "timeout": _OUT_OF_TIME,
-    }[failure.stage]
-    return without_colours(f"{what}: {failure.message}")
 
 
 def _ended_itself(trace: Trace) -> bool:

@@ -1,16 +1,17 @@
-"""What is asked of a probe."""
+"""What is asked of a probe, and where an answer comes from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from repro_bisect.probe.cost import Stage
 from repro_bisect.probe.executors import Signal, State
 from repro_golden.trace import Trace
 
-__all__ = ["Request"]
+__all__ = ["Made", "Request"]
 
 
 @dataclass(frozen=True)
@@ -46,3 +47,15 @@ class Request:
     def whole(self) -> bool:
         """Whether every step is wanted."""
         return self.full or bool(self.dump)
+
+
+class Made(NamedTuple):
+    """Where an answer comes from.
+
+    Attributes:
+        commit: The commit that was replayed: the asked one, or one with the same key.
+        search: The search that did; "" where that was not kept.
+    """
+
+    commit: str
+    search: str

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import re
 
-from repro_golden.base.printed import CALL, NUMBER, bare, numbers, words_of
+from repro_golden.base.machine_numbers import words_of
+from repro_golden.base.printed import CALL, NUMBER, bare, numbers
 
 __all__ = ["in_text", "is_bar", "shown_in"]
 

@@ -84,7 +84,7 @@ def hook(session: Any) -> None:
         if torch.compiler.is_compiling():
             return backward(*args, **kwargs)
         if session.has_optimizer:
-            session.passed_back()
+            session.backwards += 1
             return backward(*args, **kwargs)
         if not depth.value:
             session.end_by_hand()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fnmatch
 import multiprocessing.util
 import re
 import sys
@@ -28,7 +27,7 @@ from repro_golden.recording.attach.alive.beside import Beside
 from repro_golden.recording.attach.alive.generators import states
 from repro_golden.recording.attach.alive.names import Names
 from repro_golden.recording.attach.alive.parts import any_quantized, any_wrappers, of_parts
-from repro_golden.recording.attach.alive.readable import unreadable
+from repro_golden.recording.attach.alive.readable import readable
 from repro_golden.recording.attach.alive.readings import TIMES, Held, Reading, learning_rates
 from repro_golden.recording.attach.by_hand import ByHand
 from repro_golden.recording.attach.by_identity import ByIdentity
@@ -41,7 +40,7 @@ from repro_golden.recording.attach.written.files import Files
 from repro_golden.recording.attach.written.metrics import Metrics, writable
 from repro_golden.recording.attach.written.raw import SHOWN, as_metric
 from repro_golden.recording.attach.written.records import Records, tap
-from repro_golden.trace.families import FAMILIES, UNREAD
+from repro_golden.trace.families import UNREAD
 
 __all__ = ["Session"]
 
@@ -58,6 +57,7 @@ class Session:
         around: What is alive beside the optimizers.
         has_optimizer: Whether an optimizer of torch's was ever made.
         ends: Each takes the last line of a stream, which may have no end.
+        backwards: Backward passes, in a program with optimizers, since the last step of one.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -69,9 +69,8 @@ class Session:
         self.around = Beside()
         self.has_optimizer = False
         self.ends: list[Callable[[], None]] = []
-        self._ignored = [glob for glob in settings.ignore if glob.partition("/")[0] in FAMILIES]
         self._reset()
-        self._files = Files(settings.out, lambda noted: self._records.note(noted), self._is_ignored)
+        self._files = Files(settings.out, lambda noted: self._records.note(noted), settings.ignores)
         repro_golden._sink, repro_golden._settle = self.observe, self.settle
         atexit.register(self._close)
 
@@ -100,7 +99,7 @@ class Session:
         self._turns = Turns()
         self._hand: ByHand | None = None
         self._after: Any = None
-        self._backwards = 0
+        self.backwards = 0
 
     def forked(self) -> None:
         """In the child of a fork: a recording of its own, from its next step on."""
@@ -137,28 +136,11 @@ class Session:
         try:
             self._take(phase, name, reading.tensors, reading.places)
         except (ReproError, RuntimeError):
-            left = reading if whole else self._readable(name, reading)
+            left = reading if whole else readable(name, reading, self._gone)
             if len(left.tensors) == len(reading.tensors):
                 raise
             if left.tensors:
                 self._take(phase, name, left.tensors, left.places)
-
-    def _readable(self, name: str, reading: Reading) -> Reading:
-        """What of a reading has bytes; of the rest it is noted why not."""
-        why = {key: said for key, tensor in reading.tensors.items() if (said := unreadable(tensor))}
-        self._gone |= {f"{name}{key}": said for key, said in why.items()}
-        left = {key: tensor for key, tensor in reading.tensors.items() if key not in why}
-        return Reading(left, {key: place for key, place in reading.places.items() if key in left})
-
-    def _wanted(self, prefix: str, reading: Reading) -> Reading:
-        """What nobody asked to ignore."""
-        if not self._ignored:
-            return reading
-        names = [n for n in reading.tensors if not self._is_ignored(prefix + n)]
-        return Reading({n: reading.tensors[n] for n in names}, reading.places)
-
-    def _is_ignored(self, name: str) -> bool:
-        return any(fnmatch.fnmatchcase(name, glob) for glob in self._ignored)
 
     def _beside(self, *, end: bool = False) -> Iterator[tuple[str, Reading]]:
         """What is read beside the optimizers, by the prefix of its names."""
@@ -169,15 +151,15 @@ class Session:
             yield prefix, self._wanted(prefix, reading)
         yield "rng/", self._wanted("rng/", Reading(states(seeded=True), {}))
 
-    def saved(self, path: str, value: Any) -> None:
-        """The program has written a file: it belongs to the step that has ended, or else to the first one."""
-        if self.settings.record:
-            self._saved(path, value)
+    def _wanted(self, prefix: str, reading: Reading) -> Reading:
+        return reading.but(lambda name: self.settings.ignores(prefix + name)) if self.settings.ignore else reading
 
     @harmless
     @without_collection
-    def _saved(self, path: str, value: Any) -> None:
-        self._files.take(path, value, recording=self._records.opened, own=self._turns.own())
+    def saved(self, path: str, value: Any) -> None:
+        """The program has written a file: it belongs to the step that has ended, or else to the first one."""
+        if self.settings.record:
+            self._files.take(path, value, recording=self._records.opened, own=self._turns.own())
 
     def _late(self) -> Any:
         """Takes what belongs to the step that is held back."""
@@ -202,10 +184,7 @@ class Session:
         if self.operations is not None:
             self.operations.observed(phase, name, value)
         if self.settings.perturbation or self.settings.dump:
-            for key, tensor in (value if isinstance(value, Mapping) else {"": value}).items():
-                if isinstance(tensor, torch.Tensor):
-                    at = (self._step, phase, name + key)
-                    tap(self.settings, at, tensor, whole=key not in (places or ()))
+            tap(self.settings, (self._step, phase, name), value, places or ())
         self._signals.take(phase, name, value, places or None)
 
     # -- steps
@@ -300,7 +279,7 @@ class Session:
         self._began = now
         self._flush()  # another thread's, which ended while this one was made
         logged = self._metrics.end()
-        self._backwards = 0
+        self.backwards = 0
         for optimizer in optimizers:
             if id(optimizer) not in self._met:  # a wrapper that does not say before what it makes step
                 self._label(optimizer)
@@ -342,10 +321,6 @@ class Session:
             self._take("update", "skipped", 1.0)
         for prefix, reading in self._beside(end=end):
             self._read("update", prefix, reading, whole=False)
-
-    def passed_back(self) -> None:
-        """A backward pass of a program with optimizers: one of them steps, or what it does with it is not seen."""
-        self._backwards += 1
 
     def begin_by_hand(self, given: Mapping[int, tuple[torch.Tensor, torch.Tensor]] | None = None) -> None:
         """A backward pass has ended in a program without an optimizer: what it does next is a step.
@@ -417,7 +392,7 @@ class Session:
             for name, value in late.items():
                 step.add(metric_row("loss", name, value))
             for row in self._files.rows():
-                if not self._is_ignored(row.name):
+                if not self.settings.ignores(row.name):
                     step.add(row)
             after, self._after = self._after, None
             if after is not None:
@@ -460,7 +435,7 @@ class Session:
         """
         try:
             for prefix, reading in list(self._ending()):
-                tensors = self._readable(prefix, reading).tensors
+                tensors = readable(prefix, reading, self._gone).tensors
                 if tensors:
                     parts = of_parts(tensors, prefix, self.around.unread)
                     self._late().take("update", f"end/{prefix}", parts, reading.places or None)
@@ -501,11 +476,11 @@ class Session:
         self._flush()
         if self.settings.terminal:
             self._records.log.put(".terminal", terminal(self._final, self._first, self._logged))
-        end = {"steps": self._step, "stopped": stopped, "ignored": sorted({*self._metrics.ignored, *TIMES})}
         unread = self.around.unread | self._files.unread | self._gone | (self._hand.unread if self._hand else {})
-        if self._backwards and not stopped:
-            unread[f"{self._backwards} backward passes after the last step"] = "no optimizer made a step of them"
-        end["unread"] = dict(sorted(unread.items()))
+        if self.backwards and not stopped:
+            unread[f"{self.backwards} backward passes after the last step"] = "no optimizer made a step of them"
+        ignored = sorted({*self._metrics.ignored, *TIMES})
+        end = {"steps": self._step, "stopped": stopped, "ignored": ignored, "unread": dict(sorted(unread.items()))}
         end |= {"modules": loaded(), "places": places(self.settings.place, self._main)}
         self._records.log.put(".end", end | {"spent": measure(self._seconds)})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -60,6 +62,16 @@ class Settings:
     def state_after(self, step: int) -> bool:
         """Whether optimizer state is read after a step, counted from the first that the process makes."""
         return state_after(self.signals, self.first + step)
+
+    def ignores(self, name: str) -> bool:
+        """Whether nobody wants a signal of what lives beside the optimizers, or of a file."""
+        return any(fnmatch.fnmatchcase(name, glob) for glob in self._no_metrics)
+
+    @functools.cached_property
+    def _no_metrics(self) -> list[str]:
+        from repro_golden.trace.families import FAMILIES
+
+        return [glob for glob in self.ignore if glob.partition("/")[0] in FAMILIES]
 
     def to_text(self) -> str:
         """The variable's value."""

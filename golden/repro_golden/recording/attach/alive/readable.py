@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import torch
 
 from repro_golden.fingerprint.kinds import PLAIN_TENSORS
+from repro_golden.recording.attach.alive.readings import Reading
 
-__all__ = ["all_readable", "is_packed", "unreadable"]
+__all__ = ["all_readable", "is_packed", "readable", "unreadable"]
 
 
 def is_packed(module: torch.nn.Module) -> bool:
@@ -59,3 +60,10 @@ def all_readable(tensors: Sequence[torch.Tensor]) -> bool:
         )
     except RuntimeError:  # what stands for a tensor in `vmap` shows no memory, also where it has no elements
         return False
+
+
+def readable(prefix: str, reading: Reading, unread: dict[str, str]) -> Reading:
+    """What of a reading has bytes; why the rest has none is added to `unread`, by whole names."""
+    why = {name: said for name, tensor in reading.tensors.items() if (said := unreadable(tensor))}
+    unread |= {f"{prefix}{name}": said for name, said in why.items()}
+    return reading.but(why.__contains__)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.modules import module as modules
 
-from repro_golden.base.printed import is_clock, measures_time
+from repro_golden.base.machine_numbers import is_clock, measures_time
 from repro_golden.fingerprint.placement import Part, Placement, whole
 from repro_golden.recording.attach.alive import megatron
 from repro_golden.recording.attach.alive.megatron import Main, is_copy
@@ -44,6 +44,12 @@ class Reading(NamedTuple):
 
     tensors: Tensors
     places: Places
+
+    def but(self, leave_out: Callable[[str], bool]) -> Reading:
+        """The same without the tensors of some names."""
+        names = [name for name in self.tensors if not leave_out(name)]
+        places = {name: self.places[name] for name in names if name in self.places}
+        return Reading({name: self.tensors[name] for name in names}, places)
 
 
 class Held:

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -111,15 +111,22 @@ def dump(out: str, at: Sequence[Any], tensor: torch.Tensor, rank: int) -> None:
     part.replace(path)
 
 
-def tap(settings: Settings, at: tuple[int, str, str], tensor: torch.Tensor, *, whole: bool) -> None:
-    """Perturb or dump, where this is the signal that is meant. What no rank has whole is not dumped.
+def tap(settings: Settings, at: tuple[int, str, str], value: Any, parts: Container[str]) -> None:
+    """Perturb or dump, where one of these is the signal that is meant. What no rank has whole is not dumped.
 
     Args:
         settings: What is asked for.
         at: Step, phase and name.
-        tensor: The signal.
-        whole: Whether this rank has all of it.
+        value: The signal, or a mapping of what is added to the name to signals.
+        parts: Those of which this rank has a part.
     """
+    step, phase, name = at
+    for key, tensor in (value if isinstance(value, Mapping) else {"": value}).items():
+        if isinstance(tensor, torch.Tensor):
+            _tap(settings, (step, phase, name + key), tensor, whole=key not in parts)
+
+
+def _tap(settings: Settings, at: tuple[int, str, str], tensor: torch.Tensor, *, whole: bool) -> None:
     from repro_golden.recording.attach.process import place_of
 
     step, phase, name = at

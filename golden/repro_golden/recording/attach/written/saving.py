@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from repro_golden.base.audit import hear
-from repro_golden.base.printed import is_clock, measures_time
+from repro_golden.base.machine_numbers import is_clock, measures_time
 from repro_golden.recording.attach.alive.parts import of_parts
 from repro_golden.recording.attach.alive.readable import unreadable
 from repro_golden.recording.attach.alive.readings import Tensors, everything, folded

@@ -1,0 +1,34 @@
+"""Why a commit is skipped, in words that the journal keeps."""
+
+from __future__ import annotations
+
+from repro_golden.base.clean import without_colours
+from repro_golden.replay.children import ChildFailure
+
+__all__ = ["MOVED", "depends_on_the_question", "reason_of"]
+
+_OUT_OF_TIME = "runs out of time"
+_CRASHES = "crashes at step"
+_UNRECORDED = "is not recorded whole from step"
+MOVED = "has other numbers in another recording"
+"""Of a recording that is to be made anew."""
+
+
+def reason_of(failure: ChildFailure) -> str:
+    """The reason that a failure is, with what the child said."""
+    what = {
+        "import": "does not import",
+        "contract": "offers another contract",
+        "build": "does not build the trainer",
+        "load": "does not load the state",
+        "start": "crashes before its first update",
+        "step": f"{_CRASHES} {failure.step}",
+        "record": f"{_UNRECORDED} {failure.step}",
+        "timeout": _OUT_OF_TIME,
+    }[failure.stage]
+    return without_colours(f"{what}: {failure.message}")
+
+
+def depends_on_the_question(reason: str) -> bool:
+    """Whether another number of steps may have another answer: it takes other time, or ends before a crash."""
+    return reason.startswith((_OUT_OF_TIME, _CRASHES, _UNRECORDED, MOVED))
