@@ -123,8 +123,10 @@ def confirm(
     (its_parent, itself, *more), recorded = _replays(scheduler, asked, straight)
     after = trace_of(itself, "the culprit")
     before = interval.baseline if isinstance(its_parent, Skip) else trace_of(its_parent, "its parent")
-    if parent == interval.good or isinstance(its_parent, Skip):
-        sides[0] = [*sides[0][:1], *(replace(sides[0][1], point=interval.good, run=run) for run in (0, 1))]
+    stands_in = interval.good if isinstance(its_parent, Skip) else parent
+    if stands_in == interval.good:
+        of_good = [replace(sides[0][1], point=interval.good, run=run) for run in (0, 1)]
+        sides[0] = of_good if isinstance(its_parent, Skip) else [sides[0][0], *of_good]
     last = trace_of(more[0], "BAD") if of_bad else last if others and last else after
     if tested.one_step and not (range_search.shortcut and range_search.shortcut.same(first, after)):
         return None
@@ -136,7 +138,7 @@ def confirm(
         refuse_explained(scheduler, (replace(asked[0], dump=(), run=0), judged), (asked[0], before))
         return _flaky(scheduler, history.info(parent), differs, judged, before)
     refuse_changed_world(
-        scheduler, [(short(parent), sides[0], before), (f"{short(commit)} {info.subject}", sides[1], after)]
+        scheduler, [(short(stands_in), sides[0], before), (f"{short(commit)} {info.subject}", sides[1], after)]
     )
     if isinstance(predicate, Bitwise):
         moved = first_violation(predicate, before, after)
