@@ -77,6 +77,9 @@ def test_what_the_remote_alone_has_is_there(kept: Kept) -> None:
     shutil.rmtree(kept.cache)
     shutil.rmtree(kept.run)
     assert kept.dvc.push(kept.pointer) == "Everything is up to date."
+    next(p for p in (kept.remote / "files").rglob("*") if p.is_file() and p.suffix != ".dir").unlink()
+    with pytest.raises(MachineFailureError, match="its remote has not all of it"):  # its list is there all the same
+        kept.dvc.push(kept.pointer)
 
 
 def test_no_cure_throws_away_what_differs(kept: Kept) -> None:

@@ -60,7 +60,7 @@ _OF_BATCHES = {
     "norm",
     "std",
 }
-"""Words before `mb` for a mini-batch, which elsewhere are megabytes."""
+"""Words in a name that ends with `mb` for a mini-batch, and not for megabytes."""
 _TAKEN = {
     "step",
     "gen",

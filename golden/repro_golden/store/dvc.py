@@ -114,7 +114,7 @@ class Dvc:
         for pointer in lost:
             name = self._relative([pointer.with_suffix("")])[0]
             its = {state for key, state in states.items() if key == name or key.startswith(f"{name}/")}
-            if its != {"deleted"}:  # not here, and there
+            if its != {"deleted"} or self._lacking_there([pointer]):  # not here, and there
                 raise MachineFailureError(
                     f"DVC's cache has lost {name}, its remote has not all of it, and what lies here is not what its "
                     "pointer stands for: push it from another checkout that has it, or record it again"

@@ -68,7 +68,7 @@ def lacking(pointer: Path, store: Path, listed: Path | None = None) -> list[Path
     Args:
         pointer: The ``.dvc`` file.
         store: DVC's cache, or the folder of a remote.
-        listed: A cache that has its list of files; by default the store itself.
+        listed: A cache that may have its list of files, which else is looked for in the store itself.
 
     Returns:
         The places of these objects, the list first. Nothing of a pointer of another form.
@@ -76,8 +76,10 @@ def lacking(pointer: Path, store: Path, listed: Path | None = None) -> list[Path
     expected = pointed_md5(pointer)
     if expected is None:
         return []
-    listing, md5s = _object(listed or store, expected), [expected]
-    if expected.endswith(_SUFFIX) and _is(listing, expected):
+    md5s = [expected]
+    listings = [_object(folder, expected) for folder in (listed, store) if folder is not None]
+    listing = next((path for path in listings if _is(path, expected)), None)
+    if expected.endswith(_SUFFIX) and listing is not None:
         md5s += sorted({entry["md5"] for entry in parse_json(listing.read_bytes())})
     return [_object(store, md5) for md5 in md5s if not _is(_object(store, md5), md5)]
 
