@@ -22,7 +22,7 @@ from repro_bisect.axes.commits import History
 from repro_bisect.explain.source import read_diff
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.repository.checkout import find_checkout
-from repro_golden.repository.git import Git
+from repro_golden.repository.git import Git, state_of
 
 LATIN = os.fsdecode(b"caf\xe9.py")
 
@@ -148,6 +148,29 @@ def test_a_working_tree_under_any_settings(tmp_path: Path) -> None:
     (repo.root / "train.py").write_text("changed")
     assert checkout.place(command(".")).commit is None
     assert index.read_bytes() == before
+    assert ran() == []
+
+
+def test_the_state_of_a_folder_under_any_settings(tmp_path: Path) -> None:
+    """What a loaded package's code is, changes told apart, is the same whatever programs a user has git compare with."""
+    repo = start(tmp_path, case=None)
+    (repo.root / ".gitattributes").write_text("*.py filter=broken diff=shown\n")
+    head = repo.commit("One")
+
+    def read() -> list[str]:
+        told = []
+        for text in ("one", "two"):
+            (repo.root / "train.py").write_text(text)
+            told.append(state_of(repo.root))
+        return told
+
+    before = read()
+    ran = hostile(repo, tmp_path / "spy")
+    for name in ("textconv", "command"):
+        repo.git("config", f"diff.shown.{name}", str(tmp_path / "spy" / "external"))
+    assert read() == before
+    assert [told.partition("+")[0] for told in before] == [head, head]
+    assert len({head, *before}) == 3
     assert ran() == []
 
 

@@ -209,9 +209,10 @@ def holds(path: Path, oid: str) -> bool:
 def state_of(folder: Path) -> str:
     """The commit that a folder's code is of, and eight digits for what differs from it; '' outside of git."""
     git, other = Git(folder), dict.fromkeys(("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"))  # a hook's
+    by_bytes = ("--binary", "--no-ext-diff", "--no-textconv")
     try:
         commit = git("rev-parse", "HEAD", variables=other).decode().strip()
-        changes = git("diff", "HEAD", "--binary", "--", ".", variables=other)
+        changes = git.without_filters()("diff", "HEAD", *by_bytes, "--", ".", variables=other)
     except GitFailedError:
         return ""
     return commit + (f"+{hashlib.sha256(changes).hexdigest()[:8]}" if changes else "")
