@@ -117,6 +117,18 @@ def test_bounds_are_shown_where_they_hold_and_where_not(tmp_path: Path) -> None:
     assert "still left its bound (rtol 1, atol 0) at 4 of 4 steps, first at step 0." in lines
 
 
+def test_what_is_not_finite_and_has_no_bound_left_none(tmp_path: Path) -> None:
+    """NaN in HEAD alone moves a case whose bounds all hold: it is told as that, and no file passes."""
+    a = flat(3, loss=1.0, entropy=2.0)
+    moved = report(pair(tmp_path, a, with_step(1, a, entropy=NAN), {"loss": Bound(rtol=0.1)}))
+    assert moved.exit_code == 1
+    assert "numbers moved to what is not finite at step 1 in entropy (loss)" in pull_text(moved)
+    lines = [plain(line) for line in blocks_of(moved.results[0])[0].lines]
+    assert lines[-1] == "entropy is finite in BASE, not in HEAD, first at step 1; no bound of the case judges it."
+    suites = ElementTree.fromstring(junit(moved))
+    assert (suites.get("tests"), suites.get("failures")) == ("1", "1")
+
+
 def test_no_table_says_that_a_bound_holds_without_the_step_that_left_it(tmp_path: Path) -> None:
     """The step at which a relative bound was left need be neither the first, the worst nor the last that differs."""
     a = with_step(1, flat(4, loss=100.0), loss=1.0)

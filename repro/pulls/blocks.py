@@ -100,21 +100,24 @@ def _changes(culprits: Sequence[Culprit]) -> Iterator[Block]:
 def _first(result: PairResult) -> Block | None:
     """Where it begins, and how far it is there."""
     compared = result.compared
-    if compared is None or compared.drift.divergence is None:
+    if compared is None:
         return None
-    d = compared.drift.divergence
-    size = f": {d.magnitude}" if d.magnitude else ""
-    lines: list[Line] = [(said(f"First difference: step {d.step}, {d.phase}, "), code(d.name), said(" ("),
-                          quoted(d.detail), said(f"){size}."))]  # fmt: skip
-    if counts := ", ".join(f"{number} in {phase}" for phase, number in d.differing.items()):
-        lines.append((said(f"Signals that differ in that step: {counts}."),))
+    lines: list[Line] = []
+    if d := compared.drift.divergence:
+        size = f": {d.magnitude}" if d.magnitude else ""
+        lines.append((said(f"First difference: step {d.step}, {d.phase}, "), code(d.name), said(" ("),
+                      quoted(d.detail), said(f"){size}.")))  # fmt: skip
+        if counts := ", ".join(f"{number} in {phase}" for phase, number in d.differing.items()):
+            lines.append((said(f"Signals that differ in that step: {counts}."),))
     judges = judging(result)
     for metric, steps in moved_bounds(compared).items():
         bound = result.bounds.get(judges.get(metric, metric))
         how = f" (rtol {bound.rtol:g}, atol {bound.atol:g})" if bound else ""
         where = f" at {len(steps)} of {count(compared.drift.steps, 'step')}, first at step {steps[0]}."
         lines.append((code(metric), said(f" left its bound{how}{where}")))
-    return Block("", lines)
+    lines += [(code(v.signal), said(f" is {v.detail}, first at step {v.step}; no bound of the case judges it."))
+              for v in compared.violations if v.kind == "nonfinite"]  # fmt: skip
+    return Block("", lines) if lines else None
 
 
 def _notes(result: PairResult) -> Block | None:

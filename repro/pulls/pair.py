@@ -63,7 +63,7 @@ class Compared:
         verdict: ``identical`` bits; ``within`` the case's bounds; ``moved``; or ``flaky`` (`b` does not reproduce
             itself).
         drift: Sizes over all common steps.
-        violations: Where metrics left the case's bounds, in order.
+        violations: Where metrics left the case's bounds, in order; or else what of `b` alone is not finite first.
         plot_data: What plots show; None where all is equal.
         flaky: How two replays of `b` differ.
         mismatch: Between trainer and rollout engine on both sides; None where all is equal or the columns are not
@@ -116,7 +116,7 @@ def compare_traces(a: Trace, b: Trace, rule: Compare, *, dumped: tuple[Trace, Tr
         raise ReproError(f"what was trained agrees, but {why}, and the baseline's did not")
     bad = b.first_nonfinite()
     if bad and a.first_nonfinite() is None:
-        left = Divergence(bad.step, bad.phase or "loss", bad.name, "bound", "a value that is not finite is in no bound")
+        left = Divergence(bad.step, bad.phase or "loss", bad.name, "nonfinite", "finite in BASE, not in HEAD")
         return replace(compared, verdict="moved", violations=[left])
     return replace(compared, nonfinite=bad)
 

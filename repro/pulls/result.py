@@ -120,7 +120,7 @@ def summary(entries: Sequence[Entry]) -> str:
 def moved_bounds(compared: Compared) -> dict[str, list[int]]:
     """The steps at which each metric left its bound, by metric."""
     steps: dict[str, list[int]] = {}
-    for violation in compared.violations:
+    for violation in (v for v in compared.violations if v.kind == "bound"):
         steps.setdefault(violation.signal, []).append(violation.step)
     return steps
 
@@ -161,7 +161,8 @@ def verdict_line(entry: Entry) -> Line:
         return word, said(f": {how}"), *_who(entry)
     if compared.violations:
         first = compared.violations[0]
-        left = said(f" out of bounds at step {first.step} in "), code(first.signal)
+        how = "out of bounds" if first.kind == "bound" else "to what is not finite"
+        left = said(f" {how} at step {first.step} in "), code(first.signal)
         return word, *left, said(f" ({first.phase})"), *_who(entry)
     return word, said(" at"), *_where(compared), *_who(entry)
 

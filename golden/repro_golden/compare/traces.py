@@ -44,7 +44,7 @@ __all__ = [
     "violations",
 ]
 
-Kind = Literal["value", "dtype", "shape", "missing", "added", "bound"]
+Kind = Literal["value", "dtype", "shape", "missing", "added", "bound", "nonfinite"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Divergence:
         phase: input, forward, loss, grad or update.
         signal: The signal's name.
         kind: What differs: ``value``, ``dtype``, ``shape``; the signal is ``missing`` from b or ``added`` by it; or a
-            metric left its ``bound``.
+            metric left its ``bound``; or it is ``nonfinite`` in b alone, and no bound judges it.
         detail: The two sides, in words.
         magnitude: The size, where values were at hand.
         differing: How many signals of each phase of that step differ.
