@@ -16,7 +16,7 @@ from trace_kit import HEADER, kill
 from repro.nightly.baseline import Judgement, Tonight, baseline_of
 from repro.nightly.checks import run_to_run
 from repro.nightly.lineage import lineage, newest_green
-from repro.nightly.records import Baseline, Night, Status
+from repro.nightly.records import Baseline, Check, Night, Status
 from repro.nightly.trusted import summarise
 from repro_bisect.axes.commits import Commits
 from repro_bisect.driver.session import Options, session
@@ -220,11 +220,16 @@ def test_what_is_green_elsewhere_approves_nothing_here(tmp_path: Path) -> None:
     trace = made(tmp_path / "a", 1.0, 2.0)
     first = earlier(repo, trace, machine="m1", at="2026-01-01T00:00:00Z")
     kit.edit(repo, "lr=0.01", "lr=0.02", "Learn faster")
-    red = earlier(repo, trace, machine="m1", at="2026-01-02T00:00:00Z", status="changed", chain="x")
+    moved = [Check("run-to-run", "green", "two replays agree"), Check("baseline", "changed", "other bits")]
+    red = earlier(repo, trace, machine="m1", at="2026-01-02T00:00:00Z", status="changed", chain="x", checks=moved)
     there = earlier(repo, trace, machine="m2", at="2026-01-03T00:00:00Z")
     assert tonight(repo, trace, first, red, there).last_green == first
     assert tonight(repo, trace, first, red, there, machine="m3").last_green == there, "where it was never red it may"
-    again = replace(red, status="green", at="2026-01-04T00:00:00Z")
+    failed = replace(red, status="error", checks=[*moved, Check("threads=2", "error", "it could not be replayed")])
+    assert tonight(repo, trace, first, failed, there).last_green == first, "whatever else befell that night"
+    noise = replace(red, status="flaky", checks=[Check("run-to-run", "flaky", "two replays differ")])
+    assert tonight(repo, trace, first, red, noise, there).last_green == first, "noise after it has judged nothing"
+    again = earlier(repo, trace, machine="m1", at="2026-01-04T00:00:00Z")
     assert tonight(repo, trace, first, red, there, again).last_green == again, "what was red by mistake may turn green"
     assert tonight(repo, trace, first, there).last_green == first, "the commit may have moved this machine's alone"
     approve(repo, "m2")

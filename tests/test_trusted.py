@@ -133,6 +133,16 @@ def test_an_excursion_in_the_middle_is_seen() -> None:
     assert [j.place for j in judge_metrics({"loss": flat(1.0)}, seen(1, 1, 1), TABLE, {})] == ["last"]
 
 
+def test_a_bound_holds_for_whatever_tells_its_metric() -> None:
+    """Tonight's `loss#1` and `loss@0` may be as far as `loss`, as everywhere; `pass@1` beside `pass` is another."""
+    past = [{name: flat(1.0) for name in ("loss@0", "loss@1", "loss#1@0", "pass", "pass@1")}] * 3
+    bounds = {"loss": Bound(rtol=0.1), "pass": Bound(rtol=0.1)}
+    assert metrics_check(past[0] | {"loss@1": flat(1.05)}, past, TABLE, bounds).status == "green"
+    assert metrics_check(past[0] | {"loss@1": flat(1.15)}, past, TABLE, bounds).status == "changed"
+    assert metrics_check(past[0] | {"pass": flat(1.05)}, past, TABLE, bounds).status == "green"
+    assert metrics_check(past[0] | {"pass@1": flat(1.05)}, past, TABLE, bounds).status == "changed"
+
+
 def test_what_a_metrics_check_says() -> None:
     """Green, changed, too few, gone, new, none and NaN, each by its own word."""
     past = seen(1.0, 1.1, 0.9, 1.0)

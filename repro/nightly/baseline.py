@@ -95,14 +95,19 @@ class Tonight:
         return newest_green(own, self.past) or newest_green([n for n in exact if n.tree not in red], self.past)
 
     def _red(self) -> set[str]:
-        """Hashes of the code that this machine's last night of it, since the newest approval, judged to be changed."""
+        """Hashes of the code that this machine's last night to judge it, since the newest approval, found changed.
+
+        Whatever else befell that night. A night that was flaky or failed has judged nothing.
+        """
         identity = (self.machine, self.case.digest, self.rollouts)
-        last = {
-            night.tree: night.status
-            for night in self.nights
-            if (night.machine, night.key, night.rollouts) == identity and night.commit["commit"] in self.past.since
-        }
-        return {tree for tree, status in last.items() if status == "changed"}
+        red: set[str | None] = set()
+        for night in self.nights:
+            if (night.machine, night.key, night.rollouts) == identity and night.commit["commit"] in self.past.since:
+                if any(check.status == "changed" for check in night.checks):
+                    red.add(night.tree)
+                elif any((check.name, check.status) == ("baseline", "green") for check in night.checks):
+                    red.discard(night.tree)
+        return red
 
     def say(self, text: str) -> None:
         """A line of progress."""

@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Literal
 
 from repro.nightly.records import Baseline, Check, Night, Summary
+from repro_golden.base.observed import bounded
 from repro_golden.case.file import Bound
 from repro_golden.case.tables import NightlyTable
 
@@ -99,17 +100,19 @@ def judge_metrics(
         tonight: By name.
         history: Those of trusted nights, oldest first; the newest ``table.history`` count.
         table: By what to judge.
-        bounds: The case's, by metric.
+        bounds: The case's, by metric; each holds for whatever tells its metric (`bounded`).
     """
     judged = []
     nights = history[-table.history :]
+    judges = bounded(bounds, tonight)
     for name, summary in tonight.items():
         seen = [night[name] for night in nights if name in night]
         for place in _PLACES:
             if place != "last" and all(getattr(s, place) == s.last for s in (summary, *seen)):
                 continue  # it says what the last step says
             past = [getattr(s, place) for s in seen]
-            result = judge(getattr(summary, place), past, mads=table.mads, least=table.least, bound=bounds.get(name))
+            bound = bounds[judges[name]] if name in judges else None
+            result = judge(getattr(summary, place), past, mads=table.mads, least=table.least, bound=bound)
             judged.append(Judged(**{**vars(result), "metric": name, "place": place}))
     return judged
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from repro.report.pieces import Line, code, plain, quoted, said
 from repro.text import count
 from repro_bisect.axes.axis import short
 from repro_golden.base.canonical import encode_float
-from repro_golden.base.observed import tellings
+from repro_golden.base.observed import bounded
 
 __all__ = ["FORMAT", "WORDS", "Entry", "Failed", "PullReport", "judging", "moved_bounds", "summary", "verdict_line"]
 
@@ -126,17 +125,8 @@ def moved_bounds(compared: Compared) -> dict[str, list[int]]:
 
 
 def judging(result: PairResult) -> dict[str, str]:
-    """Which bound judges each metric that either side tells: ``loss`` also judges ``loss#1`` (`tellings`)."""
-    told = result.compared.drift.metrics if result.compared else {}
-    judges = {metric: metric for metric in result.bounds}
-    for name in told:
-        near = {other for other in (name, name.rpartition("@")[0]) if other in told}
-        for cut in re.finditer("[#@]", name) if name not in judges else ():
-            metric = name[: cut.start()]
-            if metric in result.bounds and name in tellings(metric, near):
-                judges[name] = metric
-                break
-    return judges
+    """Which bound judges each metric that either side tells: ``loss`` also judges ``loss#1`` (`bounded`)."""
+    return bounded(result.bounds, result.compared.drift.metrics if result.compared else ())
 
 
 def verdict_line(entry: Entry) -> Line:

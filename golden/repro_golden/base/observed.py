@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-__all__ = ["ALL_SIGNALS", "SIGNALS", "state_after", "tellings"]
+__all__ = ["ALL_SIGNALS", "SIGNALS", "bounded", "state_after", "tellings"]
 
 ALL_SIGNALS = "full"
 """Everything: the default."""
@@ -37,3 +37,13 @@ def tellings(metric: str, *sides: Collection[str]) -> list[str]:
         if match and (match[1] is None or any(name[: match.start(1)] not in side for side in sides)):
             names.append(name)
     return names
+
+
+def bounded(metrics: Collection[str], *sides: Collection[str]) -> dict[str, str]:
+    """By whose bound each name is judged that sides tell: that of its own, or of the metric that it is a telling of.
+
+    Args:
+        metrics: Those that have a bound.
+        sides: See `tellings`.
+    """
+    return {name: metric for metric in metrics for name in tellings(metric, *sides)} | {m: m for m in metrics}
