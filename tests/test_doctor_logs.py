@@ -281,6 +281,15 @@ def test_symptom_that_training_outlives_is_no_error(name: str, tmp_path: Path) -
     assert (first.severity or "error") == ("error" if name == "illegal-memory-access" else "warning")
 
 
+def test_a_pretraining_from_scratch_is_no_error(tmp_path: Path) -> None:
+    """Random weights are right where nothing samples rollouts; they are wrong where the launch or the log says so."""
+    failing, _ = CASES["checkpoint-random-init"]
+    plain = [line.partition("\x1b[0m ")[2] for line in failing]
+    for more, severity in (([], "note"), (arguments(rollout_batch_size=32), None)):
+        (only,) = found(read(tmp_path, [*more, *plain]), "checkpoint-random-init")["checkpoint-random-init"]
+        assert only.severity == severity
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-8-sig"])
 def test_a_log_is_read_in_the_encoding_it_begins_with(tmp_path: Path, encoding: str) -> None:
     """As PowerShell writes what it redirects; the line that is shown is the log's."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Repo
+from doctor_log_kit import actor, step, trace
 from examples_kit import at_most
 from foreign_kit import make_fork
 from hypothesis import given
@@ -125,6 +126,21 @@ def test_a_diagnosis_says_errors_and_not_what_the_verdict_says(tmp_path: Path) -
     log.write_text("E gcs_rpc_client.h:151: Failed to connect to GCS at address 10.0.0.1:6379 within 5 seconds.\n" * 9)
     told = diagnosis(log, "no end within 480 s")
     assert "no Ray cluster answers at 10.0.0.1:6379" in told and "`ray stop --force` removes" in told
+
+
+def test_a_diagnosis_names_what_came_first_and_what_a_run_can_die_of(tmp_path: Path) -> None:
+    """The rank that ran out of memory, not those that waited for it; and no fact of the start that steps followed."""
+    log, waits = tmp_path / "log", "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE)"
+    ran_out = trace("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total of 80")
+    log.write_text("\n".join([*(f"[rank0]: {line}" for line in ran_out), f"[rank1]:[E Process.cpp:6] [Rank 1] {waits}"]))
+    assert "oom-training" in diagnosis(log, "crashes at step 0: exit code -6")
+    fresh = [actor("WARNING: could not find the metadata file /ckpt/latest_checkpointed_iteration.txt "),
+             actor("    will not load any checkpoints and will start from random")]  # fmt: skip
+    failed = trace("TypeError: forward_step() missing 1 required positional argument: 'model'")
+    log.write_text("\n".join([*fresh, *failed]))
+    assert "checkpoint-random-init" in diagnosis(log)
+    log.write_text("\n".join([*fresh, step(0), *failed]))
+    assert diagnosis(log) == ""
 
 
 @at_most(60)

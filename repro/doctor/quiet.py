@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
+from repro_golden.base.checks import Certainty
 from repro_golden.base.errors import ReproError
 from repro_golden.base.extras import lacking
 
@@ -35,6 +37,7 @@ def diagnosis(log: Path, verdict: str = "") -> str:
     """
     if lacking("doctor"):
         return ""
+    from repro.doctor.artefacts.kinds import Series
     from repro.doctor.catalogue import catalogue, subject_of
     from repro.doctor.examine import examine
     from repro.doctor.logs import LOG
@@ -47,11 +50,17 @@ def diagnosis(log: Path, verdict: str = "") -> str:
         return ""
     rules = [rule.id for rule in catalogue().values() if subject_of(rule) == _OF_FAILURES]
     errors = [finding for finding in examine([seen], only=rules).of("error") if not _repeats(finding, verdict)]
+    series = [artefact for artefact in seen.artefacts if isinstance(artefact, Series)]
+    began = min((line for each in series for line in each.lines.values()), default=0)
+    # a run that made a step has not died of how it began
+    errors = [e for e in errors if e.certainty == "certain" or (e.where.line or math.inf) > began]
+    if not errors:
+        return ""
+    # the surest, and of those the first in the log: what dies of it on other ranks comes later
+    cause = min(errors, key=lambda e: (get_args(Certainty).index(e.certainty), e.where.line or math.inf))
     # the log goes with the probe: its line is evidence, its path is not
-    stripped = [
-        dataclasses.replace(finding, where=dataclasses.replace(finding.where, path="", line=None)) for finding in errors
-    ]
-    return "; ".join(brief(stripped[:1]))
+    stripped = dataclasses.replace(cause, where=dataclasses.replace(cause.where, path="", line=None))
+    return "; ".join(brief([stripped]))
 
 
 def _repeats(finding: Finding, verdict: str) -> bool:

@@ -140,13 +140,17 @@ _FILE = "could not find the metadata file "
     ),
     phrases=_SEEN,
 )
-def _checkpoint_random_init(log: Log) -> Iterator[Found]:
+def _checkpoint_random_init(log: Log, launch: Launch | None) -> Iterator[Found]:
     for hit in said(log, *_SEEN)[:1]:
         named = next((line.partition(_FILE)[2].strip() for line in reversed(above(log, hit, 5)) if _FILE in line), "")
         who = f" of {speaker(hit)}" if speaker(hit) else ""
+        trained = speaker(hit) or log.series.rollouts or argument("rollout_batch_size", launch, log)
         yield Found(
-            f"the model{who} starts from random weights" + (f": there is no {named[:200]}" if named else ""),
+            f"the model{who} starts from random weights"
+            + (f": there is no {named[:200]}" if named else "")
+            + ("" if trained else "; nothing here samples rollouts, and for pretraining from scratch that is right"),
             log.where(hit),
+            severity=None if trained else "note",
         )
 
 
