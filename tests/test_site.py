@@ -215,8 +215,16 @@ def test_culprits_are_listed_where_they_are_known(tmp_path: Path) -> None:
     assert f"{point(3).commit[:10]}</code> {point(3).subject}" in known and "stands where" in known
     span = case_page([before, after], tmp_path / "b")
     assert re.search(f'{point(1).commit[:10]}</code>\\s*\\.\\.<code class="commit">{point(4).commit[:10]}', span)
-    same = case_page([before, replace(after, commit=before.commit)], tmp_path / "c")
-    assert "without a new commit" in same
+    for n, same in enumerate((replace(after, commit=before.commit), replace(after, tree=before.tree))):
+        told = case_page([before, same], tmp_path / f"c{n}")
+        assert "the numbers moved without a change of its code" in told and "somewhere in" not in told
+    other = case_page([before, replace(after, commit=before.commit, key="other")], tmp_path / "d")
+    assert "the case, its rollouts or its number of steps changed" in other and "noise did" not in other
+    newer = replace(after, status="green", version="0.8.0")
+    told = case_page([before, newer], tmp_path / "e")
+    assert "repro was 0.7.0 before and is 0.8.0: chains are not compared" in told and "somewhere in" not in told
+    (moved,) = changes([before, replace(newer, status="changed")])
+    assert moved.kind == "numbers", "tonight's repro replayed both sides of what a check calls changed"
 
 
 # -- series

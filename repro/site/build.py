@@ -249,5 +249,5 @@ def _told(results: Results, group: Sequence[Change]) -> Mapping[str, Any]:
         "machines": [(member.night.machine, results.page_of(member.night), member.nights) for member in group],
         "commits": [culprit["commit"] for culprit in change.culprits],
         "texts": [(culprit.get("explanation") or {}).get("text", "") for culprit in change.culprits],
-        "same": change.span is not None and change.span[0] == change.span[1],
+        "same": change.span is not None and change.same_code,
     }

@@ -20,7 +20,8 @@ class Change:
         night: It.
         before: The last night of that machine with numbers of its own that reproduce; None where there is none.
         kind: ``numbers``: they differ from the night before; ``judged``: they do not, but a check says that they
-            changed; ``case``: what is run differs, so the numbers had to.
+            changed; ``case``: what is run differs, so the numbers had to; ``repro``: another version of repro wrote
+            them, which may observe other signals, and no check says that they changed.
         nights: How many nights of that machine kept the new numbers, this one included.
     """
 
@@ -37,9 +38,17 @@ class Change:
     @property
     def span(self) -> tuple[str, str] | None:
         """The last commit with the old numbers and the first with the new ones, where no search named any."""
-        if self.culprits or self.before is None:
+        if self.culprits or self.before is None or self.kind == "repro":
             return None
         return str(self.before.commit["commit"]), str(self.night.commit["commit"])
+
+    @property
+    def same_code(self) -> bool:
+        """Whether the numbers changed between nights of one commit, or of commits that have the same code."""
+        if self.before is None or self.kind in ("case", "repro"):
+            return False
+        a, b = self.before, self.night
+        return a.commit["commit"] == b.commit["commit"] or (a.tree == b.tree != "")
 
     @property
     def text(self) -> str:
@@ -48,6 +57,8 @@ class Change:
             return "the case, its rollouts or its number of steps changed"
         if self.kind == "judged":
             return "a check failed"
+        if self.kind == "repro" and self.before is not None:
+            return f"repro was {self.before.version} before and is {self.night.version}: chains are not compared"
         if self.night.status == "changed":
             return "the numbers moved"
         return f"other bits, judged {self.night.status}"
@@ -99,11 +110,13 @@ def _begins(nights: Sequence[Night]) -> Iterator[tuple[Night, Night | None, str]
             judged = judged or changed
             continue
         if before is not None and before.chain != night.chain:
-            yield night, before, "numbers" if _same_case(before, night) else "case"
+            yield night, before, _kind(before, night)
         elif changed and not judged:
             yield night, before, "judged"
         before, judged = night, changed
 
 
-def _same_case(a: Night, b: Night) -> bool:
-    return (a.key, a.rollouts, a.steps) == (b.key, b.rollouts, b.steps)
+def _kind(before: Night, night: Night) -> str:
+    if (before.key, before.rollouts, before.steps) != (night.key, night.rollouts, night.steps):
+        return "case"
+    return "repro" if before.version != night.version and night.status != "changed" else "numbers"

@@ -168,6 +168,8 @@ def _by(change: Change) -> str:
     commits = [culprit["commit"] for culprit in change.culprits]
     if commits:
         return "; ".join(f"{commit['commit'][:10]} {commit['subject']}" for commit in commits)
+    if change.span and change.same_code:
+        return f"{change.text} without a change of its code"
     if change.span:
         return f"{change.text}, {change.span[0][:10]}..{change.span[1][:10]}"
     return change.text
