@@ -8,6 +8,7 @@ from pathlib import Path
 from repro.doctor.artefacts.kinds import Launch, NotRead
 from repro.doctor.artefacts.launches.scripts import LAUNCH
 from repro.doctor.catalogue import catalogue, subject_of
+from repro.doctor.examine import found_by
 from repro_golden.base.checks import Finding, Rule
 
 BATCH = ("--rollout-batch-size 32", "--n-samples-per-prompt 8", "--global-batch-size 256")
@@ -55,4 +56,4 @@ def findings(name: str, *artefacts: object) -> Sequence[Finding]:
     """What a rule finds; what it could use beside and was not given is None."""
     one = rule(name)
     given = [*artefacts, *[None] * (len(one.inputs) + len(one.uses) - len(artefacts))]
-    return [Finding.of(one, finding) for finding in one.check(*given)]
+    return [Finding.of(one, finding) for finding in found_by(one, given)]

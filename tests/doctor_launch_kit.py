@@ -12,6 +12,7 @@ from findings_kit import as_read
 from repro.doctor.artefacts.kinds import Launch
 from repro.doctor.artefacts.launches.scripts import LAUNCH
 from repro.doctor.catalogue import catalogue, subject_of
+from repro.doctor.examine import found_by
 from repro_golden.base.checks import Found, Rule
 
 CLEAN: Mapping[str, str] = {
@@ -169,7 +170,7 @@ def tried(one: Rule, launch: Launch, *uses: object) -> list[Found]:
     more = (*uses, *[None] * (len(one.uses) - len(uses)))
     return [
         finding._replace(severity=finding.severity or one.severity, certainty=finding.certainty or one.certainty)
-        for finding in one.check(launch, *more)
+        for finding in found_by(one, (launch, *more))
     ]
 
 

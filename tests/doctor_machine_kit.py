@@ -13,6 +13,7 @@ from repro.doctor.artefacts.kinds import Golden, Launch, Machine
 from repro.doctor.artefacts.launches.scripts import LAUNCH
 from repro.doctor.artefacts.machine import FREEZE
 from repro.doctor.artefacts.traces import GOLDEN
+from repro.doctor.examine import found_by
 from repro_golden.base.checks import Finding, Rule
 from repro_golden.trace import Header, Trace, TraceWriter
 from repro_golden.trace.signals import metric_row
@@ -110,4 +111,4 @@ def golden(folder: Path, threads: int) -> Golden:
 
 def found(rule: Rule, *artefacts: object) -> list[Finding]:
     """What a rule says."""
-    return [Finding.of(rule, finding) for finding in rule.check(*artefacts)]
+    return [Finding.of(rule, finding) for finding in found_by(rule, artefacts)]

@@ -121,9 +121,9 @@ def night(case: str = "demo", *, number: int = 0, machine: str = MACHINES[0], at
     commit = asdict(point(number)) | {"parents": list(point(number).parents)}
     summary = Summary(0.5, 0.75, 0.25, 1.0, 0.6)
     made = Night(
-        case=case, machine=machine, at=at or f"2026-11-{1 + number:02d}T03:12:45Z", commit=commit, tree=point(number).commit[::-1],
-        key="k" * 32, rollouts="r" * 32, identity={"host": {}, "environment": {}, "layout": {}}, status="green",
-        steps=12,
+        case=case, machine=machine, at=at or f"2026-11-{1 + number:02d}T03:12:45Z", commit=commit,
+        tree=point(number).commit[::-1], key="k" * 32, rollouts="r" * 32,
+        identity={"host": {}, "environment": {}, "layout": {}}, status="green", steps=12,
         chain=digest("chain"), checks=[Check("run-to-run", "green", "two runs agree bit for bit")],
         baseline=Baseline("golden", point(0).commit, digest("chain")),
         metrics={"grad_norm": summary, "loss": summary}, kl={"k1": 0.0, "k3": 0.0},

@@ -122,6 +122,72 @@ def test_branches_that_only_a_shell_can_take_leave_what_is_sure(tmp_path: Path) 
     assert [flag.name for flag in read.given] == ["--tp", "--colocate", "--sft"]
 
 
+HOOKS = {
+    "an if": 'if [ "$DEBUG" = 1 ]; then MORE+=(--debug-rollout-only); fi',
+    "an and": '[ -n "$DEBUG" ] && MORE+=(--debug-rollout-only)',
+    "an option": "while [ $# -gt 0 ]; do case $1 in -d) MORE+=(--debug-rollout-only); shift;; *) shift;; esac; done",
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
+def test_a_branch_that_may_not_be_taken_silences_no_rule(tmp_path: Path, hook: str) -> None:
+    """What is wrong without a debugging hook is a possible warning; what is wrong either way stays an error."""
+    path = tmp_path / "run.sh"
+    faults = "--actor-num-nodes 1 --colocate --num-rollout 9 --rollout-batch-size 32 --n-samples-per-prompt 8"
+    faults += " --global-batch-size 300"
+    path.write_text(f"MORE=()\n{hook}\npython3 /root/slime/train.py {faults} ${{MORE[@]}}\n")
+    (found,) = (finding for finding in examine(look([path])).findings if finding.rule == "batch-invariant")
+    assert (found.severity, found.certainty) == ("warning", "possible")
+    assert found.message.endswith(" (where a branch of the script is not taken)")
+    assert examine(look([path])).of("error") == []
+    hook = hook.replace("--debug-rollout-only", "--seed 1")
+    path.write_text(f"MORE=()\n{hook}\npython3 /root/slime/train.py {faults} ${{MORE[@]}}\n")
+    (found,) = (finding for finding in examine(look([path])).findings if finding.rule == "batch-invariant")
+    assert (found.severity, found.certainty) == ("error", "certain")
+
+
+DOUBTED = {
+    "two hooks": (
+        'if [ "$A" ]; then M+=(--debug-rollout-only); fi\nif [ "$B" ]; then M+=(--debug-train-only); fi\n'
+        "python3 /root/slime/train.py --colocate ${M[@]}",
+        "debug-modes-exclusive",
+    ),
+    "a number": (
+        'if [ -n "$LARGE" ]; then N=1024; fi\npython3 /root/slime/train.py --colocate --num-rollout 9 '
+        "--actor-num-nodes 1 --rollout-batch-size 32 --n-samples-per-prompt 8 --global-batch-size ${N:-256}",
+        "batch-invariant",
+    ),
+    "a variable": (
+        'if [ "$FA" = 1 ]; then export NVTE_ALLOW_NONDETERMINISTIC_ALGO=1; fi\n'
+        "python3 /root/slime/train.py --colocate --num-rollout 9 --actor-num-nodes 1 --deterministic-mode",
+        "determinism-nvte",
+    ),
+}
+
+
+@pytest.mark.parametrize(("script", "rule"), DOUBTED.values(), ids=DOUBTED)
+def test_what_a_branch_may_do_is_no_error(tmp_path: Path, script: str, rule: str) -> None:
+    """Flags, numbers and variables of a branch that may not be taken: what they make wrong is possible."""
+    path = tmp_path / "run.sh"
+    path.write_text(f"{script}\n")
+    (found,) = (finding for finding in examine(look([path])).findings if finding.rule == rule)
+    assert (found.severity, found.certainty) == ("warning", "possible")
+    assert "(where a branch of the script is taken)" in found.message
+
+
+def test_a_python_launcher_is_no_error_and_no_all_clear(tmp_path: Path) -> None:
+    """Its branches need not run together, and one that may be passed by silences nothing."""
+    path = tmp_path / "launch.py"
+    flags = '"--colocate --rollout-batch-size 32 --n-samples-per-prompt 8 --global-batch-size 300 "'
+    path.write_text(
+        f"def main(mode):\n    train_args = {flags}\n    if mode == 'rollout':\n"
+        "        train_args += '--debug-rollout-only '\n    execute_train(train_args=train_args)\n"
+    )
+    (found,) = (finding for finding in examine(look([path])).findings if finding.rule == "batch-invariant")
+    assert (found.severity, found.certainty) == ("warning", "possible")
+    assert examine(look([path])).of("error") == []
+
+
 @pytest.mark.parametrize(
     ("command", "entry", "system"),
     [

@@ -132,7 +132,9 @@ def test_a_diagnosis_names_what_came_first_and_what_a_run_can_die_of(tmp_path: P
     """The rank that ran out of memory, not those that waited for it; and no fact of the start that steps followed."""
     log, waits = tmp_path / "log", "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE)"
     ran_out = trace("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total of 80")
-    log.write_text("\n".join([*(f"[rank0]: {line}" for line in ran_out), f"[rank1]:[E Process.cpp:6] [Rank 1] {waits}"]))
+    log.write_text(
+        "\n".join([*(f"[rank0]: {line}" for line in ran_out), f"[rank1]:[E Process.cpp:6] [Rank 1] {waits}"])
+    )
     assert "oom-training" in diagnosis(log, "crashes at step 0: exit code -6")
     fresh = [actor("WARNING: could not find the metadata file /ckpt/latest_checkpointed_iteration.txt "),
              actor("    will not load any checkpoints and will start from random")]  # fmt: skip

@@ -7,14 +7,16 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from repro.doctor.artefacts.kinds import Launch, NotRead
 from repro.doctor.catalogue import catalogue
+from repro.doctor.facts.launches import programmed
 from repro.doctor.recognise import Seen, recognise
 from repro_golden.base.checks import Finding, Found, Rule, Severity, Where
 from repro_golden.base.errors import ReproError
 
-__all__ = ["FAULT", "UNREADABLE", "Examination", "every_rule", "examine", "look"]
+__all__ = ["FAULT", "UNREADABLE", "Examination", "every_rule", "examine", "found_by", "look"]
 
 UNREADABLE = Rule(
     "unreadable", "What is corrupt, or cannot be read", (), "error", "certain",
@@ -152,12 +154,39 @@ def _starts(launch: Launch) -> str:
 def _tried(rule: Rule, arguments: tuple[object, ...]) -> Iterator[Finding]:
     """What a rule finds; a rule that fails is a finding about itself, and the others still speak."""
     try:
-        for result in rule.check(*arguments):
+        for result in found_by(rule, arguments):
             yield Finding.of(rule, result)
     except ReproError as error:
         yield Finding.of(UNREADABLE, Found(str(error), Where(item=rule.id)))
     except Exception as error:  # noqa: BLE001 - artefacts are anything at all; one rule must not silence the others
         yield Finding.of(FAULT, Found(f"{rule.id}: {type(error).__name__}: {error}"[:300], Where(item=rule.id)))
+
+
+def found_by(rule: Rule, arguments: Sequence[Any]) -> Iterator[Found]:
+    """What a rule says of artefacts, and no more surely than what they start is known.
+
+    A Python launcher's flags are those of all its branches, which need not run together. Of a script that starts one
+    thing or another, by branches that nobody can decide, both are looked at: what is wrong with one alone is possible.
+    """
+    launch = next((artefact for artefact in arguments[: len(rule.inputs)] if isinstance(artefact, Launch)), None)
+    results = list(rule.check(*arguments))
+    other = launch.otherwise if launch else None
+    others = list(rule.check(*(other if artefact is launch else artefact for artefact in arguments))) if other else []
+    for these, those, how in ((results, others, ""), (others, results, "not ")):
+        messages = {result.message for result in those}
+        for result in these:
+            if other is not None and result.message not in messages:
+                result = result._replace(message=f"{result.message} (where a branch of the script is {how}taken)")
+                yield _doubtful(rule, result)
+            elif these is results:
+                error = (result.severity or rule.severity) == "error"
+                yield _doubtful(rule, result) if error and launch and programmed(launch) else result
+
+
+def _doubtful(rule: Rule, result: Found) -> Found:
+    """The same as no more than possible: an error is a warning."""
+    severity = result.severity or rule.severity
+    return result._replace(severity="warning" if severity == "error" else severity, certainty="possible")
 
 
 def _distinct(artefacts: Sequence[object]) -> list[object]:

@@ -100,7 +100,7 @@ class Tonight:
         Whatever else befell that night. A night that was flaky or failed has judged nothing.
         """
         identity = (self.machine, self.case.digest, self.rollouts)
-        red: set[str | None] = set()
+        red: set[str] = set()
         for night in self.nights:
             if (night.machine, night.key, night.rollouts) == identity and night.commit["commit"] in self.past.since:
                 if any(check.status == "changed" for check in night.checks):

@@ -67,6 +67,8 @@ class Launch:
         commands: Other commands of the script, in order, as words.
         text: The script.
         missing: Files of its checkout that it sources and that are not there: where it does, the file as value.
+        otherwise: The same without what one branch alone sets, of which nobody knows whether it is taken; None where
+            that is no other launch.
     """
 
     path: Path
@@ -82,6 +84,7 @@ class Launch:
     commands: Sequence[tuple[str, ...]] = ()
     text: str = ""
     missing: Sequence[Where] = ()
+    otherwise: Launch | None = None
 
     @property
     def asynchronous(self) -> bool:

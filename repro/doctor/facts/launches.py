@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from repro.doctor.artefacts.kinds import Launch, Log, Variable
 from repro.doctor.artefacts.logs.lines import OutOfMemory, argument, goes_on, speaker
@@ -28,7 +25,6 @@ __all__ = [
     "severed",
     "sft",
     "size",
-    "tempered",
     "trains",
 ]
 
@@ -46,26 +42,6 @@ def programmed(launch: Launch) -> bool:
     and variables such as CUDA_DEVICE_MAX_CONNECTIONS.
     """
     return launch.path.suffix == ".py"
-
-
-def tempered(severity: Severity) -> Callable[[Callable[..., Iterable[Found]]], Callable[..., Iterator[Found]]]:
-    """For a rule's function: on launches that are `programmed`, an error is a warning, and nothing is certain.
-
-    Args:
-        severity: The rule's own, for what is found without one.
-    """
-
-    def around(check: Callable[..., Iterable[Found]]) -> Callable[..., Iterator[Found]]:
-        @functools.wraps(check)
-        def checked(launch: Launch, *more: Any) -> Iterator[Found]:
-            for result in check(launch, *more):
-                if programmed(launch) and (result.severity or severity) == "error":
-                    result = result._replace(severity="warning", certainty="possible")
-                yield result
-
-        return checked
-
-    return around
 
 
 def open_ended(launch: Launch) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -42,19 +43,25 @@ class Started(NamedTuple):
         words: The command, each word with its place.
         env: Variables for the Ray job.
         gpus: GPUs of each node that it starts Ray with; '' where it is not said.
+        line: Where the call stands.
+        doubted: Whether what it gets may be otherwise, since nobody knows which branches are taken.
     """
 
     words: list[tuple[str, Where]]
     env: dict[str, Variable]
     gpus: str
+    line: int
+    doubted: bool
 
 
-def started(text: str, path: Path) -> Started | None:
+def started(text: str, path: Path, *, taken: bool = True, line: int | None = None) -> Started | None:
     """The call of ``execute_train`` that gets the most flags.
 
     Args:
         text: The launcher.
         path: For the places of flags.
+        taken: Whether what one branch alone sets is taken.
+        line: Of the call that is meant; None for any.
 
     Returns:
         None where it is no Python, or calls it with nothing that can be read.
@@ -63,11 +70,11 @@ def started(text: str, path: Path) -> Started | None:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    walk = _Walk(tree)
+    walk = _Walk(tree, taken=taken)
     with contextlib.suppress(RecursionError, OverflowError):  # then: what was found until there
         walk.all()
     best: Started | None = None
-    for call in walk.calls:
+    for call in (call for call in walk.calls if line in (None, call.line)):
         placed = [(word, Where(str(path), line, word)) for word, line in _split(call.flags)]
         if any(word.startswith("--") for word, _ in placed) and (best is None or len(placed) >= len(best.words)):
             script = "".join(piece.text for piece in call.script) or "train.py"
@@ -76,7 +83,7 @@ def started(text: str, path: Path) -> Started | None:
                 name: Variable(_plain(value), "runtime-env", Where(str(path), _line(value), name, _plain(value)[:200]))
                 for name, value in call.env.items()
             }
-            best = Started(front + placed, env, call.gpus)
+            best = Started(front + placed, env, call.gpus, call.line, walk.doubted)
     return best
 
 
@@ -91,8 +98,10 @@ class _Call(NamedTuple):
 class _Walk:
     """One walk over a launcher's statements."""
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, *, taken: bool) -> None:
         self.calls: list[_Call] = []
+        self.doubted = False
+        self._taken = taken
         self._tree = tree
         self._functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         self._depth = 0
@@ -152,16 +161,24 @@ class _Walk:
         return False
 
     def _branches(self, node: ast.If | ast.Match, names: _Names) -> bool:
-        """Each by itself, from what was before; the last one that changed a name is taken."""
+        """Each by itself, from what was before; the last one that changed a name is taken.
+
+        In the other reading, not where one alone changed it and may be passed by.
+        """
         bodies = [node.body, node.orelse] if isinstance(node, ast.If) else [case.body for case in node.cases]
         changed: _Names = {}
+        counts: Counter[str] = Counter()
         ends = []
         for body in bodies:
             inner = dict(names)
             ends.append(bool(body) and self._block(body, inner))
             if not ends[-1]:
-                changed |= {name: value for name, value in inner.items() if names.get(name) is not value}
-        names |= changed
+                other = {name: value for name, value in inner.items() if names.get(name) is not value}
+                counts.update(other.keys())
+                changed |= other
+        doubted = {name for name in changed if counts[name] == 1} if ends.count(False) > 1 else set()
+        self.doubted = self.doubted or bool(doubted)
+        names |= {name: value for name, value in changed.items() if self._taken or name not in doubted}
         return all(ends)
 
     def _set(self, name: str, value: _Text | dict[str, _Text] | None, names: _Names) -> None:

@@ -6,17 +6,18 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repro.doctor.artefacts.kinds import Flag, Launch, NotRead, Reader, Variable
-from repro.doctor.artefacts.launches.python import started
+from repro.doctor.artefacts.launches.python import Started, started
 from repro.doctor.artefacts.launches.system import ENTRY, MODULE, of_trainer, system_of
 from repro_golden.base.checks import Where
 from repro_golden.base.errors import ReproError
 
 if TYPE_CHECKING:
-    from repro.doctor.artefacts.shell_scripts.script import Command, Setting
+    from repro.doctor.artefacts.shell_scripts.script import Command, Script, Setting
 
 __all__ = ["LAUNCH", "launch_of_argv", "launch_of_words", "read_launch"]
 
@@ -101,11 +102,21 @@ def _launches(path: Path, arguments: Sequence[str] | None) -> list[Launch | NotR
         call = started(text, path)
         if call is None:
             raise NoFlagsError(f"{path} gives execute_train no flags that can be read")
-        cluster = [("ray", "start", "--head", "--num-gpus", call.gpus)] if call.gpus else []
-        return [launch_of_words(path, call.words, text=text, env=call.env, commands=cluster, submitted=True)]
+        other = started(text, path, taken=False, line=call.line) if call.doubted else None
+        return [_also(_of_call(call, text, path), other and _of_call(other, text, path))]
     if path.suffix in _LISTS and not _SHEBANG.match(source):
         return [launch_of_words(path, _listed(text, path), text=text)]
     return _script(source, text, path, arguments)
+
+
+def _of_call(call: Started, text: str, path: Path) -> Launch:
+    cluster = [("ray", "start", "--head", "--num-gpus", call.gpus)] if call.gpus else []
+    return launch_of_words(path, call.words, text=text, env=call.env, commands=cluster, submitted=True)
+
+
+def _also(launch: Launch, other: Launch | None) -> Launch:
+    """A launch that may also be another, by the branches that are taken."""
+    return launch if other is None or other == launch else replace(launch, otherwise=other)
 
 
 def launch_of_argv(words: Sequence[str]) -> Launch:
@@ -143,6 +154,22 @@ def _script(source: bytes, text: str, path: Path, arguments: Sequence[str] | Non
     from repro.doctor.artefacts.shell_scripts.reading import read_script
 
     script = read_script(source, path, arguments)
+    started = _started_by(script, text, path)
+    launches: list[Launch | NotRead] = [launch for _, launch in started]
+    if script.doubted:
+        others = _started_by(read_script(source, path, arguments, taken=False), text, path)
+        launches = [_also(launch, next((o for at, o in others if at == place), None)) for place, launch in started]
+    if not launches and script.broken:
+        raise ReproError(f"{path} breaks off, or is no shell script: no command of it could be read")
+    if not launches:
+        launches.append(NotRead(path, "it starts no trainer: no command of it that could be read has flags"))
+    if script.cut:
+        launches.append(NotRead(path, f"reading it ended early ({script.cut}): what follows was not examined"))
+    return launches
+
+
+def _started_by(script: Script, text: str, path: Path) -> list[tuple[Where, Launch]]:
+    """What a script starts, that with the most flags first, and where the word stands that each begins with."""
     commands = [
         [(word.text, Where(word.path, word.line, item=word.text)) for word in command.words]
         for command in script.commands
@@ -153,28 +180,24 @@ def _script(source: bytes, text: str, path: Path, arguments: Sequence[str] | Non
         if count:
             ranked.append(((_entry(placed) is not None, count, number), command, placed))
     ranked.sort(key=lambda entry: entry[0], reverse=True)
-    launches: list[Launch | NotRead] = [
-        launch_of_words(
-            path,
-            placed,
-            text=text,
-            env={name: value for name, value in _exports(command).items() if value.origin != "unset"},
-            settings=[(setting.name, _variable(setting)) for setting in script.settings],
-            commands=[tuple(word for word, _ in other) for other in commands if other is not placed],
-            sources={str(path): text},
-            missing=[Where(word.path, word.line, "source", word.text) for word in script.missing],
+    return [
+        (
+            placed[0][1],
+            launch_of_words(
+                path,
+                placed,
+                text=text,
+                env={name: value for name, value in _exports(command).items() if value.origin != "unset"},
+                settings=[(setting.name, _variable(setting)) for setting in script.settings],
+                commands=[tuple(word for word, _ in other) for other in commands if other is not placed],
+                sources={str(path): text},
+                missing=[Where(word.path, word.line, "source", word.text) for word in script.missing],
+            ),
         )
         # beside what starts a trainer by its name, no other program's flags are a trainer's
         for number, ((named, _, _), command, placed) in enumerate(ranked)
         if named or number == 0
     ]
-    if not launches and script.broken:
-        raise ReproError(f"{path} breaks off, or is no shell script: no command of it could be read")
-    if not launches:
-        launches.append(NotRead(path, "it starts no trainer: no command of it that could be read has flags"))
-    if script.cut:
-        launches.append(NotRead(path, f"reading it ended early ({script.cut}): what follows was not examined"))
-    return launches
 
 
 def _exports(command: Command) -> dict[str, Variable]:

@@ -1,7 +1,8 @@
 """A shell script read as a shell would read it, without running anything: its commands, with the variables they get.
 
 Branches whose condition cannot be known are all read. A variable that they leave different is not known afterwards; of
-arrays, which hold flags, the last branch that changed them is taken.
+arrays, which hold flags, the last branch that changed them is taken. What one branch alone sets is there in one reading
+of the script, and not in another.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from tree_sitter import Language, Node, Parser
 from repro.doctor.artefacts.shell_scripts.conditions import holds
 from repro.doctor.artefacts.shell_scripts.script import (
     Command,
+    Merging,
     Script,
     Setting,
     Sources,
     handed_on,
     heredoc,
     is_shell,
-    merge,
     parts_of,
     reads_text,
     starts,
@@ -53,15 +54,16 @@ def _parser() -> Parser:
     return Parser(Language(tree_sitter_bash.language()))
 
 
-def read_script(source: bytes, path: Path, arguments: Sequence[str] | None = None) -> Script:
+def read_script(source: bytes, path: Path, arguments: Sequence[str] | None = None, *, taken: bool = True) -> Script:
     """Read a script.
 
     Args:
         source: The script.
         path: Where it lies: files that it sources are looked for beside and below it.
         arguments: What it is started with; None where that is not known.
+        taken: Whether what one branch alone sets is taken, where nobody knows whether a shell comes there.
     """
-    scope, reader = Scope(path), _Reader(path)
+    scope, reader = Scope(path), _Reader(path, taken=taken)
     if arguments is not None:
         scope.positional = [Word((Part(word),), "argv", 1) for word in arguments]
     scope.substitute = substitute
@@ -72,14 +74,16 @@ def read_script(source: bytes, path: Path, arguments: Sequence[str] | None = Non
         reader.uncalled(scope)
     except (BoundError, RecursionError) as error:
         reader.script.cut = str(error) or "too deep"
+    reader.script.doubted = reader.merging.doubted
     return reader.script
 
 
 class _Reader:
     """One walk over a script."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, taken: bool) -> None:
         self.script = Script()
+        self.merging = Merging(taken=taken)
         self._sources = Sources(path)
         self._exported: dict[str, Setting] = {}
         self._functions: dict[str, tuple[Node, Path, int]] = {}
@@ -238,12 +242,15 @@ class _Reader:
             return
         exported, ends = dict(self._exported), []
         after: list[tuple[Scope, dict[str, Setting]]] = []
+        alone = len([branch for branch in branches if branch is not _nothing]) == 1
         for branch in branches:
-            inner = scope.copy()
+            inner, count = scope.copy(), len(self.script.settings)
             self._exported = dict(exported)
             self._unsure += 1
             branch(inner)
             self._unsure -= 1
+            if alone and not self.merging.taken:
+                self.script.settings[count:] = [each for each in self.script.settings[count:] if each.prefix]
             ends.append(self._ended)
             if not self._ended:
                 after.append((inner, self._exported))
@@ -251,8 +258,8 @@ class _Reader:
         if not after:
             self._ended = ends[-1]
             return
-        self._exported = exported | {name: setting for _, had in after for name, setting in had.items()}
-        merge(scope, [inner for inner, _ in after])
+        self._exported = self.merging.exports(exported, [had for _, had in after])
+        self.merging.scopes(scope, [inner for inner, _ in after])
         for name, setting in self._exported.items():
             if setting.value is not None and name in scope.scalars:
                 self._exported[name] = replace(setting, value=scope.scalars[name].value)

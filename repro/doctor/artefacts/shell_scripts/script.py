@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from tree_sitter import Node
 
 from repro.doctor.artefacts.shell_scripts.values import Part, Scope, Value, Word, known, plain, text_of
 from repro.doctor.artefacts.shell_scripts.words import expand
 
-__all__ = ["Command", "Script", "Setting", "Sources", "heredoc", "merge", "parts_of", "starts", "substitute"]
+__all__ = ["Command", "Merging", "Script", "Setting", "Sources", "heredoc", "parts_of", "starts", "substitute"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Script:
         missing: Files near it that it sources and that are not there, with the word that names them.
         cut: Why reading stopped early; '' where it did not.
         broken: Whether something in it is no shell's.
+        doubted: Whether what is set may be otherwise, since nobody knows which branches a shell takes.
     """
 
     commands: list[Command] = field(default_factory=list)
@@ -65,6 +67,7 @@ class Script:
     missing: list[Word] = field(default_factory=list)
     cut: str = ""
     broken: bool = False
+    doubted: bool = False
 
 
 def starts(command: Command) -> bool:
@@ -111,24 +114,54 @@ def parts_of(clause: Node) -> tuple[list[Node], list[Node]]:
     return condition, body
 
 
-def merge(scope: Scope, after: Sequence[Scope]) -> None:
-    """Put together what branches left."""
-    for name in {name for branch in after for name in branch.scalars}:
-        held = [branch.scalars[name] for branch in after if name in branch.scalars]
-        if name in scope.scalars and len(held) < len(after):
-            held.append(scope.scalars[name])
-        if len({plain(word.value) for word in held}) == 1:
-            scope.scalars[name] = held[-1]
-        else:
-            scope.scalars[name] = held[-1]._replace(value=(Part(f"${{{name}}}", False),))
-    for name in {name for branch in after for name in branch.arrays}:
-        changed = [
-            branch.arrays[name]
-            for branch in after
-            if name in branch.arrays and branch.arrays[name] is not scope.arrays.get(name)
-        ]
-        if changed:
-            scope.arrays[name] = changed[-1]
+T = TypeVar("T")
+
+
+class Merging:
+    """What branches leave of which only a shell knows which one is taken.
+
+    Args:
+        taken: Of what one branch alone changes, whether the change is taken, or what was there before.
+
+    Attributes:
+        doubted: Whether that ever made a difference.
+    """
+
+    def __init__(self, *, taken: bool) -> None:
+        self.taken, self.doubted = taken, False
+
+    def scopes(self, scope: Scope, after: Sequence[Scope]) -> None:
+        """Put together what branches left of variables and arrays."""
+        for name in {name for branch in after for name in branch.scalars}:
+            held = [branch.scalars[name] for branch in after if name in branch.scalars]
+            if name in scope.scalars and len(held) < len(after):
+                held.append(scope.scalars[name])
+            if len({plain(word.value) for word in held}) > 1:
+                scope.scalars[name] = held[-1]._replace(value=(Part(f"${{{name}}}", False),))
+            elif name in scope.scalars:
+                scope.scalars[name] = held[-1]
+            elif (chosen := self._chosen(None, [branch.scalars.get(name) for branch in after])) is not None:
+                scope.scalars[name] = chosen
+        for name in {name for branch in after for name in branch.arrays}:
+            chosen_array = self._chosen(scope.arrays.get(name), [branch.arrays.get(name) for branch in after])
+            if chosen_array is not None:
+                scope.arrays[name] = chosen_array
+
+    def exports(self, before: Mapping[str, Setting], after: Sequence[Mapping[str, Setting]]) -> dict[str, Setting]:
+        """What is exported after branches, by what each of them left exported."""
+        exported = dict(before)
+        for name in dict.fromkeys(name for had in after for name in had):
+            chosen = self._chosen(before.get(name), [had.get(name) for had in after])
+            if chosen is not None:
+                exported[name] = chosen
+        return exported
+
+    def _chosen(self, before: T | None, after: Sequence[T | None]) -> T | None:
+        changed = [each for each in after if each is not None and each is not before]
+        if len(changed) < len(after) and len(changed) == 1:
+            self.doubted = True
+            return changed[0] if self.taken else before
+        return changed[-1] if changed else before
 
 
 # -- what a command substitution of a shell script gives, where that can be said without running it

@@ -34,7 +34,6 @@ from repro.doctor.facts.launches import (
     samples,
     seen,
     size,
-    tempered,
     trains,
 )
 from repro_golden.base.checks import Found, Where, rule
@@ -139,7 +138,6 @@ def _determinism_attention(launch: Launch) -> Iterator[Found]:
         "NVIDIA/Megatron-LM@6ae8fe11d megatron/training/determinism.py (apply_determinism_to_args)",
     ),
 )
-@tempered("error")
 def _determinism_cublas(launch: Launch) -> Iterator[Found]:
     variable = seen(launch, CUBLAS)
     value = known_text(variable)
@@ -164,7 +162,6 @@ def _determinism_cublas(launch: Launch) -> Iterator[Found]:
         "radixark/miles@31f1ca961 miles/backends/megatron_utils/initialize.py:121",
     ),
 )
-@tempered("error")
 def _determinism_exclusive(launch: Launch) -> Iterator[Found]:
     if asked_of_trainer(launch) is None or fsdp(launch):
         return
@@ -246,7 +243,6 @@ def _determinism_half(launch: Launch) -> Iterator[Found]:
     cure="PYTHONHASHSEED=0 in the runtime environment",
     sources=("Python documentation: PYTHONHASHSEED", "Miles guide: Debugging"),
 )
-@tempered("note")
 def _determinism_hash_seed(launch: Launch) -> Iterator[Found]:
     variable = seen(launch, "PYTHONHASHSEED")
     value = known_text(variable)
@@ -300,7 +296,6 @@ def _set_too_late(launch: Launch, name: str, variable: Variable, clusters: list[
         "Ray documentation: Environment Dependencies (env_vars)",
     ),
 )
-@tempered("warning")
 def _determinism_late(launch: Launch) -> Iterator[Found]:
     if not launch.submitted or asked(launch) is None:
         return
@@ -326,7 +321,6 @@ def _determinism_late(launch: Launch) -> Iterator[Found]:
         "radixark/miles@31f1ca961 tests/e2e/fsdp/test_qwen3_4B_fsdp_true_on_policy.py (allreduce:tree, FSDP alone)",
     ),
 )
-@tempered("error")
 def _determinism_nccl_algo(launch: Launch) -> Iterator[Found]:
     variable = seen(launch, NCCL_ALGO)
     value = known_text(variable)
@@ -357,7 +351,6 @@ def _determinism_nccl_algo(launch: Launch) -> Iterator[Found]:
         "THUDM/slime@624b824a8 docs/en/advanced/reproducibility.md",
     ),
 )
-@tempered("error")
 def _determinism_nvte(launch: Launch) -> Iterator[Found]:
     variable = seen(launch, NVTE)
     value = known_text(variable)

@@ -21,7 +21,6 @@ from repro.doctor.facts.launches import (
     multi_latent_attention,
     samples,
     seen,
-    tempered,
     trains,
 )
 from repro_golden.base.checks import Found, Where, rule
@@ -52,7 +51,6 @@ def _latent(launch: Launch, config: HfConfig | None) -> bool:
         "THUDM/slime@624b824a8 docker/patch/latest/sglang-deterministic.patch",
     ),
 )
-@tempered("error")
 def _engine_determinism(launch: Launch, config: HfConfig | None) -> Iterator[Found]:
     backend = launch.value("--sglang-attention-backend")
     if asked_of_engines(launch) is None or backend is None:

@@ -16,7 +16,6 @@ from repro.doctor.facts.launches import (
     ranks,
     sft,
     size,
-    tempered,
     trains,
 )
 from repro_golden.base.checks import Found, rule
@@ -34,7 +33,6 @@ _CORRECTIONS = ("--use-rollout-logprobs", "--use-tis", "--keep-old-actor")
     cure="one of --use-rollout-logprobs, --use-tis, --keep-old-actor",
     sources=("radixark/miles@31f1ca961 miles/utils/arguments.py:3591; train_async.py:24",),
 )
-@tempered("error")
 def _async_ppo(launch: Launch) -> Iterator[Found]:
     if not launch.asynchronous or not critic(launch) or any(launch.has(name) for name in _CORRECTIONS):
         return
@@ -146,7 +144,6 @@ def _miles(launch: Launch) -> Iterator[Found]:
         "redai-infra/Relax@05149ae1a relax/utils/arguments.py",
     ),
 )
-@tempered("error")
 def _exclusive_flags(launch: Launch) -> Iterator[Found]:
     for flag, other, systems in _PAIRS:
         excused = flag == "--num-epoch" and launch.has("--num-rollout")
@@ -176,7 +173,6 @@ def _exclusive_flags(launch: Launch) -> Iterator[Found]:
         "redai-infra/Relax@05149ae1a relax/utils/arguments.py",
     ),
 )
-@tempered("error")
 def _kl_coefs_exclusive(launch: Launch) -> Iterator[Found]:
     both = nonzero(launch, "--kl-coef") and nonzero(launch, "--kl-loss-coef")
     if not both or (launch.system == "relax" and sft(launch)):
@@ -197,7 +193,6 @@ def _kl_coefs_exclusive(launch: Launch) -> Iterator[Found]:
     cure="remove --partial-rollout, or --use-rollout-routing-replay",
     sources=("redai-infra/Relax@05149ae1a relax/utils/arguments.py (slime_validate_args)",),
 )
-@tempered("error")
 def _r3_partial_rollout(launch: Launch) -> Iterator[Found]:
     both = launch.has("--use-rollout-routing-replay") and launch.has("--partial-rollout")
     if launch.system == "relax" and both and not sft(launch):
@@ -214,7 +209,6 @@ def _r3_partial_rollout(launch: Launch) -> Iterator[Found]:
     cure="--release-train --save DIR --update-weight-transport disk --update-weight-disk-dir DIR, without a critic",
     sources=("THUDM/slime@624b824a8 slime/utils/arguments.py:2046",),
 )
-@tempered("error")
 def _release_train(launch: Launch) -> Iterator[Found]:
     if not launch.has("--release-train"):
         return
@@ -300,7 +294,6 @@ def _applies(need: _Need, launch: Launch) -> bool:
         "NVIDIA/Megatron-LM@000c4ac24 megatron/training/arguments.py (validate_args)",
     ),
 )
-@tempered("error")
 def _required_with(launch: Launch) -> Iterator[Found]:
     for need in _NEEDS:
         if not _applies(need, launch) or any(launch.has(name) for name in need.any_of):
@@ -330,7 +323,6 @@ def _required_with(launch: Launch) -> Iterator[Found]:
         "redai-infra/Relax@05149ae1a relax/utils/arguments.py",
     ),
 )
-@tempered("error")
 def _tis_exclusive(launch: Launch) -> Iterator[Found]:
     if launch.has("--use-rollout-logprobs") and launch.has("--use-tis"):
         message = "--use-rollout-logprobs and --use-tis are both given: the trainer stops at its arguments"

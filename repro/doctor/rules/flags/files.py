@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import HfConfig, Launch
-from repro.doctor.facts.launches import absent, nonzero, open_ended, samples, tempered, trains
+from repro.doctor.facts.launches import absent, nonzero, open_ended, samples, trains
 from repro_golden.base.checks import Found, Where, rule
 
 _ROLLOUT, _TRAIN, _LOAD = "--save-debug-rollout-data", "--save-debug-train-data", "--load-debug-rollout-data"
@@ -92,7 +92,6 @@ _TRANSFER, _DIR, _LOCAL = (
         "radixark/miles@31f1ca961 miles/utils/arguments.py:3263,3273",
     ),
 )
-@tempered("error")
 def _weight_transfer(launch: Launch) -> Iterator[Found]:
     delta, transfer = launch.value(_MODE) == "delta", launch.value(_TRANSFER)
     if delta and launch.value(_TRANSPORT) != "disk" and (not launch.has(_TRANSPORT) or launch.value(_TRANSPORT)):

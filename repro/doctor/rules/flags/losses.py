@@ -15,7 +15,6 @@ from repro.doctor.facts.launches import (
     samples,
     sft,
     size,
-    tempered,
     trains,
 )
 from repro_golden.base.checks import Certainty, Found, Severity, rule
@@ -150,7 +149,6 @@ def _clip_grad_off(launch: Launch) -> Iterator[Found]:
         "NVIDIA/Megatron-LM@000c4ac24 megatron/training/arguments.py (validate_args)",
     ),
 )
-@tempered("warning")
 def _fp16(launch: Launch) -> Iterator[Found]:
     if not launch.has("--fp16") or not trains(launch):
         return
@@ -192,7 +190,6 @@ def _kl_loss_unused(launch: Launch) -> Iterator[Found]:
         "redai-infra/Relax@05149ae1a relax/utils/arguments.py",
     ),
 )
-@tempered("error")
 def _kl_without_ref(launch: Launch) -> Iterator[Found]:
     asking = "--use-kl-loss" if launch.has("--use-kl-loss") else "--kl-coef" if nonzero(launch, "--kl-coef") else ""
     if not asking or launch.has("--ref-load") or (launch.system == "relax" and sft(launch)):
@@ -215,7 +212,6 @@ def _kl_without_ref(launch: Launch) -> Iterator[Found]:
         "redai-infra/Relax@05149ae1a relax/utils/arguments.py",
     ),
 )
-@tempered("error")
 def _mismatch_needs_tis(launch: Launch) -> Iterator[Found]:
     if launch.has("--get-mismatch-metrics") and not launch.has("--custom-tis-function-path"):
         message = "--get-mismatch-metrics is given without --custom-tis-function-path: the trainer stops"
@@ -300,7 +296,6 @@ _ESTIMATORS = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
         "redai-infra/Relax@05149ae1a relax/utils/arguments.py",
     ),
 )
-@tempered("error")
 def _reinforce_pp_normalize(launch: Launch) -> Iterator[Found]:
     estimator = launch.value("--advantage-estimator")
     if estimator in _ESTIMATORS and not launch.has("--normalize-advantages"):
@@ -321,7 +316,6 @@ def _reinforce_pp_normalize(launch: Launch) -> Iterator[Found]:
         "radixark/miles@31f1ca961 train_async.py:107",
     ),
 )
-@tempered("warning")
 def _update_interval(launch: Launch) -> Iterator[Found]:
     interval = launch.number("--update-weights-interval", 1.0)
     if interval is None or interval == 1 or not samples(launch):

@@ -10,7 +10,7 @@ from repro.doctor.artefacts.kinds import Flag, Launch, ParserDump
 from repro.doctor.artefacts.launches.system import flag_names
 from repro.doctor.artefacts.parsers import ENGINE
 from repro.doctor.facts.known_flags import ALSO, KNOWN, near_miss, twin
-from repro.doctor.facts.launches import severed, tempered
+from repro.doctor.facts.launches import severed
 from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
 
 
@@ -24,7 +24,6 @@ from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
     sources=("THUDM/slime@624b824a8 scripts/run-kimi-k2-Instruct.sh (--update-weight-buffer-size)",),
     any_program=True,
 )
-@tempered("error")
 def _continuation_lost(launch: Launch) -> Iterator[Found]:
     argv = severed(launch)
     if argv is None:
@@ -33,7 +32,11 @@ def _continuation_lost(launch: Launch) -> Iterator[Found]:
     message = f"a command begins with {argv[0][:60]}: its {count} flags never reach the trainer"
     message += f", which gets {len(launch.given)}"
     here = [flag.where.line for flag in launch.given if flag.where.line and flag.where.path == str(launch.path)]
-    yield Found(message, Where(str(launch.path), max(here, default=None), argv[0][:80]))
+    last = max(here, default=None)
+    below = launch.text.splitlines()[last : last + 1] if last else []
+    commented = any(line.lstrip().startswith("#") for line in below)
+    cure = "take the comment out of the command: the shell ends the command there, whatever ends the comment's line"
+    yield Found(message, Where(str(launch.path), last, argv[0][:80]), cure=cure if commented else "")
 
 
 @rule(
@@ -90,7 +93,6 @@ _UNKNOWN = "$`{<@%"
         "THUDM/slime@624b824a8 slime/utils/arguments.py:609-717",
     ),
 )
-@tempered("error")
 def _flag_not_a_number(launch: Launch) -> Iterator[Found]:
     for flag in launch.given:
         if flag.name not in _WHOLE or not flag.values or not (text := flag.values[0]):

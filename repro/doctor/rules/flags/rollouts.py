@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Formatter
 
 from repro.doctor.artefacts.kinds import HfConfig, Launch, Rollout, Tokenizer
-from repro.doctor.facts.launches import absent, open_ended, ranks, samples, sft, size, tempered, trains
+from repro.doctor.facts.launches import absent, open_ended, ranks, samples, sft, size, trains
 from repro_golden.base.checks import Certainty, Found, Where, rule
 from repro_golden.base.errors import ReproError
 
@@ -52,7 +52,6 @@ def _asked(launch: Launch) -> tuple[int, str, str] | None:
         "sgl-project/sglang python/sglang/srt/managers/tokenizer_manager.py (_validate_one_request)",
     ),
 )
-@tempered("warning")
 def _context_length(launch: Launch, config: HfConfig | None) -> Iterator[Found]:
     context, prompt, response = (launch.number(name) for name in (_CONTEXT, _PROMPT, _RESPONSE))
     if context and prompt and prompt > context - 1:
@@ -115,7 +114,6 @@ def _keys(launch: Launch) -> Iterator[Found]:
         "radixark/miles@31f1ca961 miles/rollout/rm_hub/__init__.py; miles/utils/types.py:177",
     ),
 )
-@tempered("error")
 def _reward_key(launch: Launch) -> Iterator[Found]:
     if not samples(launch):
         return
@@ -320,7 +318,6 @@ def _rollout_subsample(launch: Launch, rollout: Rollout | None) -> Iterator[Foun
     cure="--rollout-temperature 1 (greedy decoding belongs to --eval-temperature or --eval-top-k)",
     sources=("THUDM/slime@624b824a8 slime/utils/arguments.py:1770",),
 )
-@tempered("error")
 def _rollout_temperature(launch: Launch) -> Iterator[Found]:
     temperature = launch.number("--rollout-temperature", 1.0)
     learns = samples(launch) and trains(launch) and size(launch, "--n-samples-per-prompt") != 1
@@ -418,7 +415,6 @@ def _ending(tokenizer: Tokenizer) -> str | None:
     cure="name what ends a turn with --rollout-stop or --rollout-stop-token-ids",
     sources=("Miles FAQ", "THUDM/slime@624b824a8 slime/utils/arguments.py (--rollout-stop, --rollout-stop-token-ids)"),
 )
-@tempered("warning")
 def _stop_tokens(launch: Launch, tokenizer: Tokenizer | None) -> Iterator[Found]:
     if not samples(launch):
         return

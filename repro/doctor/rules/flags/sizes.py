@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Launch, Machine
-from repro.doctor.facts.launches import absent, fsdp, known_text, ranks, samples, seen, severed, size, tempered, trains
+from repro.doctor.facts.launches import absent, fsdp, known_text, ranks, samples, seen, severed, size, trains
 from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
 
 _HIGH = 0.85
@@ -65,7 +65,6 @@ _NEEDERS = ("--balance-by-flops", "--use-dynamic-global-batch-size")
         "redai-infra/Relax@05149ae1a relax/utils/arguments.py",
     ),
 )
-@tempered("warning")
 def _dynamic_batch_size(launch: Launch) -> Iterator[Found]:
     if not trains(launch):
         return
@@ -239,7 +238,6 @@ _FAR = 16
         "redai-infra/Relax@05149ae1a relax/utils/arguments.py (max_tokens_per_gpu * context_parallel_size)",
     ),
 )
-@tempered("note")
 def _max_tokens_per_gpu(launch: Launch) -> Iterator[Found]:
     text, context_parallel = launch.value("--max-tokens-per-gpu"), size(launch, "--context-parallel-size")
     if text is None or not trains(launch):
@@ -304,7 +302,6 @@ _WASTE = 8
         "THUDM/slime@624b824a8 slime/utils/arguments.py:717,1423; slime/backends/megatron_utils/data.py:47",
     ),
 )
-@tempered("note")
 def _padded_manually(launch: Launch) -> Iterator[Found]:
     if not trains(launch):
         return
