@@ -329,6 +329,40 @@ def test_what_a_wrapper_in_an_optimizer_is_around_is_read(tmp_path: Path) -> Non
     assert {"rounded/weight.codes", "rounded/weight.scale", "rounded/weight.context", "rounded/bias.codes"} <= names
 
 
+SHARDED = """
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, init_device_mesh
+from torch.testing._internal.two_tensor import TwoTensor
+torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 2)
+fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+class Rounding(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+        for p in model.parameters():
+            held = p.to_local().detach().clone()
+            self.state[p]["rounded"] = DTensor.from_local(
+                TwoTensor(held, held.clone()), p.device_mesh, p.placements, run_check=False
+            )
+optimizer = Rounding(model.parameters(), lr=0.1)
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.ones(2, 3)).square().mean().backward()
+    optimizer.step()
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_a_sharded_wrapper_in_an_optimizer_is_named(tmp_path: Path) -> None:
+    """What a DTensor holds here may have no bytes of its own: it is told as not looked at, and the program goes on."""
+    trace, _ = traced(tmp_path, SHARDED)
+    assert len(trace.steps) == 2 and trace.end is not None
+    assert trace.end["unread"]["rounded/weight"] == "it is a TwoTensor"
+    assert {"weight", "bias"} <= {row.name for row in trace.rows(1) if row.phase == "update"}
+
+
 LEFT = """
 import torch
 def main():

@@ -119,6 +119,48 @@ def test_a_tensor_without_memory_is_refused() -> None:
     assert len(in_a_process(script).splitlines()) == 3
 
 
+def test_a_list_that_lost_a_memory_since_it_was_read_is_refused() -> None:
+    """A list is read by what is known of one that looked like it: no memory that one of its tensors had is read."""
+    script = """
+        import torch
+        from repro_golden.base.errors import ReproError
+        from repro_golden.fingerprint import fingerprints
+        for count in (3, 30):
+            given = [torch.ones(40, 40)[1:] for _ in range(count)]
+            fingerprints(given)
+            given[2].untyped_storage().resize_(0)
+            try:
+                fingerprints(given)
+            except ReproError as error:
+                print(error)
+    """
+    assert len(in_a_process(script).splitlines()) == 2
+
+
+def test_a_dtensor_around_what_has_no_content_is_refused() -> None:
+    """What a DTensor holds here may be a wrapper, as of an optimizer of eight bits, or memory that was given back."""
+    script = """
+        import torch
+        from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+        from torch.testing._internal.two_tensor import TwoTensor
+        from repro_golden.base.errors import ReproError
+        from repro_golden.fingerprint import fingerprint
+        torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+        mesh = init_device_mesh("cpu", (1,))
+        gone = torch.ones(4, 4)
+        for held in (TwoTensor(torch.ones(4, 4), torch.ones(4, 4)), gone):
+            given = DTensor.from_local(held, mesh, [Shard(0)], run_check=False)
+            gone.untyped_storage().resize_(0)
+            try:
+                fingerprint(given)
+            except ReproError as error:
+                print(error)
+        torch.distributed.destroy_process_group()
+    """
+    wrapper, given_back = in_a_process(script).splitlines()
+    assert "a TwoTensor is a wrapper" in wrapper and "memory was given back" in given_back
+
+
 def test_many_at_once_are_each() -> None:
     """`fingerprints` of a list are the fingerprints of its tensors, one by one, of the same list again and of none."""
     tensors = [view(d, [k, 3], [1, k], 1, seed=k).on(CPU) for k, d in enumerate(DTYPES) if d.itemsize != 1]

@@ -10,7 +10,7 @@ import torch
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint.placement import Part, Placement, steps_of
 
-__all__ = ["local_of"]
+__all__ = ["local_of", "missing"]
 
 
 def local_of(tensor: torch.Tensor) -> tuple[torch.Tensor, Placement | None]:
@@ -23,6 +23,12 @@ def local_of(tensor: torch.Tensor) -> tuple[torch.Tensor, Placement | None]:
     kind = type(tensor)
     if kind.__module__.startswith("torch.distributed.tensor") and kind.__name__ == "DTensor":
         return _dtensor(tensor)
+    return _plain(tensor), None
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that has bytes of its own, as one of torch's own class."""
+    kind = type(tensor)
     if tensor.is_nested:
         raise ReproError("a nested tensor is several: observe each of its unbind()")
     if tensor.layout != torch.strided:
@@ -35,17 +41,17 @@ def local_of(tensor: torch.Tensor) -> tuple[torch.Tensor, Placement | None]:
         inner = getattr(tensor, "__tensor_flatten__", None)
         names = f"its parts ({', '.join(inner()[0])})" if callable(inner) else "the plain tensors it holds"
         raise ReproError(f"a {kind.__name__} is a wrapper around other tensors: observe {names}")
-    if _missing(tensor):
+    if missing(tensor):
         raise ReproError(
             "a tensor's memory was given back (a sharded parameter between uses): observe it while it is there"
         )
     if kind is torch.Tensor:
-        return tensor.detach(), None
+        return tensor.detach()
     with torch._C.DisableTorchFunctionSubclass():
-        return tensor.detach().as_subclass(torch.Tensor), None
+        return tensor.detach().as_subclass(torch.Tensor)
 
 
-def _missing(tensor: torch.Tensor) -> bool:
+def missing(tensor: torch.Tensor) -> bool:
     """Whether the tensor's memory is not there: FSDP gives back that of sharded parameters between uses."""
     there = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
     count = tensor.numel()
@@ -62,6 +68,7 @@ def _dtensor(tensor: Any) -> tuple[torch.Tensor, Placement]:
     local, shape, mesh = tensor.to_local(), tuple(tensor.shape), tensor.device_mesh
     if hasattr(local, "wait"):
         local = local.wait()
+    local = _plain(local)
     coordinate = mesh.get_coordinate()
     ranges: dict[int, list[range]] = {}
     for dim, placement in enumerate(tensor.placements):

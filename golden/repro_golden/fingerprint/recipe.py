@@ -17,6 +17,7 @@ import torch
 
 from repro_golden.fingerprint.backends import BUFFER, JOB, Backend, Table
 from repro_golden.fingerprint.definition import frame
+from repro_golden.fingerprint.distributed import missing
 from repro_golden.fingerprint.kinds import NONE, PLAIN_TENSORS, dtype_name, kind_of
 from repro_golden.fingerprint.placement import Placement
 from repro_golden.fingerprint.plan import Cover, Plan, fitting, plan_parts, plan_view, plan_window
@@ -82,6 +83,8 @@ class Recipe:
 _FEW = 8
 """Shorter lists are kept apart, or the many of a step would drive out its long ones; the compiler's check is of long
 ones."""
+_LOW = 1 << 32
+"""Addresses below it may be offsets into a memory that was given back: no program's memory lies there, mostly."""
 _layout, _looks = operator.attrgetter("layout"), operator.attrgetter("dtype", "shape", "device")
 
 
@@ -123,7 +126,7 @@ class Recipes:
             self._known.move_to_end(key)
             return known.recipe
         alike = self._alike.get(first)
-        if alike is None or not alike.fits(tensors):
+        if alike is None or not alike.fits(tensors) or (min(addresses) < _LOW and any(map(missing, tensors))):
             return None
         moved = alike.recipe.moved(np.subtract(addresses, alike.addresses))
         if self._seen.get(key) == addresses:  # worth it from the second time on

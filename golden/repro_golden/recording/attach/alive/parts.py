@@ -6,12 +6,12 @@ import contextlib
 import functools
 import hashlib
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
 
-__all__ = ["any_quantized", "any_wrappers", "of_parts"]
+__all__ = ["any_quantized", "any_wrappers", "local_part", "of_parts"]
 
 Tensors = dict[str, torch.Tensor]
 
@@ -26,24 +26,34 @@ def any_quantized(values: Iterable[Any]) -> bool:
 _IS_QUANTIZED = operator.attrgetter("is_quantized")
 
 
-def any_wrappers(values: Iterable[Any]) -> bool:
-    """Whether one of them is a tensor around others."""
-    return any(map(_wraps, set(map(type, values))))
+def any_wrappers(values: Collection[Any]) -> bool:
+    """Whether one of them is a tensor around others, or a DTensor whose part here is."""
+    kinds = set(map(type, values))
+    return any(map(_dispatches, kinds)) and any(map(_wraps, values))
 
 
 @functools.cache
-def _wraps(kind: type) -> bool:
-    """Whether tensors of a class have no bytes of their own; DTensors have local ones."""
-    return (
-        issubclass(kind, torch.Tensor)
-        and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-        and not hasattr(kind, "to_local")
-    )
+def _dispatches(kind: type) -> bool:
+    """Whether tensors of a class may have no bytes of their own."""
+    return issubclass(kind, torch.Tensor) and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
+def local_part(tensor: Any) -> Any:
+    """What a DTensor holds in this process, once it is there; any other tensor itself."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    return local.wait() if hasattr(local, "wait") else local
+
+
+def _wraps(tensor: Any) -> bool:
+    """Whether a tensor, or what a DTensor holds here, has no bytes of its own."""
+    return _dispatches(type(tensor)) and _dispatches(type(local_part(tensor)))
 
 
 def _unwrapped(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """What a tensor is around, to any depth, as it says itself; itself where it is plain, or does not say."""
-    if not _wraps(type(tensor)) or not hasattr(tensor, "__tensor_flatten__"):
+    if hasattr(tensor, "wait"):  # of a collective, which may be under way
+        tensor = local_part(tensor)
+    if not _wraps(tensor) or not hasattr(tensor, "__tensor_flatten__") or hasattr(tensor, "to_local"):
         yield name, tensor
         return
     parts, context = tensor.__tensor_flatten__()
@@ -83,9 +93,9 @@ def of_parts(tensors: Tensors, prefix: str = "", unread: dict[str, str] | None =
     if wrapped:
         tensors = dict(part for pair in tensors.items() for part in _unwrapped(*pair))
     for name, tensor in tensors.items():
-        if _wraps(type(tensor)):
+        if _wraps(tensor):
             if unread is not None:
-                unread[prefix + name] = f"it is a {type(tensor).__name__}"
+                unread[prefix + name] = f"it is a {type(local_part(tensor)).__name__}"
             continue
         out[name] = tensor.int_repr() if tensor.is_quantized else tensor
         if not tensor.is_quantized:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from repro_golden.fingerprint.kinds import PLAIN_TENSORS
+from repro_golden.recording.attach.alive.parts import local_part
 from repro_golden.recording.attach.alive.readings import Reading
 
 __all__ = ["all_readable", "is_packed", "readable", "unreadable"]
@@ -28,12 +29,11 @@ _device, _layout, _is_nested = map(operator.attrgetter, ("device", "layout", "is
 
 def unreadable(tensor: torch.Tensor) -> str:
     """Why a tensor has no bytes that can be read; '' where it has."""
-    local = False
     if type(tensor) not in PLAIN_TENSORS:
         if isinstance(tensor, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
             return "its shape is not known yet"
-        local = hasattr(tensor, "to_local")
-        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not local:
+        tensor = local_part(tensor)
+        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             return f"it is a {type(tensor).__name__}"
     if tensor.device.type not in _DEVICES:
         return f"it is on {tensor.device.type}"
@@ -42,7 +42,7 @@ def unreadable(tensor: torch.Tensor) -> str:
     if tensor.layout != torch.strided:
         return f"its layout is {str(tensor.layout).removeprefix('torch.')}"
     try:
-        gone = not local and tensor.numel() and not tensor.untyped_storage().nbytes()
+        gone = tensor.numel() and not tensor.untyped_storage().nbytes()
     except RuntimeError:  # what stands for a tensor in a transform
         return "it stands for one while torch traces a function"
     return "its memory was given back" if gone else ""
