@@ -115,6 +115,29 @@ def test_contents_that_two_names_exchanged_are_a_change(tmp_path: Path) -> None:
     assert not comparison.renames
 
 
+BESIDE = {
+    "buffers": ("update", "buffer/fc.running_mean", "buffer/head.running_mean"),
+    "columns": ("forward", "log_probs", "ref_log_probs"),
+    "tensors of a file": ("update", "saved/last.pt/model.fc.weight", "saved/last.pt/model.head.weight"),
+}
+
+
+@pytest.mark.parametrize("beside", BESIDE.values(), ids=BESIDE)
+def test_what_is_not_trained_changes_places_with_what_is(tmp_path: Path, beside: tuple[str, str, str]) -> None:
+    """By itself its exchange is a change; it is a rename where parameters of its modules, and gradients, go with it."""
+    phase, *names = beside
+
+    def shown(given: Sequence[str], columns: Sequence[str]) -> list[Step]:
+        more = [tensor_row(phase, name, bytes([9, k, 9, 9])) for k, name in enumerate(columns)]
+        return [[*rows, *more] if phase == "update" else [*more, *rows] for rows in run_of(given)]
+
+    a, b = two(tmp_path, shown(OLD, names), shown(OLD, names[::-1]))
+    divergence = compare(a, b).divergence
+    assert divergence is not None and (divergence.step, divergence.signal) == (0, names[0])
+    renamed = Trace(write(tmp_path / "c", shown([*OLD[2:], *OLD[:2]], names[::-1])))
+    assert compare(a, renamed).equal is (phase == "update"), "columns are no module's"
+
+
 def test_a_name_goes_with_one_name_in_every_phase(tmp_path: Path) -> None:
     """Two renamed parameters whose gradients changed places are a change, though every bit is there."""
     names = ["a.weight", "b.weight"]

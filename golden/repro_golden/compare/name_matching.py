@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ __all__ = ["Matching", "Part", "by_head", "by_optimizer", "by_tail", "content", 
 
 _POSITIONAL = re.compile(r"param_groups\.\d+\.\d+")
 _OPTIMIZER = re.compile(r"((?:start/)?)(optimizer\.\d+/)?(.*)", re.DOTALL)
+_OPTIMIZER_LABEL = re.compile(r"optimizer\.\d+/")
 _ROUND = "round"
 """Label of metrics whose value says nothing of which they are."""
 _PAIRS = 250_000
@@ -91,17 +92,37 @@ def positional(part: str) -> bool:
 def exchanged(rows_a: Iterable[Row], rows_b: Iterable[Row]) -> set[str]:
     """Parts that both sides of a step have, whose signals are on either side all those of another part.
 
-    Weights that were swapped and are used as before get other gradients, so they are not among them.
+    Weights that were swapped and are used as before get other gradients, so they are not among them. What has no
+    gradient of its own (a buffer, a saved copy) may have changed places by mistake: it is among them only where
+    parameters of its module are.
     """
-    sides = [_by_tail(rows) for rows in (rows_a, rows_b)]
-    known = [set(side.values()) for side in sides]
-    common = sides[0].keys() & sides[1].keys()
-    moved = {part for part in common if sides[0][part] != sides[1][part]}
-    return {part for part in moved if sides[0][part] in known[1] and sides[1][part] in known[0]}
+    a, b = (_by_tail(rows) for rows in (rows_a, rows_b))
+    moved = {part for part in a.keys() & b.keys() if a[part] != b[part]}
+    now: dict[object, list[str]] = {}
+    for part in moved:
+        now.setdefault(b[part], []).append(part)
+    before = {a[part] for part in moved}
+    pairs = {(part, other) for part in moved if b[part] in before for other in now.get(a[part], ())}
+    rules = {_module_rule(*pair) for pair in pairs if _trained(a[pair[0]])}
+    return {part for part, other in pairs if _module_rule(part, other) in rules}
 
 
-def _by_tail(rows: Iterable[Row]) -> dict[str, frozenset[Hashable]]:
-    signals: dict[str, set[Hashable]] = {}
+def _trained(signals: frozenset[tuple[str, str, Content]]) -> bool:
+    """Whether a part has a gradient and is updated."""
+    own = {phase for phase, label, _ in signals if not _OPTIMIZER_LABEL.sub("", label)}
+    return {"grad", "update"} <= own
+
+
+def _module_rule(old: str, new: str) -> tuple[str, str]:
+    """`rule_of`, without the beginning that both have in common too."""
+    a, b = (side.split(".") for side in rule_of(old, new))
+    while a and b and a[0] == b[0]:
+        del a[0], b[0]
+    return ".".join(a), ".".join(b)
+
+
+def _by_tail(rows: Iterable[Row]) -> dict[str, frozenset[tuple[str, str, Content]]]:
+    signals: dict[str, set[tuple[str, str, Content]]] = {}
     for row in rows:
         if row.dtype != METRIC:
             part = by_tail(row)

@@ -46,7 +46,8 @@ def local_part(tensor: Any) -> Any:
 
 def _wraps(tensor: Any) -> bool:
     """Whether a tensor, or what a DTensor holds here, has no bytes of its own."""
-    return _dispatches(type(tensor)) and _dispatches(type(local_part(tensor)))
+    kinds: tuple[type, type] = type(tensor), type(local_part(tensor))
+    return all(map(_dispatches, kinds))
 
 
 def _unwrapped(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
