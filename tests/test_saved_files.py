@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -179,3 +180,16 @@ def test_what_a_process_writes_that_makes_no_step_is_named(tmp_path: Path) -> No
         "saved/before.pt": other, "saved/step-0.pt": other, "saved/step-1.pt": other,
         "saved/early.pt": "2 texts that look like paths or dates",
     }  # fmt: skip
+
+
+def test_what_imports_torch_may_be_what_writes(tmp_path: Path) -> None:
+    """safetensors.torch may be imported before torch, which it imports itself: what it writes then is read too."""
+    (tmp_path / "train.py").write_text(
+        f"from safetensors.torch import save_file\n{TRAIN}train()\n"
+        "save_file({'w': torch.ones(2)}, 'model.safetensors')\n"
+    )
+    words = [sys.executable, "-m", "repro", "trace", "--out", "trace", "--", sys.executable, "train.py"]
+    # not by what keeps processes warm: torch is imported there
+    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "saved/model.safetensors/w" in {row.name for row in Trace(tmp_path / "trace").rows(0)}

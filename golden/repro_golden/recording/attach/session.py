@@ -64,7 +64,6 @@ class Session:
         """Record as the instrument asks."""
         self.settings = settings
         self.hear: Callable[[], None] = lambda: None
-        self.saving: Callable[[], None] = lambda: None
         self.operations: Any = None
         self.around = Beside()
         self.has_optimizer = False
@@ -207,7 +206,6 @@ class Session:
         """Whether it is one too many."""
         if outermost:
             self.hear()
-            self.saving()
             self._flush()
         if self.settings.terminal and not self._met:
             from repro_golden.recording.attach.process import generators

@@ -35,10 +35,13 @@ class When:
 
     def __init__(self, name: str, then: Any, sought: Any = lambda: None) -> None:
         self._name, self._then, self._sought, self._asking = name, then, sought, False
-        if name in sys.modules:
-            then(sys.modules[name])
-        else:
+        module = sys.modules.get(name)
+        if module is None:
             sys.meta_path.insert(0, self)
+        elif getattr(getattr(module, "__spec__", None), "_initializing", False):
+            _UnderWay.of(module, then)  # it is what imported torch
+        else:
+            then(module)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Nothing for any other module."""
@@ -62,6 +65,40 @@ class When:
             self._then(module)
 
 
+class _UnderWay(importlib.machinery.ModuleSpec):
+    """The spec of a module that is being imported, of which Python says by ``_initializing`` when that has ended."""
+
+    @classmethod
+    def of(cls, module: Any, then: Any) -> None:
+        """Do one thing when the import has ended; at once for a spec that is none of Python's own."""
+        spec = module.__spec__
+        if type(spec) in (cls, importlib.machinery.ModuleSpec):
+            spec.__dict__.setdefault("_repro_then", []).append(then)
+            spec.__class__ = cls
+        else:
+            then(module)
+
+    @property
+    def _initializing(self) -> bool:
+        return bool(self.__dict__["_initializing"])
+
+    @_initializing.setter
+    def _initializing(self, value: bool) -> None:
+        self.__dict__["_initializing"] = value
+        if not value:
+            self.__class__ = importlib.machinery.ModuleSpec  # type: ignore[assignment]
+            for then in self.__dict__.pop("_repro_then"):
+                if self.name in sys.modules:
+                    _tried(then, sys.modules[self.name])
+
+
+def _tried(then: Any, module: Any) -> None:
+    try:
+        then(module)
+    except Exception as error:  # noqa: BLE001 - the program must not notice
+        _say(f"repro: {module.__name__} is not recorded ({type(error).__name__}: {error})")
+
+
 class _Loader:
     """A module's own loader, with one thing to do afterwards."""
 
@@ -79,10 +116,7 @@ class _Loader:
         """Import the module, then do it."""
         self._loader.exec_module(module)
         module.__loader__ = module.__spec__.loader = self._loader
-        try:
-            self._then(module)
-        except Exception as error:  # noqa: BLE001 - the program must not notice
-            _say(f"repro: {module.__name__} is not recorded ({type(error).__name__}: {error})")
+        _tried(self._then, module)
 
 
 def instrument() -> None:

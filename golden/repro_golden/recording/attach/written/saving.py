@@ -37,22 +37,11 @@ __all__ = ["MADE_UP", "Written", "below", "content", "hook"]
 
 def hook(when: Callable[[str, Callable[[Any], None]], object], session: Any) -> None:
     """Tell the session of every file that torch.save, torch.jit.save and safetensors write in this process."""
-    session.saving = functools.partial(_hook_safetensors, session=session)
     stand_in([torch.serialization, torch], "save", functools.partial(_telling, session=session))
     scripted: Any = torch.jit.RecursiveScriptModule  # type: ignore[attr-defined] # torch.jit.save calls this for a path
     scripted.save = _telling(scripted.save, session)
-    for name in _SAFETENSORS:
-        when(name, session.saving)
-
-
-_SAFETENSORS = ("safetensors.torch", "safetensors.numpy")  # those for other libraries call NumPy's
-
-
-def _hook_safetensors(_: Any = None, *, session: Any) -> None:
-    """Now or, where torch was imported by that module itself, at the first step."""
-    modules = [sys.modules[name] for name in _SAFETENSORS if name in sys.modules]
-    for module in modules:
-        stand_in([module], "save_file", functools.partial(_telling, session=session))
+    for name in ("safetensors.torch", "safetensors.numpy"):  # those for other libraries call NumPy's
+        when(name, lambda module: stand_in([module], "save_file", functools.partial(_telling, session=session)))
 
 
 def _telling(save: Any, session: Any) -> Any:
