@@ -82,6 +82,27 @@ def test_the_later_wall_time_wins(tmp_path: Path) -> None:
     assert read_events(tmp_path) == {0: {"loss": 1.0}, 1: {"loss": 20.0, "kl": 5.0}, 2: {"loss": 3.0}}
 
 
+def test_a_tag_of_several_folders(tmp_path: Path) -> None:
+    """One after the other they are a run; at the same time each has a metric of its own, by its folder."""
+    log(tmp_path / "run" / "train", {0: {"loss": 1.0}}, at=1.0)
+    log(tmp_path / "run" / "train", {1: {"loss": 2.0}}, at=3.0)
+    log(tmp_path / "run" / "eval", {0: {"loss": 5.0}}, at=2.0)
+    assert read_events(tmp_path / "run") == {0: {"eval/loss": 5.0, "train/loss": 1.0}, 1: {"train/loss": 2.0}}
+    log(tmp_path / "again" / "first", {0: {"loss": 1.0}, 1: {"loss": 7.0}}, at=1.0)
+    log(tmp_path / "again" / "second", {1: {"loss": 2.0}}, at=3.0)
+    assert read_events(tmp_path / "again") == {0: {"loss": 1.0}, 1: {"loss": 2.0}}
+
+
+@pytest.mark.parametrize("tag", ["loss", "train/loss"])
+def test_scalars_that_were_added_together_are_told_apart(tmp_path: Path, tag: str) -> None:
+    """`add_scalars` writes one tag into a folder for each of its values: each is compared, by the recorder's name."""
+    for name, policy in (("a", 1.0), ("b", 9.0)):
+        with SummaryWriter(str(tmp_path / name)) as writer:
+            writer.add_scalars(tag, {"policy": policy, "value": 0.5}, 0)
+    a, b = (read_events(tmp_path / name) for name in "ab")
+    assert a == {0: {f"{tag}/policy": 1.0, f"{tag}/value": 0.5}} and not differences(a, b, {}).agrees
+
+
 def test_a_restart_in_the_middle_keeps_all_steps(tmp_path: Path) -> None:
     """A run that starts again at an earlier step loses none of the steps that only the first part made."""
     log(tmp_path, {0: {"loss": 1.0}, 1: {"loss": 2.0}, 2: {"kl": 3.0}}, at=1.0)

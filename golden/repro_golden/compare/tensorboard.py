@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,12 @@ def read_events(folder: Path) -> dict[int, dict[str, float]]:
     whole name (``train/grad_norm``). Everything that is no scalar is passed over. A file that was cut short counts up
     to its last whole record.
 
+    What ``add_scalars("loss", {"policy": ...})`` wrote, in a folder of its own, is ``loss/policy``. Another tag that
+    several folders hold is one metric where they wrote it one after the other, as after a restart. Where they wrote it
+    at the same time it is one in each of them: ``eval/loss``.
+
     Args:
-        folder: Searched with all folders in it, so give one run's folder where several runs lie side by side.
+        folder: Searched with all folders in it.
 
     Returns:
         By step, in their order, the values by tag.
@@ -48,27 +52,58 @@ def read_events(folder: Path) -> dict[int, dict[str, float]]:
     files = event_files(folder)
     if not files:
         raise ReproError(f"{folder} holds no TensorBoard event file (*tfevents*): give the folder that the run wrote")
+    told: dict[str, dict[Path, _Values]] = {}
+    for of, values in itertools.groupby(sorted(files, key=lambda path: path.parent), key=lambda path: path.parent):
+        for tag, each in _of_folder(values).items():
+            told.setdefault(_grouped(tag, of, {path.parent for path in files}), {})[of] = each
     newest: dict[tuple[int, str], tuple[float, float]] = {}
-    began: list[tuple[float, int, Path]] = []
-    folders: dict[tuple[int, str], Path] = {}
-    for path in files:
-        for at, step, tag, value in _scalars(path):
-            if tag is None:
-                began.append((at, step, path.parent))
-                continue
-            known = newest.get((step, tag))
-            if known is None or at >= known[0]:
-                newest[step, tag], folders[step, tag] = (at, value), path.parent
-    for at, first, folder_of in began:  # a run that began anew there took back what was logged from that step on
-        for key in [key for key, (then, _) in newest.items() if key[0] >= first and then < at]:
-            if folders[key] == folder_of:
-                del newest[key]
+    for tag, folders in told.items():
+        beside = _at_once(folders.values())
+        for of, each in folders.items():
+            name = f"{of.relative_to(folder)}/{tag}" if beside and of != folder else tag
+            for step, (at, value) in each.items():
+                if at >= newest.get((step, name), (at, 0.0))[0]:
+                    newest[step, name] = at, value
     if not newest:
         raise ReproError(f"the TensorBoard event files of {folder} hold no scalar: is it the training run's folder?")
     scalars: dict[int, dict[str, float]] = {}
     for step, tag in sorted(newest):
         scalars.setdefault(step, {})[tag] = newest[step, tag][1]
     return scalars
+
+
+_Values = dict[int, tuple[float, float]]
+"""By step, the wall time at which a value was written, and the value."""
+
+
+def _of_folder(files: Iterable[Path]) -> dict[str, _Values]:
+    """The values of one folder's files, by tag: those that count."""
+    told: dict[str, _Values] = {}
+    began: list[tuple[float, int]] = []
+    for path in files:
+        for at, step, tag, value in _scalars(path):
+            if tag is None:
+                began.append((at, step))
+            elif at >= told.setdefault(tag, {}).get(step, (at, 0.0))[0]:
+                told[tag][step] = at, value
+    for at, first in began:  # a run that began anew there took back what was logged from that step on
+        for values in told.values():
+            for step in [step for step, (then, _) in values.items() if step >= first and then < at]:
+                del values[step]
+    return {tag: values for tag, values in told.items() if values}
+
+
+def _grouped(tag: str, folder: Path, folders: Set[Path]) -> str:
+    """A tag, with the name of its value where `add_scalars` wrote it: that makes a folder for each beside its own."""
+    begin = f"{tag.replace('/', '_')}_"
+    grouped = folder.parent in folders and folder.name.startswith(begin) and folder.name != begin
+    return f"{tag}/{folder.name.removeprefix(begin)}" if grouped else tag
+
+
+def _at_once(folders: Collection[_Values]) -> bool:
+    """Whether several folders hold values that were not written one folder after the other."""
+    spans = sorted((min(at for at, _ in each.values()), max(at for at, _ in each.values())) for each in folders)
+    return any(start <= end for (_, end), (start, _) in itertools.pairwise(spans))
 
 
 def _scalars(path: Path) -> Iterator[tuple[float, int, str | None, float]]:
