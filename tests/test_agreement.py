@@ -238,6 +238,30 @@ def test_one_metric_more_hides_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("ranks", "more", "new"),
+    [
+        (1, "pass@8", "pass@8"),
+        (1, "loss#val", "loss#val"),
+        (4, "pass@8", "pass@8"),
+        (16, "pass@8", ""),  # rank 8, which had told nothing
+        (1, "loss#1", ""),
+        (2, "kl@1", "kl"),
+    ],
+)
+def test_a_number_in_a_name_may_be_no_rank(tmp_path: Path, ranks: int, more: str, new: str) -> None:
+    """`pass@8` beside `pass@1` is one metric more, unless so many ranks trained that one of them may have told it."""
+    a, b = (
+        told(tmp_path / "a", {"loss": 1.0, "pass@1": 1.0}),
+        told(tmp_path / "b", {"loss": 1.0, "pass@1": 1.0, more: 1.0}),
+    )
+    for trace in (a, b):
+        trace.header = replace(trace.header, identity={"host": {}, "layout": {"ranks": str(ranks)}})
+    comparison = compare(a, b)
+    assert comparison.equal is bool(new)
+    assert not new or str(comparison.looked).endswith(f"1 column is written by one side only: {new}")
+
+
+@pytest.mark.parametrize(
     ("more", "equal"),
     [
         ([{"loss": 1.0, "epoch": 0.5}, {"loss": 2.0, "epoch": 1.0}], True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from repro_golden.trace import Trace
-from repro_golden.trace.columns_written import column_of, columns_of, machine_numbers
+from repro_golden.trace.columns_written import COLUMN, column_of, columns_of, machine_numbers
 from repro_golden.trace.families import BESIDE, SINCE, family, file_of, group, optimizers, plain
 from repro_golden.trace.model import METRIC, PHASES, Row
 
@@ -27,8 +28,8 @@ class Unlike:
         blind: Which were made by a recorder that looks at no family (`families`): some of ``ab``.
         columns: Columns that a trainer writes of its own accord (`columns_written`) and that one side has in no step,
             with the side that has them.
-        told: The metrics that the baseline tells in any step; asked where the other side tells one more. None where one
-            more is a difference.
+        new: Which metric a name of the other side tells that the baseline tells in no step, '' for one that it does;
+            None where one more is a difference.
         earlier: Whether only one was made by a recorder that did not keep each number of a name, nor know of a scaler
             whose `step` is not called.
     """
@@ -36,7 +37,7 @@ class Unlike:
     blind: str = ""
     earlier: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
-    told: Callable[[], frozenset[str]] | None = None
+    new: Callable[[str], str] | None = None
 
 
 ALIKE = Unlike()
@@ -86,13 +87,23 @@ def unlike(a: Trace, b: Trace) -> Unlike:
         names_a, names_b = machine_numbers(a), machine_numbers(b)
     earlier = (a.header.recorder < _EACH_SINCE) != (b.header.recorder < _EACH_SINCE)
     one_sided = dict.fromkeys(names_a - names_b, "a") | dict.fromkeys(names_b - names_a, "b")
-    return Unlike(blind, earlier, one_sided, functools.partial(_told, a))
+    return Unlike(blind, earlier, one_sided, functools.partial(_new, a, b))
+
+
+def _new(a: Trace, b: Trace, name: str) -> str:
+    metric = _base(name, _ranks(b))
+    return "" if metric in _told(a) else metric
+
+
+def _ranks(trace: Trace) -> float:
+    """How many ranks a trace is of; infinite where it does not say."""
+    return float(trace.header.identity.get("layout", {}).get("ranks") or math.inf)
 
 
 @functools.lru_cache(maxsize=8)
 def _told(trace: Trace) -> frozenset[str]:
     """The metrics of all steps, however often and by whom they are told: the other side may have made fewer."""
-    return frozenset(_base(name) for record in trace.steps for name in record.compared)
+    return frozenset(_base(name, _ranks(trace)) for record in trace.steps for name in record.compared)
 
 
 def differing(
@@ -132,7 +143,7 @@ def differing(
     new = _new_metrics(rows_a, rows_b, unlike)
     differences = [
         entry for entry in differences
-        if not (entry[0] == "added" and entry[1].dtype == METRIC and column_of(entry[1]) in new)
+        if not (entry[0] == "added" and entry[1].dtype == METRIC and entry[1].name in new)
     ]  # fmt: skip
     ended = _ended(rows_a) != _ended(rows_b)
     differences = [entry for entry in differences if not _unknowable(*entry[:2], unlike, ended=ended)]
@@ -147,8 +158,8 @@ def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) 
     difference, for what it was is no longer known.
     """
     objects = one_sided(rows_a, rows_b, unlike)
-    new = dict.fromkeys(_new_metrics(rows_a, rows_b, unlike), "b")
-    return _without(objects, _partners(rows_a, rows_b, objects)) | new
+    new = set(_new_metrics(rows_a, rows_b, unlike).values())
+    return _without(objects, _partners(rows_a, rows_b, objects)) | {f"{COLUMN}{metric}": "b" for metric in new}
 
 
 def one_sided(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) -> dict[str, str]:
@@ -249,23 +260,25 @@ def _files(rows: Sequence[Row]) -> dict[str, set[tuple[object, ...]]]:
     return contents
 
 
-def _new_metrics(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike) -> set[str]:
-    """The metrics that the baseline tells in no step, as columns; all that are told again or by a rank are one."""
-    more = {name: row for row in rows_b if row.dtype == METRIC and (name := column_of(row))}
-    for row in rows_a:
-        more.pop(column_of(row) or "", None)
-    if not more or unlike.told is None:
-        return set()
-    told = unlike.told()
-    return {name for name, row in more.items() if _base(row.name) not in told}
+def _new_metrics(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike) -> dict[str, str]:
+    """Names of the other side that tell what the baseline tells in no step, and the metric that each is of."""
+    if unlike.new is None:
+        return {}
+    known = {row.name for row in rows_a if row.dtype == METRIC}
+    more = [row.name for row in rows_b if row.dtype == METRIC and row.name not in known and column_of(row)]
+    return {name: metric for name in more if (metric := unlike.new(name))}
 
 
-def _base(metric: str) -> str:
-    """A metric's name without what tells its tellings apart: ``loss#1``, ``loss@0``, ``lr#logged``."""
-    return _TELLING.split(metric, maxsplit=1)[0]
+def _base(metric: str, ranks: float) -> str:
+    """A metric's name without what tells its tellings apart: ``loss#1``, ``loss@0``, ``lr#logged``.
+
+    Of fewer ranks than the number says, that is part of the name: ``pass@8``.
+    """
+    base, at, rank = _TELLING.split(metric, maxsplit=1)[0].rpartition("@")
+    return base if at and rank.isdecimal() and int(rank) < ranks else base + at + rank
 
 
-_TELLING = re.compile("[#@]")
+_TELLING = re.compile("#(?:[0-9]|more|new|after|logged)")
 
 
 def _object(row: Row) -> str | None:
