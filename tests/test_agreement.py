@@ -27,6 +27,7 @@ from repro_golden.case.file import Bound, Case, Compare
 from repro_golden.compare.traces import compare, kl_of_step, violations
 from repro_golden.runs.proofs import first_step_checks, measure_noise, not_vacuous
 from repro_golden.trace import Row, Trace, seal
+from repro_golden.trace.model import PHASES
 from repro_golden.trace.token_columns import kept
 from repro_golden.trace.writer import metric_row
 
@@ -96,6 +97,32 @@ def test_values_that_are_not_finite_agree_on_nothing(tmp_path: Path) -> None:
     brought = compare_traces(good, bad, BOUNDS)
     assert brought.verdict == "moved" and brought.first is not None and brought.first.name == "w"
     assert compare_traces(good, good, BOUNDS).nonfinite is None
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_gradients_that_a_scaler_found_too_large_are_no_fault(tmp_path: Path, sealed: bool) -> None:
+    """A step that was skipped for them is how a scaler looks for its scale; without its word they are a fault."""
+    gradients = [metric_row("grad", "grad_norm", math.inf), column("grad", "w", 1.0, math.inf)]
+    after = [metric_row("loss", "train/grad_norm", math.inf), column("update", "w", 1.0, 2.0)]
+    skipped = metric_row("update", "skipped", 1.0)
+    finite = parse_predicate("finite")
+
+    def made(name: str, *more: Row) -> Trace:
+        rows = [metric_row("loss", "loss", 1.0), *gradients, *after, *more]
+        trace = write(tmp_path / name, [sorted(rows, key=lambda row: PHASES.index(row.phase))])
+        if sealed:
+            seal(trace.directory)
+        return Trace(trace.directory)
+
+    well = made("skipped", skipped)
+    assert compare(well, well).equal and first_violation(finite, well, well) is None
+    proofs = [proof.detail for proof in not_vacuous(well) if proof.name == "all values finite"]
+    assert proofs and "not finite" not in proofs[0]
+    for name, more in {"none": (), "a metric of that name": (metric_row("loss", "skipped", 1.0),)}.items():
+        bad = made(name, *more)
+        assert not compare(bad, bad).equal and first_violation(finite, bad, bad) is not None
+    weights = made("weights", skipped, column("update", "exp_avg/w", math.nan))
+    assert not compare(weights, weights).equal
 
 
 def test_two_replays_of_a_night_end_alike_and_make_what_is_asked(tmp_path: Path) -> None:

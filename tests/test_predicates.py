@@ -12,9 +12,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro_bisect.predicates.predicates import Bitwise, Bounds, Exceeds, Exit, Finite, first_violation, parse_predicate
+from repro_bisect.predicates.predicates import (
+    Bitwise,
+    Bounds,
+    Exceeds,
+    Exit,
+    Finite,
+    UnjudgedError,
+    first_violation,
+    parse_predicate,
+)  # fmt: skip
+from repro_bisect.probe.answers import Skip, judge
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Bound
+from repro_golden.compare.traces import kl_of_step
 from repro_golden.trace import Header, Row, Trace, TraceWriter
 from repro_golden.trace.signals import Signals
 from repro_golden.trace.writer import digest_row, metric_row
@@ -155,6 +166,42 @@ def test_kl_is_over_its_limit_or_not(tmp_path: Path) -> None:
     a, b = pair(tmp_path / "none", [[tensor("forward", "x", 1.0)]], [[tensor("forward", "x", 2.0)]])
     with pytest.raises(ReproError, match="no log_probs"):
         first_violation(parse_predicate("kl>1", HERE), a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_kl_is_of_log_probs_of_any_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
+    """A policy in half or double precision moved by as much as its log-probs did, and by nothing where they did not."""
+
+    def made(loss: float, first: float) -> list[list[Row]]:
+        log_probs = tensor("forward", "log_probs", first, -2.0, -0.5, dtype=dtype)
+        return [[tensor("forward", "loss", loss), log_probs]]
+
+    a, b = pair(tmp_path / "loss", made(1.0, -1.0), made(2.0, -1.0))
+    assert first_violation(parse_predicate("kl>0", HERE), a, b) is None
+    a, b = pair(tmp_path / "moved", made(1.0, -1.0), made(2.0, -1.5))
+    assert first_violation(parse_predicate("kl>0.01", HERE), a, b) is not None
+
+
+def test_kl_is_of_the_same_tokens(tmp_path: Path) -> None:
+    """Log-probs of other tokens are no change of the policy: such a probe is neither good nor bad."""
+    rule = parse_predicate("kl>0.01", HERE)
+    tokens, log_probs = [tensor("input", "tokens", 1.0, 2.0)], [tensor("forward", "log_probs", -1.0, -2.0)]
+    others, swapped = [tensor("input", "tokens", 2.0, 1.0)], [tensor("forward", "log_probs", -2.0, -1.0)]
+    a, b = pair(tmp_path / "a", [tokens + log_probs], [others + swapped])
+    assert judge(rule, a, b, 1) == Skip("the two show other tokens (tokens) at step 0: kl>0.01 has nothing to measure")
+    assert kl_of_step(a, b, 0) is None
+    with pytest.raises(UnjudgedError):
+        first_violation(rule, a, b)
+    a, b = pair(tmp_path / "b", [tokens + log_probs], [tokens + swapped])
+    assert first_violation(rule, a, b) is not None
+    masks = [tensor("input", "loss_mask", *mask) for mask in ((1.0, 1.0), (0.0, 1.0))]
+    near = [tensor("forward", "log_probs", -5.0, -2.0)]
+    a, b = pair(tmp_path / "c", [[masks[0], *tokens, *log_probs]], [[masks[1], *tokens, *near]])
+    assert first_violation(rule, a, b) is None, "of tokens that both sides count"
+    wide = [tensor("input", "loss_mask", 1.0, 1.0, 1.0)]
+    a, b = pair(tmp_path / "d", [wide + log_probs], [wide + swapped])
+    with pytest.raises(ReproError, match="the baseline has a loss_mask that is not of log_probs"):
+        first_violation(rule, a, b)
 
 
 def test_kl_is_of_all_parts_of_the_column(tmp_path: Path) -> None:

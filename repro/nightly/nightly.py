@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -28,7 +29,7 @@ from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Checkout
 from repro_golden.store.rollouts import sampled_by
 from repro_golden.subjects import identity_of
-from repro_golden.trace import StepRecord, Trace
+from repro_golden.trace import Trace
 
 __all__ = ["Asked", "exit_code", "night_of", "overall"]
 
@@ -142,7 +143,7 @@ class _Night:
         self.checks.append(check)
         if trace is None:
             return
-        self.trace, self.metrics = trace, summarise(map(self._judged, trace.steps))
+        self.trace, self.metrics = trace, summarise(self._judged(trace, i) for i in range(len(trace.steps)))
         self.identity = dict(trace.header.identity)
         tonight = Tonight(
             checkout=checkout, case=case, commit=self.commit, tree=self.tree, paths=paths, machine=self.machine,
@@ -162,18 +163,24 @@ class _Night:
         if judgement.check.status == "changed" and self.asked.bisect and judgement.good:
             self._bisect(judgement.good)
 
-    def _judged(self, record: StepRecord) -> dict[str, float]:
-        """The metrics that a night keeps: those that rows have, and what was read from text where a bound is on it."""
+    def _judged(self, trace: Trace, index: int) -> dict[str, float]:
+        """The metrics that a night keeps: those that rows have, and what was read from text where a bound is on it.
+
+        Without what is not finite on purpose (`Trace.nonfinite`).
+        """
+        record = trace.steps[index]
         bounded = [name for metric in self.case.compare.bounds for name in tellings(metric, record.metrics)]
-        return record.compared | {name: record.metrics[name] for name in bounded}
+        kept = record.compared | {name: record.metrics[name] for name in bounded}
+        bad = set(trace.nonfinite_numbers(index)) if record.nonfinite else set()
+        return {name: value for name, value in kept.items() if math.isfinite(value) or name in bad}
 
     def _metrics(self, tonight: Tonight, baseline: Baseline, spared: str) -> Check:
         table = self.case.nightly
         table = table.model_copy(update={"history": self.asked.last}) if self.asked.last else table
         history = [] if spared else [night.metrics for night in tonight.trusted(baseline)]
         where: dict[str, int] = {}
-        for record in reversed(tonight.trace.steps):
-            where |= dict.fromkeys(record.nonfinite, record.step)
+        for index, record in reversed([*enumerate(tonight.trace.steps)]):
+            where |= dict.fromkeys(tonight.trace.nonfinite_numbers(index), record.step)
         bad = tonight.trace.first_nonfinite()
         if bad and not nonfinite(self.metrics):  # in a tensor, or in a number that is only shown
             return Check("metrics", "error", line(f"not finite: {bad}"))

@@ -29,12 +29,12 @@ from repro_golden.compare.mismatch.bounds import breaches
 from repro_golden.compare.mismatch.change import MismatchChange, mismatch_change
 from repro_golden.compare.traces import (
     NO_AGREEMENT,
-    ON_PURPOSE,
     Divergence,
     failed_since,
     first_difference,
     jsonable,
     named_alike,
+    on_purpose,
     violations,
 )
 from repro_golden.repository.checkout import Checkout
@@ -324,7 +324,8 @@ class _Pair:
             return self._result("unverifiable", f"{noisy} {why}")
         compared = compare_traces(first, other, self.case.compare)
         if compared.verdict in ("identical", "within") and compared.nonfinite:
-            return self._result("unverifiable", f"{NO_AGREEMENT}: first {compared.nonfinite}; {ON_PURPOSE}")
+            bad = compared.nonfinite
+            return self._result("unverifiable", f"{NO_AGREEMENT}: first {bad}{on_purpose(bad)}")
         self.notes += scheduler.tell_length("BASE", first)
         if compared.verdict in ("identical", "within"):
             compared = self._twice(scheduler, other, compared)

@@ -16,24 +16,23 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from repro_bisect.predicates.ci.checks import parse_ci
-from repro_golden.base.errors import ReproError
+from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.case.file import Bound, Compare
 from repro_golden.compare.coverage import Coverage, coverage_of, only_bounds
 from repro_golden.compare.renames import aligned
 from repro_golden.compare.step_difference import differing, unlike
 from repro_golden.compare.traces import (
     Divergence,
+    NoKl,
     check_comparable,
     first_difference,
-    kl_of_step,
+    kl_between,
     measured,
     named_alike,
     violations,
 )
 from repro_golden.trace import Trace
-from repro_golden.trace.families import masks
 from repro_golden.trace.model import DIGEST
-from repro_golden.trace.token_columns import column_parts
 
 __all__ = [
     "Bitwise",
@@ -43,6 +42,7 @@ __all__ = [
     "Finite",
     "Own",
     "Predicate",
+    "UnjudgedError",
     "first_violation",
     "looked_between",
     "of_case",
@@ -56,6 +56,10 @@ KNOWN = (
 )
 
 
+class UnjudgedError(NotVerifiableError):
+    """A probe of which the predicate cannot say anything: it is neither good nor bad."""
+
+
 class Predicate(Protocol):
     """What makes a probe BAD."""
 
@@ -64,7 +68,11 @@ class Predicate(Protocol):
         """As it is written."""
 
     def at(self, a: Trace, b: Trace, index: int) -> Divergence | None:
-        """What of the `index`-th step that baseline `a` and probe `b` both have violates it."""
+        """What of the `index`-th step that baseline `a` and probe `b` both have violates it.
+
+        Raises:
+            UnjudgedError: nobody can tell.
+        """
 
     def looked(self, baseline: Trace | None) -> Coverage:
         """What it judges of probes of a baseline; None where there are no traces."""
@@ -96,18 +104,17 @@ class Bitwise:
 
 @dataclass(frozen=True)
 class Finite:
-    """Some signal or printed number is a NaN or an infinity, whatever the baseline holds; see `masks`."""
+    """Some signal or printed number is a NaN or an infinity, whatever the baseline holds; see `Trace.nonfinite`."""
 
     text: str = "finite"
 
     def at(self, a: Trace, b: Trace, index: int) -> Divergence | None:  # noqa: ARG002 - the baseline plays no part
         """See `Predicate`."""
-        for row in b.rows(index):
-            if row.nonfinite and not masks(row.phase, row.name):
-                detail = f"{row.nonfinite} non-finite of {row.dtype} {list(row.shape)}"
-                return Divergence(b.steps[index].step, row.phase, row.name, "bound", detail)
+        for row in b.nonfinite(index):
+            detail = f"{row.nonfinite} non-finite of {row.dtype} {list(row.shape)}"
+            return Divergence(b.steps[index].step, row.phase, row.name, "bound", detail)
         record = b.steps[index]
-        shown = ((name, record.metrics[name]) for name in record.nonfinite)  # what was printed is in no row
+        shown = ((name, record.metrics[name]) for name in b.nonfinite_numbers(index))  # what was printed is in no row
         return next((Divergence(record.step, "loss", name, "bound", repr(value)) for name, value in shown), None)
 
     def looked(self, baseline: Trace | None) -> Coverage:
@@ -162,11 +169,13 @@ class Exceeds:
 
     def _kl(self, a: Trace, b: Trace, index: int) -> Divergence | None:
         step = a.steps[index].step
-        kl = kl_of_step(a, b, index)
-        if kl is None:
-            if not column_parts(a.rows(index), "log_probs"):
-                raise ReproError(f"the baseline has no log_probs at step {step}: {self.text} has nothing to measure")
-            return Divergence(step, "forward", "log_probs", "bound", "no log_probs of the baseline's shape: no KL")
+        kl = kl_between(a, b, index)
+        if isinstance(kl, NoKl):
+            if kl.of == "a":
+                raise ReproError(f"the baseline has {kl.why} at step {step}: {self.text} has nothing to measure")
+            if kl.of == "both":
+                raise UnjudgedError(f"{kl.why} at step {step}: {self.text} has nothing to measure")
+            return Divergence(step, "forward", "log_probs", "bound", kl.why)
         if kl[1] <= self.limit:  # NaN is not
             return None
         return Divergence(step, "forward", "log_probs", "bound", f"KL k3 {kl[1]:.3g}, allowed {self.limit:.3g}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from repro_bisect.predicates.predicates import Own, Predicate, first_violation
+from repro_bisect.predicates.predicates import Own, Predicate, UnjudgedError, first_violation
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.compare.traces import Divergence, first_difference
 from repro_golden.recording.operations.stream import Stream
@@ -64,13 +64,17 @@ Answer: TypeAlias = Trace | Code | Skip
 def judge(predicate: Predicate, baseline: Trace, trace: Trace, bound: int) -> Divergence | Skip | None:
     """The first violation by a probe within the first `bound` steps: its presence means BAD.
 
-    A `Skip` where the probe has fewer steps than that and is good as far as it goes, so that it proves nothing.
+    A `Skip` where the probe has fewer steps than that and is good as far as it goes, or where the predicate cannot
+    judge it, so that it proves nothing.
     """
     wanted = min(bound, len(baseline.steps))
     short = Skip(f"it ends after {len(trace.steps)} of {wanted} steps, good as far as it goes")
     if len(trace.steps) < wanted and isinstance(predicate, Own):
         return short
-    violation = first_violation(predicate, baseline, trace, bound)
+    try:
+        violation = first_violation(predicate, baseline, trace, bound)
+    except UnjudgedError as error:
+        return Skip(str(error))
     return short if violation is None and len(trace.steps) < wanted else violation
 
 

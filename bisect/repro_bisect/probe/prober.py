@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from repro_bisect.axes.axis import Axis, short
-from repro_bisect.predicates.predicates import Exit, Own, Predicate, first_violation
+from repro_bisect.predicates.predicates import Exit, Own, Predicate, UnjudgedError, first_violation
 from repro_bisect.probe import recordings, states
 from repro_bisect.probe.answers import Answer, Code, Recording, Skip
 from repro_bisect.probe.cost import Bill, Cost, Stage
@@ -366,7 +366,10 @@ class Prober:
         """Whether a trace that may have been cut off is BAD all the same, within so many steps."""
         if asked.baseline is None or isinstance(self.predicate, Own):
             return False
-        return first_violation(self.predicate, asked.baseline, trace, asked.steps) is not None
+        try:
+            return first_violation(self.predicate, asked.baseline, trace, asked.steps) is not None
+        except UnjudgedError:
+            return False
 
     def _replay(
         self,

@@ -8,7 +8,7 @@ import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,18 +18,20 @@ from repro_golden.base.observed import tellings
 from repro_golden.case.file import Bound, Compare
 from repro_golden.case.identity import Difference, Identity
 from repro_golden.compare.coverage import Coverage, coverage_of, only_bounds
+from repro_golden.compare.name_matching import content
 from repro_golden.compare.renames import NOTHING, Renames, aligned, first_other_chain
 from repro_golden.compare.step_difference import differing, unlike
 from repro_golden.trace import NotFinite, Row, Trace, read_dump
+from repro_golden.trace.families import family
 from repro_golden.trace.tensor_difference import TensorDifference, measure, policy_kl
-from repro_golden.trace.token_columns import column_parts, kept, part_of
+from repro_golden.trace.token_columns import column_parts, kept, part_of, side_by_side
 
 __all__ = [
     "NO_AGREEMENT",
-    "ON_PURPOSE",
     "Comparison",
     "Divergence",
     "MetricChange",
+    "NoKl",
     "check_identities",
     "compare",
     "ended_early",
@@ -37,9 +39,11 @@ __all__ = [
     "first_difference",
     "first_divergent_index",
     "jsonable",
+    "kl_between",
     "kl_of_step",
     "measured",
     "named_alike",
+    "on_purpose",
     "require_finite",
     "violations",
 ]
@@ -162,7 +166,12 @@ def jsonable(value: Any) -> Any:
 
 
 NO_AGREEMENT = "nothing differs, but values that are not finite agree on nothing"
-ON_PURPOSE = "[observe] ignore leaves out what is so on purpose"
+
+
+def on_purpose(bad: NotFinite) -> str:
+    """What leaves out a value that is not finite on purpose, behind a comma; '' where nothing does."""
+    named = bad.phase in ("", "loss") or family(bad.phase, bad.name) not in (None, "end")
+    return ", [observe] ignore leaves out what is so on purpose" if named else ""
 
 
 def ended_early(a: int, b: int) -> str:
@@ -184,7 +193,7 @@ def require_finite(trace: Trace) -> None:
         NotVerifiableError: it has a value that is not.
     """
     if bad := trace.first_nonfinite():
-        raise NotVerifiableError(f"{NO_AGREEMENT}: first {bad}; `--when finite` searches for it, {ON_PURPOSE}")
+        raise NotVerifiableError(f"{NO_AGREEMENT}: first {bad}; `--when finite` searches for it{on_purpose(bad)}")
 
 
 def compare(a: Trace, b: Trace, rule: Compare | None = None, *, prefix: bool = False) -> Comparison:
@@ -365,25 +374,72 @@ def _metric_changes(a: Trace, b: Trace, index: int) -> list[MetricChange]:
 
 
 def kl_of_step(a: Trace, b: Trace, index: int) -> tuple[float, float] | None:
+    """KL(a || b) of one step as (k1, k3); None where nothing can be measured (`kl_between`)."""
+    kl = kl_between(a, b, index)
+    return None if isinstance(kl, NoKl) else kl
+
+
+class NoKl(NamedTuple):
+    """Why there is no KL of a step.
+
+    Attributes:
+        of: What lacks it: the baseline ``a``, the other side ``b``, or ``both``, which show other tokens.
+        why: In words.
+    """
+
+    of: Literal["a", "b", "both"]
+    why: str
+
+
+_TOKENS = ("tokens", "input_ids", "responses")
+"""Columns that say which tokens the log-probs are of."""
+
+
+def kl_between(a: Trace, b: Trace, index: int) -> tuple[float, float] | NoKl:
     """KL(a || b) of one step as (k1, k3), over all parts of the column: micro-batches, and ranks.
 
-    None without float32 log-prob columns of the same parts and shapes on both sides, or a mask that is known (`kept`).
+    Tokens count that the masks of both sides keep (`kept`).
     """
-    sides = [column_parts(trace.rows(index), "log_probs") for trace in (a, b)]
-    masks = column_parts(a.rows(index), "loss_mask")
-    if not sides[0] or sides[0].keys() != sides[1].keys():
-        return None
-    before, after, keep = b"", b"", list[Any]()
-    for part, x in sides[0].items():
-        y = sides[1][part]
-        if x.values is None or y.values is None or x.shape != y.shape or (x.dtype, y.dtype) != ("float32", "float32"):
-            return None
-        counted = kept(part_of(masks, part), x)
-        if counted is None:
-            return None
-        before, after = before + x.values, after + y.values
-        keep.append(counted)
-    return policy_kl(before, after, np.concatenate(keep))
+    rows_a, rows_b = a.rows(index), b.rows(index)
+    before, after = column_parts(rows_a, "log_probs"), column_parts(rows_b, "log_probs")
+    masks, others = column_parts(rows_a, "loss_mask"), column_parts(rows_b, "loss_mask")
+    if not before:
+        return NoKl("a", "no log_probs")
+    counted = {part: _counted(row, part_of(masks, part)) for part, row in before.items()}
+    if unknown := next((why for why in counted.values() if isinstance(why, str)), None):
+        return NoKl("a", unknown)
+    if before.keys() != after.keys():
+        return NoKl("b", "no log_probs of the baseline's parts: no KL")
+    pieces: list[Any] = []
+    for part, x in before.items():
+        if x.shape != after[part].shape:
+            return NoKl("b", "no log_probs of the baseline's shape: no KL")
+        values, also = side_by_side(x, after[part]), kept(part_of(others, part), after[part])
+        if values is None:
+            return NoKl("b", f"log_probs of {after[part].dtype} that were not kept: no KL")
+        keep = counted[part]
+        pieces.append([*values, keep if also is None else keep & also])
+    if other := _other_tokens(rows_a, rows_b):
+        return NoKl("both", f"the two show other tokens ({other})")
+    return policy_kl(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
+
+
+def _counted(column: Row, mask: Row | None) -> Any:
+    """Which tokens of a column of log-probs count; why that cannot be said, in words."""
+    if side_by_side(column, column) is None:
+        return f"log_probs of {column.dtype} {list(column.shape)} whose values were not kept"
+    counted = kept(mask, column)
+    return f"a loss_mask that is not of log_probs {list(column.shape)}" if counted is None else counted
+
+
+def _other_tokens(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> str:
+    """The column of tokens that both sides show and that differs; '' where none does."""
+    for name in _TOKENS:
+        sides = column_parts(rows_a, name), column_parts(rows_b, name)
+        alike = {part: content(sides[0][part]) == content(sides[1][part]) for part in sides[0].keys() & sides[1].keys()}
+        if not all(alike.values()):
+            return name
+    return ""
 
 
 @functools.lru_cache(maxsize=64)

@@ -14,7 +14,7 @@ from repro_golden.base.canonical import encode_float
 from repro_golden.base.checks import Proof
 from repro_golden.base.errors import ReproError
 from repro_golden.base.observed import tellings
-from repro_golden.compare.traces import ON_PURPOSE, first_difference
+from repro_golden.compare.traces import first_difference, on_purpose
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.checkpoints import checkpoint_content
 from repro_golden.trace.model import DIGEST
@@ -158,7 +158,7 @@ def not_vacuous(trace: Trace, *, recorded: bool = True) -> list[Proof]:
             judged, where the trainer writes them.
     """
     nonfinite = trace.first_nonfinite()
-    bad = "" if nonfinite is None else f"not finite: {nonfinite}; {ON_PURPOSE}"
+    bad = "" if nonfinite is None else f"not finite: {nonfinite}{on_purpose(nonfinite)}"
     gradients = 0
     every = [row for index in range(len(trace.steps)) for row in trace.rows(index)]
     # a parameter is what has a gradient; its values are the starting weight and those after each update

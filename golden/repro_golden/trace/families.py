@@ -11,7 +11,20 @@ from collections.abc import Iterable
 
 from repro_golden.trace.model import METRIC, Row
 
-__all__ = ["BESIDE", "FAMILIES", "SINCE", "UNREAD", "family", "file_of", "group", "masks", "optimizers", "plain"]
+__all__ = [
+    "BESIDE",
+    "FAMILIES",
+    "SINCE",
+    "UNREAD",
+    "family",
+    "file_of",
+    "group",
+    "is_norm",
+    "masks",
+    "optimizers",
+    "plain",
+    "unscaled",
+]
 
 FAMILIES = {
     "buffer": "buffers of modules with a parameter that an optimizer holds",
@@ -68,6 +81,16 @@ def masks(phase: str, name: str) -> bool:
     """Whether a signal is of a family of which some hold infinities on purpose: masks, and the best value so far."""
     name = plain(name).removeprefix("end/")  # what the end shows are the same objects once more
     return family(phase, name) not in (None, "frozen", "copy", "leaf")
+
+
+def unscaled(rows: Iterable[Row]) -> bool:
+    """Whether no step was made of a step's gradients, since a gradient scaler found some that are not finite."""
+    return any(row.phase == "update" and row.dtype == METRIC and plain(row.name) == "skipped" for row in rows)
+
+
+def is_norm(metric: str) -> bool:
+    """Whether a metric is the gradients' norm, whoever tells it and however often."""
+    return re.split("[#@?]", metric, maxsplit=1)[0].rpartition("/")[2] == "grad_norm"
 
 
 def file_of(phase: str, name: str) -> str | None:

@@ -16,7 +16,7 @@ from repro_golden.base.canonical import check_format, digest, read_json
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint.definition import SCHEME, reference_in_pieces
 from repro_golden.trace import columns, frames
-from repro_golden.trace.families import masks
+from repro_golden.trace.families import is_norm, masks, unscaled
 from repro_golden.trace.model import FORMAT, Header, NotFinite, Row, StepRecord, checked, dump_path, root
 from repro_golden.trace.step_log import STEPS, IndexedSteps, StepLog, indexed
 from repro_golden.trace.writer import HEADER
@@ -151,26 +151,47 @@ class Trace:
             return True
 
     def first_nonfinite(self) -> NotFinite | None:
-        """What is NaN or infinite first: a signal, or a number that was printed.
-
-        Buffers are left out, and modules and files that may hold some: a mask of attention is infinite on purpose.
+        """What is NaN or infinite first that should not be (`nonfinite`): a signal, or a number that was printed.
 
         Raises:
             ReproError: the rows are missing or damaged.
         """
         signal = self._first_nonfinite_signal()
-        printed = (NotFinite(record.step, "", name) for record in self.steps for name in record.nonfinite)
+        printed = (NotFinite(r.step, "", name) for i, r in enumerate(self.steps) for name in self.nonfinite_numbers(i))
         every = [bad for bad in (signal, next(printed, None)) if bad is not None]
         return min(every, key=lambda bad: bad.step, default=None)
 
+    def nonfinite(self, index: int) -> list[Row]:
+        """The signals of a step that are NaN or infinite and should not be.
+
+        Buffers are left out, and modules and files that may hold some: a mask of attention is infinite on purpose. So
+        are gradients, and their norm, that a scaler found so and made no step of: it looks for its scale in that way.
+
+        Raises:
+            ReproError: the rows are missing or damaged.
+        """
+        return [row for row in self.rows(index) if row.nonfinite and not self._on_purpose(index, row.phase, row.name)]
+
+    def nonfinite_numbers(self, index: int) -> list[str]:
+        """Likewise the metrics of a step, also those that are in no row.
+
+        Raises:
+            ReproError: the rows are missing or damaged.
+        """
+        return [name for name in self.steps[index].nonfinite if not self._on_purpose(index, "", name)]
+
+    def _on_purpose(self, index: int, phase: str, name: str) -> bool:
+        return masks(phase, name) or ((phase == "grad" or is_norm(name)) and _unscaled(self, index))
+
     def _first_nonfinite_signal(self) -> NotFinite | None:
         if self._log is not None:
-            every = ((record.step, row) for i, record in enumerate(self.steps) for row in self.rows(i) if row.nonfinite)
-            named = (NotFinite(step, row.phase, row.name) for step, row in every)
-            return next((bad for bad in named if not masks(bad.phase, bad.name)), None)
+            bad = ((record.step, row) for i, record in enumerate(self.steps) for row in self.nonfinite(i))
+            return next((NotFinite(step, row.phase, row.name) for step, row in bad), None)
         try:
             rows = (row for row in self._columns.nonfinite() if row[0] < self._row_count)
-            first = next((row for row in rows if not masks(*row[1:])), None)
+            first = next((row for row in rows if not self._on_purpose(self._step_at(row[0]), *row[1:])), None)
+        except ReproError:
+            raise
         except FileNotFoundError:
             raise ReproError(f"{self.directory} has no rows: run `repro golden pull`, or record it again") from None
         except Exception as error:  # noqa: BLE001 - pyarrow raises many kinds for a damaged file
@@ -205,6 +226,11 @@ def read_dump(trace: Trace, step: int, row: Row) -> bytes | None:
         return None
     known = row.placement is not None or reference_in_pieces(content) == row.lanes
     return content if known else None
+
+
+@lru_cache(maxsize=64)
+def _unscaled(trace: Trace, index: int) -> bool:
+    return unscaled(trace.rows(index))
 
 
 @lru_cache(maxsize=64)

@@ -222,19 +222,19 @@ def _integers(dtype: str, a: bytes, b: bytes, total: int) -> TensorDifference:
     return TensorDifference(elements, total, int(differ.sum()), None, float(gap) if word != "|u1" else None, None, 0)
 
 
-def policy_kl(log_probs_a: bytes, log_probs_b: bytes, mask: npt.NDArray[np.bool_] | None) -> tuple[float, float]:
+def policy_kl(
+    a: npt.NDArray[np.float64], b: npt.NDArray[np.float64], mask: npt.NDArray[np.bool_] | None
+) -> tuple[float, float]:
     """KL(a || b) over recorded tokens by the k1 and k3 estimators (Schulman, "Approximating KL divergence", 2020).
 
     Args:
-        log_probs_a: float32 [response tokens] of the baseline's policy.
-        log_probs_b: The other policy's, on the same tokens.
+        a: Log-probs of the baseline's policy, in nats, fp64 [response tokens].
+        b: The other policy's, on the same tokens.
         mask: Which tokens count, bool [response tokens], or None for all.
 
     Returns:
         Means over unmasked tokens in fp64; NaN when there are none, or where a log-prob is not finite.
     """
-    a = np.frombuffer(log_probs_a, "<f4").astype(np.float64)
-    b = np.frombuffer(log_probs_b, "<f4").astype(np.float64)
     if mask is not None:
         a, b = a[mask], b[mask]
     if len(a) == 0 or not (np.isfinite(a).all() and np.isfinite(b).all()):

@@ -18,7 +18,8 @@ from repro_golden.store.pulled import file_md5, pointed_md5
 from repro_golden.trace import Row, Trace
 
 __all__ = [
-    "REPRODUCED", "Commits", "changed_keys", "damage", "is_gradient", "is_loss", "is_schedule", "pointer_md5",
+    "REPRODUCED", "Commits", "changed_keys", "damage", "is_gradient", "is_loss", "is_schedule", "nonfinite",
+    "nonfinite_numbers", "pointer_md5",
     "proofs_of", "recorded_md5", "rows",
 ]  # fmt: skip
 
@@ -64,6 +65,19 @@ def rows(trace: Trace, index: int) -> list[Row]:
         return trace.rows(index)
     except _BROKEN as error:
         raise ReproError(f"step {index} of {trace.directory} is damaged ({type(error).__name__})") from None
+
+
+def nonfinite(trace: Trace, index: int) -> list[Row]:
+    """The signals of a step that are NaN or infinite and should not be; see `rows`."""
+    return trace.nonfinite(index) if rows(trace, index) else []
+
+
+def nonfinite_numbers(trace: Trace, index: int) -> list[str]:
+    """Likewise its metrics; all of them where its rows cannot be read."""
+    try:
+        return trace.nonfinite_numbers(index)
+    except (ReproError, *_BROKEN):
+        return trace.steps[index].nonfinite
 
 
 @functools.lru_cache(maxsize=64)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from repro_bisect.predicates.predicates import Bitwise, Exit, Own, Predicate
+from repro_bisect.predicates.predicates import Bitwise, Exit, Own, Predicate, UnjudgedError
 from repro_golden.base.canonical import canonical_json
 from repro_golden.case.file import Case
 from repro_golden.replay.children import ChildFailure, Run
@@ -186,6 +186,9 @@ def _watched(
         trace = trace or Trace(folder)
         trace.more()
         common = min(len(trace.steps), len(against.steps))
-        return any(task.predicate.at(against, trace, index) for index in range(before, common))
+        try:
+            return any(task.predicate.at(against, trace, index) for index in range(before, common))
+        except UnjudgedError:  # all of it is judged at the end
+            return False
 
     return enough

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import TraceRun
-from repro.doctor.facts.goldens import rows
+from repro.doctor.facts.goldens import nonfinite, nonfinite_numbers
 from repro_golden.base.checks import Found, Where, rule
 from repro_golden.base.errors import ReproError
 
@@ -39,7 +38,7 @@ _STEPS = 200
 def _not_finite(run: TraceRun) -> Iterator[Found]:
     trace = run.trace
     for index, record in enumerate(trace.steps):
-        odd = [(name, value) for name, value in record.metrics.items() if not math.isfinite(value)]
+        odd = [(name, record.metrics[name]) for name in nonfinite_numbers(trace, index)]
         if odd:
             name, value = odd[0]
             others = f", and {len(odd) - 1} more metrics with it" if len(odd) > 1 else ""
@@ -49,11 +48,11 @@ def _not_finite(run: TraceRun) -> Iterator[Found]:
             )
             break
     for index, record in enumerate(trace.steps[:_STEPS]):
-        bad = [row for row in rows(trace, index) if row.nonfinite and row.dtype != "metric"]
+        bad = [row for row in nonfinite(trace, index) if row.dtype != "metric"]
         if not bad:
             continue
         first = bad[0]
-        # masks of attention are -inf on purpose; gradients, parameters and columns of tokens never are
+        # masks of attention are -inf on purpose; parameters and columns of tokens never are
         certain = first.phase != "forward" or first.values is not None
         yield Found(
             f"{first.nonfinite} values of {first.phase} {first.name} are not finite at step {record.step} (the first "
