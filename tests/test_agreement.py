@@ -105,7 +105,7 @@ def test_gradients_that_a_scaler_found_too_large_are_no_fault(tmp_path: Path, se
     gradients = [metric_row("grad", "grad_norm", math.inf), column("grad", "w", 1.0, math.inf)]
     after = [metric_row("loss", "train/grad_norm", math.inf), column("update", "w", 1.0, 2.0)]
     skipped = metric_row("update", "skipped", 1.0)
-    finite = parse_predicate("finite")
+    finite = parse_predicate("finite", Path())
 
     def made(name: str, *more: Row) -> Trace:
         rows = [metric_row("loss", "loss", 1.0), *gradients, *after, *more]

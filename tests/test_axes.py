@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -201,6 +202,24 @@ def test_flags_that_move_nothing(flagged: Repo) -> None:
     result, _ = searched(flagged, "--flags", "flags.toml", "--", sys.executable, "train.py", "--steps", "1")
     assert result["outcome"] == "agree"
     assert result["reproduce"].endswith(f"-- {sys.executable} train.py --steps 1")
+
+
+@pytest.mark.whole
+def test_what_does_not_reach_the_program_is_no_agreement(flagged: Repo) -> None:
+    """Words that another program got, and threads that the program sets itself, moved nothing: no word of it."""
+    (flagged.root / "flags.toml").write_text('[[change]]\nadd = ["--bias=1.0", "--mode", "fast"]\n')
+    case = flagged.root / "golden" / "cases" / "toy.toml"
+    text = case.read_text()
+    piped = re.sub(r'command = "(.*)"', r'shell = true\ncommand = "\1 | sh -c cat"', text)
+    assert piped != text
+    case.write_text(piped)
+    done = flagged.repro("bisect", "--no-explain", "--flags", "flags.toml")
+    assert done.returncode == 3
+    assert "all: --bias=1.0 is not on the command line of the process that trains" in done.stderr
+    case.write_text(text.replace('OLD = "1"', 'OMP_NUM_THREADS = "1"'))
+    done = flagged.repro("bisect", "--layout", "threads=1..threads=2")
+    assert done.returncode == 3
+    assert "threads=2: torch.get_num_threads() is 1 in the program" in done.stderr
 
 
 # -- what is refused

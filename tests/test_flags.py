@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro_bisect.axes.flags import FlagChange, FlagFile, changed, check_changes, read_flags, set_name
+from repro_bisect.axes.flags import (
+    FlagChange,
+    FlagFile,
+    changed,
+    check_changes,
+    lost_words,
+    read_flags,
+    set_name,
+)  # fmt: skip
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 
@@ -135,6 +143,33 @@ def test_a_shell_line_is_only_added_to() -> None:
     assert made.subject.command == "python train.py \"$A\" &&  true 'a b'"  # type: ignore[union-attr]
     with pytest.raises(ReproError, match="a shell's line"):
         changed(case, changes({"drop": ["true"]}))
+
+
+def test_words_that_stand_twice_are_refused() -> None:
+    """Taking one of two equal options away, or changing the first, may change nothing: the last one counts."""
+    case = command("python train.py --opt 1 --early --opt 1 --early")
+    for change in ({"drop": ["--early"]}, {"replace": {"old": ["--opt", "1"], "new": ["--opt", "2"]}}):
+        with pytest.raises(ReproError, match="stands 2 times in the command: leave it there once"):
+            changed(case, changes(change))
+
+
+@pytest.mark.parametrize(
+    ("argv", "lost"),
+    [
+        ("python train.py --lr=0.5 --fast", ""),
+        ("python train.py --fast --lr 0.5", ""),
+        ("python train.py", "--lr is not on the command line of the process that trains (python train.py)"),
+        ("python train.py --fast --lr 0.5 --slow 1", "--slow 1 is still on the command line"),
+        ("", ""),
+    ],
+)
+def test_words_that_a_process_did_not_get_are_told(argv: str, lost: str) -> None:
+    """What a pipe, a script or a second option kept from the process that trains; a launcher may join two words."""
+    made = changes({"add": ["--lr", "0.25"]}, {"replace": {"old": ["0.25"], "new": ["0.5"]}}, {"drop": ["--slow", "1"]},
+                   {"add": ["--fast"]})  # fmt: skip
+    assert lost_words(made, {"kind": "command", "argv": argv.split()}).startswith(lost)
+    assert bool(lost_words(made, {"kind": "command", "argv": argv.split()})) is bool(lost)
+    assert lost_words(made, {"kind": "slime", "argv": ["python"]}) == ""
 
 
 @given(st.integers(1, 12), st.data())

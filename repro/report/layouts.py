@@ -37,6 +37,8 @@ def headline(result: LayoutResult) -> str:
 def unknown(c: LayoutComparison) -> str:
     """What of an agreement nothing is known of; "" where that is nothing."""
     told = [f"{count(c.unmeasured, 'difference')} could not be measured"] if c.unmeasured else []
+    if several := sum(c.sampled.values()):
+        told.append(f"{count(several, 'difference')} seen in a sample of elements alone")
     told += [f"{count(c.untold, 'trained tensor')} of one layout alone not compared"] if c.untold else []
     return ", ".join(told)
 
@@ -74,7 +76,8 @@ def _key_line(between: Between) -> str:
     if c.parted:
         return f"{between.key}: parts at {c.parted}"
     first = f", first at {c.first}" if c.first else ""
-    return f"{between.key}: " + ("equal bits" if c.verdict == "equal" else f"both {c.within}{first}")
+    known = f", as far as is known ({left})" if (left := unknown(c)) else ""
+    return f"{between.key}: " + ("equal bits" if c.verdict == "equal" else f"both {c.within}{known}{first}")
 
 
 def cost_line(result: LayoutResult) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from repro_golden.base.canonical import digest
+from repro_golden.base.errors import NotVerifiableError
 from repro_golden.case.file import Case
 
 __all__ = ["Axis", "Change", "PointInfo", "Varied", "before", "short"]
@@ -117,12 +118,15 @@ class Change:
         about: What it changes against the one before, in one line.
         apply: Makes its case of the axis's.
         skip: Why it cannot be tested; empty where that is not known yet.
+        lost: What of it did not reach a program, by what that says of itself (`Header.subject`); empty where all did,
+            as far as is known.
     """
 
     name: str
     about: str
     apply: Callable[[Case], Case] = field(compare=False)
     skip: str = ""
+    lost: Callable[[Mapping[str, Any]], str] = field(default=lambda _: "", compare=False)
 
 
 class Varied:
@@ -180,6 +184,19 @@ class Varied:
     def skipped(self, point: str) -> str:
         """See `Axis.skipped`."""
         return self._points[point].skip
+
+    def refuse_lost(self, point: str, subject: Mapping[str, Any]) -> None:
+        """Refuse to say anything of a point whose program ran without what the point changes.
+
+        Args:
+            point: It.
+            subject: What its program says of itself (`Header.subject`).
+
+        Raises:
+            NotVerifiableError: so it was.
+        """
+        if lost := self._points[point].lost(subject):
+            raise NotVerifiableError(f"{point}: {lost}, so that nothing can be said of it")
 
     def descendants(self, point: str) -> set[str]:
         """See `Axis.descendants`."""

@@ -157,6 +157,36 @@ def check_changes(case: Case, changes: Sequence[FlagChange]) -> None:
     changed(case, changes)
 
 
+def lost_words(changes: Sequence[FlagChange], subject: Mapping[str, Any]) -> str:
+    """Which words of changes a command's training process did not get, or got all the same; '' where that is not known.
+
+    Args:
+        changes: All that were made.
+        subject: What the process says of itself, with its own command line.
+    """
+    argv = [str(word) for word in subject.get("argv", ())]
+    if not argv or subject.get("kind") != "command":
+        return ""
+    added, taken = list[str](), list[Sequence[str]]()
+    for change in changes:  # a later one may take away what an earlier one gave
+        old, new = (change.replace.old, change.replace.new) if change.replace else ((), ())
+        added = [word for word in added if word not in {*change.drop, *old}] + [*new, *change.add]
+        taken += [words for words in (change.drop, old) if words]
+    at = f"the command line of the process that trains ({shlex.join(argv)[:200]})"
+    for word in added:
+        if not any(word in own for own in argv):  # a launcher may have made `--lr=1` of two
+            return f"{shlex.quote(word)} is not on {at}"
+    for words in taken:
+        if not set(words) <= set(added) and _places(argv, words):
+            return f"{shlex.join(words)} is still on {at}"
+    return ""
+
+
+def _places(argv: Sequence[str], words: Sequence[str]) -> list[int]:
+    """Where words follow each other on a command line."""
+    return [k for k in range(len(argv) - len(words) + 1) if list(argv[k : k + len(words)]) == list(words)]
+
+
 def changed(case: Case, changes: Sequence[FlagChange]) -> Case:
     """The case with changes made one after the other.
 
@@ -183,25 +213,31 @@ def _change(subject: dict[str, Any], change: FlagChange) -> None:
     for key, value in change.config.items():
         subject["config"] = _with_key(subject["config"], key.split("."), value, f"{change.label}: {key}")
     if "flags" in subject:  # of a trainer whose launch hands no words on
-        subject["flags"] = shlex.split(_edited(shlex.join(subject["flags"]), change, shell=False, needed=True))
+        subject["flags"] = shlex.split(
+            _edited(shlex.join(subject["flags"]), change, shell=False, needed=True, flags=True)
+        )
     elif change.add or change.drop or change.replace:
         for line in ("command", "save", "resume"):
             if subject[line]:
                 subject[line] = _edited(subject[line], change, shell=subject["shell"], needed=line == "command")
 
 
-def _edited(text: str, change: FlagChange, *, shell: bool, needed: bool) -> str:
+def _edited(text: str, change: FlagChange, *, shell: bool, needed: bool, flags: bool = False) -> str:
     """A command line with its words dropped, replaced and added; what is not in a line that may lack it stays out."""
     if shell:  # a shell's line has no words of its own to look for
         if change.drop or change.replace:
             raise ReproError(f"{change.label}: drop and replace need a command of words: this one is a shell's line")
         return f"{text} {shlex.join(change.add)}"
-    argv = shlex.split(text)
+    argv, where = shlex.split(text), "subject.flags" if flags else "the command"
     for old, new in ((change.drop, ()), *([(change.replace.old, change.replace.new)] if change.replace else [])):
-        at = next((k for k in range(len(argv) - len(old) + 1) if tuple(argv[k : k + len(old)]) == old), None)
-        if old and at is None and needed:
-            raise ReproError(f"{change.label}: {shlex.join(old)} is not in the command or its flags: correct it")
-        if old and at is not None:
+        places = _places(argv, old) if old else []
+        if old and not places and needed:
+            raise ReproError(f"{change.label}: {shlex.join(old)} is not in {where}: correct it")
+        if len(places) > 1:
+            raise ReproError(
+                f"{change.label}: {shlex.join(old)} stands {len(places)} times in {where}: leave it there once"
+            )
+        for at in places:
             argv[at : at + len(old)] = new
     return shlex.join([*argv, *change.add])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
@@ -114,6 +115,7 @@ class LayoutComparison:
         parted: The first whose difference no reordered sum explains.
         worst: The farthest apart within the tolerance, or past it where they part.
         unmeasured: How many differ by what is not known.
+        sampled: By step, how many of which a sample of elements is all that was compared.
         alone: Names of signals that one layout alone has, which are not compared, by ``a`` and ``b``.
         log_probs: Of the policy's log-probs, token by token; None where both layouts do not show them.
         untold: How many gradients, parameters and optimizer states one layout alone has: nothing is known of them.
@@ -128,6 +130,7 @@ class LayoutComparison:
     parted: Parting | None
     worst: Parting | None
     unmeasured: int
+    sampled: Mapping[int, int]
     alone: Mapping[str, Sequence[str]]
     log_probs: LogProbGap | None = None
     untold: int = 0
@@ -151,7 +154,8 @@ class LayoutComparison:
         """JSON types."""
         raw = {k: jsonable(asdict(v) if isinstance(v, Parting | LogProbGap) else v) for k, v in vars(self).items()}
         alone = {k: list(v) for k, v in self.alone.items()}
-        return raw | {"alone": alone, "shown": list(self.shown), "verdict": self.verdict}
+        sampled = {str(step): number for step, number in self.sampled.items()}
+        return raw | {"alone": alone, "sampled": sampled, "shown": list(self.shown), "verdict": self.verdict}
 
 
 def compare_layouts(
@@ -180,6 +184,7 @@ def compare_layouts(
     parted: Parting | None = None
     alone: dict[str, dict[str, None]] = {"a": {}, "b": {}}
     untold: set[tuple[int, str]] = set()
+    sampled: Counter[int] = Counter()
     for index in range(min(len(a.steps), len(b.steps))):
         steps += 1
         pairs, only = _paired(joined(a.rows(index)), joined(b.rows(index)))
@@ -198,6 +203,7 @@ def compare_layouts(
             counted = _allowed(difference, row, others, absolute or {}, relative or {})
             first = first or counted or replace(difference, beyond="")
             unmeasured += difference.how == "at least" and not difference.units
+            sampled.update([difference.step] if difference.how == "sampled" else ())
             if (difference := counted) is None:
                 continue
             worst = difference if worst is None or (difference.units or 0) > (worst.units or 0) else worst
@@ -212,8 +218,9 @@ def compare_layouts(
     gap = _log_prob_gap(a, b, steps)
     shown = sorted({name for trace in (a, b) for record in trace.steps[:steps] for name in record.shown})
     return LayoutComparison(
-        steps, tolerance, signals, equal, first, parted, worst, unmeasured, unpaired, gap, len(untold), shown
-    )
+        steps, tolerance, signals, equal, first, parted, worst, unmeasured, dict(sampled), unpaired, gap, len(untold),
+        shown,
+    )  # fmt: skip
 
 
 def _allowed(

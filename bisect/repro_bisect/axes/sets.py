@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from repro_bisect.axes.axis import Axis, Change, Varied
 from repro_bisect.axes.commits import resolve
-from repro_bisect.axes.flags import FlagChange, changed, check_changes, read_flags, set_name
+from repro_bisect.axes.flags import FlagChange, changed, check_changes, lost_words, read_flags, set_name
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
@@ -152,7 +152,7 @@ def _change(name: str, about: str, case: Case, changes: Sequence[FlagChange]) ->
         changed(case, changes)
     except ReproError as error:
         return Change(name, about, lambda case: case, str(error))
-    return Change(name, about, lambda case: changed(case, changes))
+    return Change(name, about, lambda case: changed(case, changes), lost=lambda subject: lost_words(changes, subject))
 
 
 # -- layouts
@@ -284,7 +284,15 @@ def _bounds(case: Case, a: _Layout, b: _Layout) -> tuple[float, Mapping[str, flo
 def _placed(name: str, about: str, laid_out: Case) -> Change:
     """A point whose subject and resources are those of a case, whatever the one is that it is applied to."""
     update = {"subject": laid_out.subject, "resources": laid_out.resources}
-    return Change(name, about, lambda case: case.model_copy(update=update))
+    asked = re.search(r"(?:^|,)threads=(\d+)", name)
+
+    def lost(subject: Mapping[str, Any]) -> str:
+        made = subject.get("switches", {}).get("threads")
+        if asked is None or made in (None, asked[1]):
+            return ""
+        return f"torch.get_num_threads() is {made} in the program (OMP_NUM_THREADS of its env, set_num_threads)"
+
+    return Change(name, about, lambda case: case.model_copy(update=update), lost=lost)
 
 
 def layout_axis(checkout: Checkout, case: Case, text: str, *, at: str | None) -> LayoutLine:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from repro_bisect.axes.axis import short
+from repro_bisect.axes.axis import Varied, short
 from repro_bisect.axes.commits import History
 from repro_bisect.driver.circumstances import refuse_explained
 from repro_bisect.driver.confirm import Interval
@@ -256,6 +256,8 @@ class Endpoints:
         """Record that BAD agrees with GOOD, unless it does not reproduce itself: then it may have agreed by chance."""
         self.scheduler.cancel(self.scheduler.pending_probes.values())
         self.scheduler.clear()
+        if isinstance(self.scheduler.history, Varied):
+            self.scheduler.history.refuse_lost(self.scheduler.history.bad, last.header.subject)
         self.scheduler.say("BAD agrees: replaying it once more")
         (answer,) = self.scheduler.ask(replace(asked, run=1))
         baseline, predicate = self.baseline, self.scheduler.predicate

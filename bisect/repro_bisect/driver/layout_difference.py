@@ -29,7 +29,9 @@ from repro_golden.trace import Trace
 __all__ = ["Between", "LayoutResult", "replay_layouts"]
 
 _DUMPED = 1 << 28
-"""Bytes of tensors that are written whole to measure the step at which layouts first differ."""
+"""Bytes of tensors that are written whole to measure how far layouts are apart."""
+_SIGNALS = 500
+"""Of so many no other step is measured whole: their names are told in one variable of the environment."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,8 @@ class _Replays:
         requests = [Request(e, self.steps, stage="ends", run=run, full=True) for e in ends for run in (0, 1)]
         answers = zip([end for end in ends for _ in (0, 1)], self.scheduler.ask(*requests), strict=True)
         traces = [trace_of(answer, end) for end, answer in answers]
+        for end, trace in zip(ends, traces[::2], strict=True):
+            self.axis.refuse_lost(end, trace.header.subject)
         flaky = {
             end: f"two replays of it differ at {difference}"
             for end, first, again in zip(ends, traces[::2], traces[1::2], strict=True)
@@ -154,17 +158,17 @@ class _Replays:
         return compare_layouts(a, b, self.tolerance, self.axis.absolute, self.axis.relative)
 
     def _measured(self, both: Mapping[str, Trace], seen: LayoutComparison) -> tuple[LayoutComparison, dict[str, str]]:
-        """The same with the first step that differs measured on whole tensors, of one more replay of each.
+        """The same with what differs measured on whole tensors, of one more replay of each.
 
         Returns:
             The comparison, and the ends whose third replay is another than the first two, with how.
         """
         if seen.first is None:
             return seen, {}
-        last = max(seen.first.step, seen.parted.step if seen.parted else 0)
         wanted = self._dumps(list(both.values()), seen)
         if not wanted:
             return seen, {}
+        last = max(seen.first.step, *(step for step, _, _ in wanted))
         self.scheduler.say(f"measuring {len(wanted)} signals whole: replaying both to step {last}")
         steps = last - next(iter(both.values())).header.first_step + 1
         requests = [Request(end, steps, stage="confirmation", run=2, full=True, dump=wanted) for end in both]
@@ -181,21 +185,28 @@ class _Replays:
         whole = self._compared(dumped[0], dumped[1])
         if whole.parted or seen.parted:
             return whole, {}
-        worst = max((c.worst for c in (seen, whole) if c.worst), key=lambda p: p.units or 0.0, default=None)
-        return replace(seen, first=whole.first, worst=worst), {}
+        worst = max(
+            (c.worst for c in (whole, seen) if c.worst),
+            key=lambda p: (p.units or 0.0, p.how != "sampled"),
+            default=None,
+        )
+        sampled = {step: n for step, n in seen.sampled.items() if step > last} | dict(whole.sampled)
+        return replace(seen, first=whole.first, worst=worst, sampled=sampled), {}
 
     def _dumps(self, traces: Sequence[Trace], seen: LayoutComparison) -> list[Signal]:
-        """The signals whose whole tensors are wanted: those that differ in the first step that does, and the last."""
+        """The signals whose whole tensors are wanted: those that differ, as many as find room, and where they part."""
         assert seen.first is not None
-        index = next(k for k, record in enumerate(traces[0].steps) if record.step == seen.first.step)
         signals, size = list[Signal](), 0
-        for kind, row, other in differing(traces[0].rows(index), traces[1].rows(index), unlike(*traces[:2])):
-            # shards that a command's ranks hold are written by none; in process the whole is put together
-            known = bool(row.sketch and other and other.sketch) or self.case.subject.tells
-            if kind == "value" and known and row.values is None and row.dtype in EPSILON:
-                size += math.prod(row.shape) * 8
-                if size <= _DUMPED:
-                    signals.append((seen.first.step, row.phase, row.name))
+        for index, record in enumerate(traces[0].steps[: seen.steps]):
+            if record.step < seen.first.step or len(signals) > _SIGNALS:
+                continue
+            for kind, row, other in differing(traces[0].rows(index), traces[1].rows(index), unlike(*traces[:2])):
+                # shards that a command's ranks hold are written by none; in process the whole is put together
+                known = bool(row.sketch and other and other.sketch) or self.case.subject.tells
+                if kind == "value" and known and row.values is None and row.dtype in EPSILON:
+                    size += math.prod(row.shape) * 8
+                    if size <= _DUMPED:
+                        signals.append((record.step, row.phase, row.name))
         if (last := seen.parted) and last.how == "sampled":
             signals.append((last.step, last.phase, last.signal))
         return list(dict.fromkeys(signals))
