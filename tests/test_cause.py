@@ -20,6 +20,18 @@ def pair() -> tuple[tuple[Tape, Ref, Ref], tuple[Tape, Ref, Ref]]:
 # -- each kind
 
 
+def test_what_another_phase_makes_is_no_result_of_this_one() -> None:
+    """The derivative of a cube is made of a square: the square that stood there before did not come to that."""
+    (a, x, _), (b, u, _) = pair()
+    a.show(a.neg(a.do("aten.pow", x, makes=11**2, line=2, arguments="(T0, 2)"), 3))
+    a.do("aten.mul", x, makes=2 * 11, line=2, phase="backward")
+    b.show(b.neg(b.do("aten.pow", u, makes=11**3, line=2, arguments="(T0, 3)"), 3))
+    b.do("aten.pow", u, makes=11**2, line=2, arguments="(T0, 2.0)", phase="backward")
+    found = cause(a, b)
+    assert found.kind == "arguments" and found.before is not None and found.after is not None
+    assert (found.before.arguments, found.after.arguments) == ("(T0, 2)", "(T0, 3)")
+
+
 def test_equal_streams_have_no_cause() -> None:
     """Where all operations are the same, in one order, there is none."""
     (a, x, y), (b, u, v) = pair()

@@ -117,7 +117,8 @@ class _Side:
         unpaired = [o for o in other.operations if o.index not in there]
         self._known = {value.key for o in other.operations for value in (*o.inputs, *o.outputs)}
         # What two different ways lead to is the same only among what differs: a number such as 0 is in every program.
-        self._remade = {value.key for o in unpaired for value in o.outputs}
+        # And in one phase: the derivative of a cube is made of the square that was there before.
+        self._remade = {(o.phase, value.key) for o in unpaired for value in o.outputs}
         self._looks = {(o.look, _read(o)) for o in unpaired}
 
     def beginnings(self, signal: tuple[str, str] | None, touched: Touches) -> list[Operation]:
@@ -160,7 +161,7 @@ class _Side:
 
     def _rank(self, operation: Operation, touched: Touches) -> int:
         new = self._asks_otherwise(operation) or any(
-            value.content and value.key not in self._remade for value in operation.outputs
+            value.content and (operation.phase, value.key) not in self._remade for value in operation.outputs
         )
         new = new and not self._hands_on(operation)
         return (0 if touched(operation) else _UNTOUCHED) + (0 if new else 1)
@@ -175,14 +176,14 @@ class _Side:
         A view or a copy of such a value is one too, unless the other version does something else with it there.
         """
         makers = [self.operations[maker] for maker in value.makers if maker not in self.pairs]
-        if not makers or not value.content or value.key in self._remade:
+        if not makers or not value.content or any((o.phase, value.key) in self._remade for o in makers):
             return True
         return all(self._came_out(o) or (self._hands_on(o) and all(self.old(v) for v in o.inputs)) for o in makers)
 
     def _came_out(self, operation: Operation) -> bool:
         """Whether all that an operation made is among what the other version made in another way."""
         outputs = [value for value in operation.outputs if value.content]
-        return bool(outputs) and all(value.key in self._remade for value in outputs)
+        return bool(outputs) and all((operation.phase, value.key) in self._remade for value in outputs)
 
     def _hands_on(self, operation: Operation) -> bool:
         """Whether an operation only looks at what it read, or made the same bits of it, where the other has none."""

@@ -1,7 +1,8 @@
 """Where in the source an operation was asked for, and whether a change touched that place.
 
 A change touches a statement if one of its lines is among those that the change removed (before) or added (after). The
-lines of a statement are those from its first to its last; of a compound one (``if``, ``def`` …) those of its head.
+lines of a statement are those from its first to its last; of a compound one (``if``, ``def`` …) those of its head. What
+decorates a function is on the way of all that runs in it.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import ast
 import codecs
 import io
+import posixpath
 import re
 import textwrap
 import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
+from pathlib import PurePosixPath
 
 from repro_golden.recording.operations.stream import Frame, Operation, Stream
 from repro_golden.repository.checkout import Checkout
@@ -23,6 +26,8 @@ from repro_golden.repository.git import GitFailedError
 __all__ = ["Diff", "Place", "Sources", "Version", "read_diff"]
 
 _HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_LINKS = 16
+"""Symlinks that one name may lead through."""
 _TOUCHING = 4
 """Hunks that are shown of a change that no stack crosses."""
 
@@ -147,6 +152,27 @@ class Version:
         """Those of this version."""
         return hunk.before if self.side == "before" else hunk.after
 
+    @cached_property
+    def _links(self) -> Mapping[str, str]:
+        """The symlinks of the commit that lead to something of it, with where they lead."""
+        git, links = self.checkout.git, dict[str, str]()
+        for entry in git.names("ls-tree", "--full-tree", "-r", "-z", self.commit):
+            facts, _, name = entry.partition("\t")
+            if facts.startswith("120000 "):
+                target = posixpath.join(posixpath.dirname(name), git.text("cat-file", "blob", facts.split()[2]))
+                links[name] = posixpath.normpath(target)
+        return links
+
+    def real(self, file: str) -> str:
+        """A file's name in the commit, where Python knows it by that of a symlink."""
+        for _ in range(_LINKS if self._links else 0):
+            inside = [file, *map(str, PurePosixPath(file).parents)]
+            link = next((name for name in inside if name in self._links), None)
+            if link is None:
+                break
+            file = posixpath.normpath(self._links[link] + file.removeprefix(link))
+        return file
+
 
 class Sources:
     """Places of one version's recording."""
@@ -228,12 +254,13 @@ class Sources:
         )
 
     def _touching(self, frame: Frame) -> Hunk | None:
-        span, code = self._span(frame), self._read(frame.file).code
-        for hunk in self._version.hunks.get(frame.file, ()):
+        span, text = self._span(frame), self._read(frame.file)
+        decorated = text.decorations(frame.line)
+        for hunk in self._version.hunks.get(self._version.real(frame.file), ()):
             lines = self._version.lines(hunk)
             # what the other side alone has
             inside = not lines and span.start < lines.start + 1 < span.stop and hunk.computes
-            if inside or any(line in span and line in code for line in lines):
+            if inside or any((line in span or line in decorated) and line in text.code for line in lines):
                 return hunk
         return None
 
@@ -246,14 +273,18 @@ class Sources:
         return best
 
     def _file(self, name: str) -> _Text:
-        """A file of this version; an empty one where it is not at hand."""
+        """A file of this version; an empty one where it is not at hand, and line by line where it is not our Python."""
         if name.startswith("/"):
             return _Text()
+        where = f"{self._version.commit}:{self._version.real(name)}"
         try:
-            text = self._version.checkout.git.text("cat-file", "blob", f"{self._version.commit}:{name}")
-            return _Text.of(text, ast.parse(text))
-        except (GitFailedError, SyntaxError, ValueError, tokenize.TokenError):
+            text = self._version.checkout.git.text("cat-file", "blob", where).removeprefix("\ufeff")
+        except GitFailedError:
             return _Text()
+        try:
+            return _Text.of(text, ast.parse(text))
+        except (SyntaxError, ValueError, tokenize.TokenError):
+            return _Text.unparsed(text)
 
     def _names_read(self, frame: Frame) -> tuple[set[str], set[str]]:
         """The variables and the attributes that a frame's statement reads."""
@@ -300,6 +331,7 @@ class _Text:
         code: Lines that hold more than a comment.
         names: Lines of those that bind a name and compute nothing: imports, heads of functions and classes, docstrings.
         functions: The lines of each function, with its name, the outer one first.
+        decorators: The lines of each function that is decorated, with those of its decorators.
         tree: It, parsed.
     """
 
@@ -308,6 +340,7 @@ class _Text:
     code: frozenset[int] = frozenset()
     names: frozenset[int] = frozenset()
     functions: Sequence[tuple[range, str]] = ()
+    decorators: Sequence[tuple[range, range]] = ()
     tree: ast.Module = field(default_factory=lambda: ast.Module([], []))
 
     @classmethod
@@ -318,14 +351,34 @@ class _Text:
         binding = [node for node in statements if isinstance(node, _BINDS) or _is_text(node)]
         functions = [n for n in statements if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
         named = [(range(node.lineno, (node.end_lineno or node.lineno) + 1), node.name) for node in functions]
+        decorators = [
+            (
+                range(node.lineno, (node.end_lineno or node.lineno) + 1),
+                range(node.decorator_list[0].lineno, node.lineno),
+            )
+            for node in statements
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.decorator_list
+        ]
         return cls(
             _lines(text),
             spans,
             _code(text),
             frozenset(line for node in binding for line in _head(node)),
             sorted(named, key=lambda pair: pair[0].start),
+            decorators,
             tree,
         )
+
+    @classmethod
+    def unparsed(cls, text: str) -> _Text:
+        """A file in another Python than ours: each line is a statement."""
+        lines = _lines(text)
+        code = [n for n, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#")]
+        return cls(lines, [range(n, n + 1) for n in code], frozenset(code))
+
+    def decorations(self, line: int) -> set[int]:
+        """The lines that decorate what holds a line."""
+        return {n for held, lines in self.decorators if line in held for n in lines}
 
     def scope(self, line: int) -> range | None:
         """The lines of the innermost function that holds a line."""
