@@ -292,8 +292,16 @@ def test_a_full_disk_under_the_trace(tmp_path: Path, when: str) -> None:
 @pytest.mark.parametrize("steps", [6, pytest.param(10**9, marks=pytest.mark.campaign)], ids=["it ends", "it goes on"])
 def test_a_full_disk_under_the_recorder(tmp_path: Path, steps: int) -> None:
     """A disk that is full in the program's own process ends its recording alone, and still is the machine's failure."""
-    at = "[os.dup2(full, n) for n in range(3, full) if os.path.realpath(f'/proc/self/fd/{n}').endswith('.log')]"
-    full = text_of("full = os.open('/dev/full', os.O_WRONLY)\nfull = os.dup2(full, 99)", f"step == 3 and {at}", steps)
+    fill = """
+def fill():
+    for n in range(3, 99):
+        path = os.path.realpath(f'/proc/self/fd/{n}')
+        if path.endswith('.log'):  # the recorder opens it anew where somebody has closed it
+            os.close(n)
+            os.rename(path, f'{path}-before')
+            os.symlink('/dev/full', path)
+"""
+    full = text_of(fill, "step == 3 and fill()", steps)
     with pytest.raises(MachineFailureError, match="no space left"):
         run(tmp_path, case(tmp_path, full, timeout="40s"), Run(6, trace=str(tmp_path / "trace")))
 

@@ -70,6 +70,7 @@ class Pair:
         signal: Globs of names of the first signal; any by default.
         renamed: What is saved has other names, for which alone nothing differs.
         moved: What is saved is the same, under names that both sides have: that differs.
+        rounds: The sides differ by how a sum rounds, which on some machines is alike: there they must agree.
         says: Regular expressions that the verdict's text must match, whatever the case.
         unread: One for the text that names what was not looked at, for ``named``.
     """
@@ -85,6 +86,7 @@ class Pair:
     signal: Sequence[str] = ("*",)
     renamed: bool = False
     moved: bool = False
+    rounds: bool = False
     says: Sequence[str] = ()
     unread: str = ""
 

@@ -44,6 +44,9 @@ class Addition(Protocol):
             ChildFailure: it was not what it was asked to be.
         """
 
+    def unread(self) -> dict[str, str]:
+        """What of the rows was seen and is not looked at, with why."""
+
     def about(self) -> dict[str, Any]:
         """What a trace's header tells of it."""
 
@@ -96,7 +99,8 @@ class Written:
         if self._writer is None:
             raise ReproError(f"{command[0]} (exit code {code}) wrote no train dump of a whole step")
         terminal = {f"{row.phase} {row.name}": row.fingerprint for row in self._last}
-        self._writer.close(jsonable({"reason": reason, "ranks": 1, "exit": code, "terminal": terminal}))
+        closing = {"reason": reason, "ranks": 1, "exit": code, "terminal": terminal, "unread": self._addition.unread()}
+        self._writer.close(jsonable(closing))
         seal(self._out)
         return Collected(self.steps, 1, complete=True, stopped=True, terminal=terminal)
 

@@ -335,12 +335,13 @@ def _train(job: _Job, cancel: threading.Event | None, asked: Callable[[], bool] 
 def _gathering(job: _Job, out: Path) -> Gathering | Written:
     """What makes the trace: of the recorder's records, or of what the program writes by itself."""
     if job.addition is None or job.recorded:
-        more = job.addition.rows if job.addition else lambda _: ()
+        more, unread = (job.addition.rows, job.addition.unread) if job.addition else ((lambda _: ()), dict)
         files = Path(job.tokens["checkpoint"]) if "{checkpoint}" in job.command else None
         resources = job.case.resources
         return Gathering(
-            job.raw, out, job.header, resources.ranks, more, files, job.run.steps, others=resources.other_ranks
-        )
+            job.raw, out, job.header, resources.ranks, more, files, job.run.steps, others=resources.other_ranks,
+            unread=unread,
+        )  # fmt: skip
 
     def header() -> Header:
         who = identity_in(job.case, job.python, job.variables, job.place.home or job.place.root)

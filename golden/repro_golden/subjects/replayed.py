@@ -14,6 +14,7 @@ import numpy as np
 from repro_golden.base.errors import ReproError
 from repro_golden.base.systems import System
 from repro_golden.case.file import Case, TrainerSubject
+from repro_golden.dumps.rollout.arrays import numbers
 from repro_golden.dumps.rollout.files import RolloutDump, read_rollout_dump, write_rollout_dump
 from repro_golden.dumps.run.folder import RunFolder
 from repro_golden.dumps.values import Tensor
@@ -80,17 +81,28 @@ def _converted(source: Path, number: int, system: System) -> RolloutDump:
 
 
 def _perturb(dump: RolloutDump) -> None:
-    """Move the first log-prob that counts by one ULP of float32."""
+    """Move the first log-prob that counts by one ULP of float32; of a sample that is not removed, a finite one."""
     for sample in sorted(dump.samples, key=lambda s: (s.get("index") is None, s.get("index") or 0)):
-        values = sample.get(_PLANTED)
-        mask = sample.get("loss_mask")
-        at = next((k for k in range(len(values or ())) if mask is None or mask[k]), None)
-        if values is not None and at is not None:
-            moved = list(values)
-            moved[at] = float(np.nextafter(np.float32(values[at]), np.float32(np.inf)))
-            sample[_PLANTED] = moved
+        values, mask = numbers(sample.get(_PLANTED)), sample.get("loss_mask")
+        counted = None if mask is None else numbers(mask)
+        if values is None or values.ndim != 1 or sample.get("remove_sample"):
+            continue
+        known = np.isfinite(values) & (True if counted is None or len(counted) != len(values) else counted != 0)
+        if known.any():
+            at = int(known.argmax())
+            values[at] = np.nextafter(np.float32(values[at]), np.float32(np.inf))
+            sample[_PLANTED] = _like(sample[_PLANTED], values)
             return
     raise ReproError("the negative control needs a rollout with log-probs: record them with the rollouts")
+
+
+def _like(held: Any, values: Any) -> Any:
+    """Log-probs in the form that the field had; of a format that float32 does not fit in, as a list of numbers."""
+    if isinstance(held, np.ndarray) and held.dtype in (np.float32, np.float64):
+        return values.astype(held.dtype)
+    if isinstance(held, Tensor) and held.dtype in ("float32", "float64"):
+        return Tensor(held.dtype, values.astype(held.array.dtype))
+    return values.tolist()
 
 
 class ReplayedRows:
@@ -129,6 +141,11 @@ class ReplayedRows:
     def ended(self) -> None:
         """The trainer has ended."""
         self._folder.ended()
+
+    @property
+    def unread(self) -> dict[str, str]:
+        """What it wrote and nobody looks at, with why."""
+        return self._folder.unread
 
     def rows(self, step: int) -> Sequence[Row] | None:
         """The rows of a step; None as long as they are not there, or where the run ended before it.

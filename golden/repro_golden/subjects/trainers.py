@@ -369,6 +369,10 @@ class _Replaying:
     def _failure(self, message: str) -> ChildFailure:
         return ChildFailure("start", -1, message, str(self._log))
 
+    def unread(self) -> dict[str, str]:
+        """See `Addition`."""
+        return dict(self._rows.unread) if self._rows else {}
+
     def about(self) -> dict[str, Any]:
         """See `Addition`."""
         parsed = self._parsed

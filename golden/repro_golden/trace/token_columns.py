@@ -17,7 +17,17 @@ import numpy.typing as npt
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.tensor_difference import decode, nonzero
 
-__all__ = ["Floats", "Integers", "TokenPairs", "column_parts", "kept", "pairs_of", "part_of", "side_by_side"]
+__all__ = [
+    "Floats",
+    "Integers",
+    "TokenPairs",
+    "column_parts",
+    "kept",
+    "pairs_of",
+    "part_of",
+    "side_by_side",
+    "trainers_of",
+]
 
 _PART = re.compile(r"(?:\.(\d+))?(?:@(\d+))?")
 _TRAINER = ("old_log_probs", "log_probs")
@@ -106,22 +116,36 @@ class TokenPairs:
         return len(self.trainer)
 
 
-def _log_probs_of(rows: Sequence[Row]) -> tuple[str, dict[str, Row]]:
+def trainers_of(trace: Trace, index: int) -> list[str]:
+    """The trainer's log-probs that a step shows, those first that are compared with the rollout engine's.
+
+    Raises:
+        ReproError: the step's rows are missing or damaged.
+    """
+    return [name for name in _TRAINER if column_parts(trace.rows(index), name)]
+
+
+def _log_probs_of(rows: Sequence[Row], columns: Sequence[str]) -> tuple[str, dict[str, Row]]:
     """The trainer's column that is compared with the rollout engine's, by part; empty where none was observed."""
-    for name in _TRAINER:
+    for name in columns:
         if parts := column_parts(rows, name):
             return name, parts
     return _TRAINER[-1], {}
 
 
-def pairs_of(trace: Trace, index: int) -> TokenPairs | None:
+def pairs_of(trace: Trace, index: int, columns: Sequence[str] = _TRAINER) -> TokenPairs | None:
     """The tokens of the `index`-th step; None where it does not show both sides of all of them.
+
+    Args:
+        trace: The trace.
+        index: Of its step.
+        columns: Which of the trainer's log-probs may be meant: the first that the step shows.
 
     Raises:
         ReproError: the step's rows are missing or damaged.
     """
     rows = trace.rows(index)
-    column, trainers = _log_probs_of(rows)
+    column, trainers = _log_probs_of(rows, columns)
     rollouts, masks, lengths = (column_parts(rows, n) for n in (_ROLLOUT, "loss_mask", "response_lengths"))
     parts = sorted(trainers, key=_order)
     if not parts or {_source(rollouts, part) for part in parts} != set(rollouts):

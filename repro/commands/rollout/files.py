@@ -84,7 +84,9 @@ def dumps_at(path: Path) -> list[Path]:
     for folder in _folders(path):
         if dumps := dump_files(folder):
             return dumps
-    raise ReproError(f"{path} holds no rollouts: neither our index.json nor dumps N.pt or eval_N.pt")
+    others = sorted(path.glob("*[0-9].pt"))
+    cure = f"; name its files themselves, such as {others[0]}" if others else ""
+    raise ReproError(f"{path} holds no rollouts: neither our index.json nor dumps N.pt or eval_N.pt{cure}")
 
 
 def _folders(path: Path) -> Iterator[Path]:

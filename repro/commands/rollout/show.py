@@ -214,13 +214,25 @@ def _float(number: float) -> float:
         return float("inf") if number > 0 else float("-inf")
 
 
+def _plain(reward: Any) -> Any:
+    """A scalar of NumPy, or an array of one number, as Python's number."""
+    import numpy as np
+
+    from repro_golden.dumps.rollout.arrays import numbers
+
+    array = None if isinstance(reward, list) else numbers(reward)
+    if array is not None and array.size == 1:
+        return array.reshape(-1)[0].item()
+    return reward.item() if isinstance(reward, np.generic) else reward
+
+
 def _mean(rewards: list[Any]) -> float | str:
     """'' without a number; in words where some are none, or where it is not finite, which JSON has no number for."""
     import math
 
     from repro.text import number
 
-    numeric = [_float(reward) for reward in rewards if isinstance(reward, int | float)]
+    numeric = [_float(reward) for reward in map(_plain, rewards) if isinstance(reward, int | float)]
     if not numeric:
         return ""
     mean = math.fsum(numeric) / len(numeric) if all(map(math.isfinite, numeric)) else sum(numeric)

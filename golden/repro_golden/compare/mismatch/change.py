@@ -11,7 +11,7 @@ from repro_golden.compare.mismatch.measured import Mismatch, measure
 from repro_golden.compare.renames import first_other_chain
 from repro_golden.compare.traces import named_alike
 from repro_golden.trace import Trace
-from repro_golden.trace.token_columns import pairs_of
+from repro_golden.trace.token_columns import pairs_of, trainers_of
 
 __all__ = ["MismatchChange", "Number", "mismatch_change"]
 
@@ -82,7 +82,7 @@ class MismatchChange:
 
 
 def mismatch_change(a: Trace, b: Trace, bound: float | None = None) -> MismatchChange | None:
-    """The mismatch of the baseline `a` and of `b` over the steps in which both show both sides' log-probs.
+    """The mismatch of the baseline `a` and of `b` over the steps in which both show one pair of columns.
 
     Args:
         a: The baseline.
@@ -99,8 +99,11 @@ def mismatch_change(a: Trace, b: Trace, bound: float | None = None) -> MismatchC
     b = named_alike(a, b)
     pairs = []
     for index in range(min(len(a.steps), len(b.steps))):
-        before = pairs_of(a, index)
-        after = before if equal or before is None else pairs_of(b, index)
+        if equal:
+            before = after = pairs_of(a, index)
+        else:  # of one column: two would be as far apart as they are, whatever the engine did
+            columns = [name for name in trainers_of(a, index) if name in trainers_of(b, index)]
+            before, after = pairs_of(a, index, columns), pairs_of(b, index, columns)
         if before is not None and after is not None:
             pairs.append((before, after))
     if not pairs:

@@ -53,6 +53,7 @@ def regular(value: Any) -> Array | None:
             return None
         shape.append(width)
         flat = [number for item in flat for number in item]
+    flat = [number.item() if isinstance(number, np.generic) else number for number in flat]
     kinds = set(map(type, flat))
     dtype = {int: np.int64, float: np.float64, bool: np.bool_}.get(next(iter(kinds), int)) if len(kinds) < 2 else None
     if dtype is None:

@@ -33,6 +33,8 @@ __all__ = [
 
 NAME = re.compile(r"(eval_)?(\d+)\.pt")
 """What their templates make of ``{rollout_id}.pt``."""
+_KIND = re.compile(r"(?:.*?[^0-9A-Za-z])??(eval_)?(\d+)\.pt")
+"""And of ``data_{rollout_id}.pt``, as their guides have it."""
 
 
 @dataclass
@@ -124,7 +126,7 @@ def read_rollout_dump(
         refuse(seen, path, "rollout")
         raise
     refuse(value, path, "rollout")
-    name = NAME.fullmatch(path.name)
+    name = _KIND.fullmatch(path.name)
     samples = value["samples"]
     for number, sample in enumerate(samples):
         _check_sample(sample, number, path)

@@ -16,7 +16,7 @@ from repro_golden.dumps.run.files import TrainFiles
 from repro_golden.dumps.run.log import RunLog, wanted
 from repro_golden.dumps.run.losses import LossCall
 from repro_golden.dumps.run.record_rows import SideRecords, engine_rows, event_rows, loss_rows, only_inputs, took_losses
-from repro_golden.dumps.run.rows import column_rows, metric_rows
+from repro_golden.dumps.run.rows import NO_SIGNAL, column_rows, metric_rows
 from repro_golden.dumps.train.joining import Joined, joined
 from repro_golden.trace import Row
 
@@ -87,7 +87,7 @@ class RunFolder:
         self._kinds: set[str] | None = None
         self._ended = False
         self.broke_off = False  # whether updates were printed whose rollout's dumps are not there
-        self.skipped: set[str] = set()
+        self.unread: dict[str, str] = {}  # columns that are not looked at, with why
 
     @property
     def steps_per_rollout(self) -> int:
@@ -226,7 +226,10 @@ class RunFolder:
         last = update == self.steps_per_rollout - 1
         rows = only_inputs(self._side, rollout) if columns is None and not update else []
         if columns is not None:
-            rows += column_rows(columns, update, skipped=self.skipped)
+            skipped = set[str]()
+            rows += column_rows(columns, update, skipped=skipped)
+            self.unread |= dict.fromkeys(skipped, "it holds what is no number, or lists of several lengths")
+            self.unread |= {name: why for name, why in columns.unread.items() if name not in NO_SIGNAL}
             if not took_losses(columns):
                 rows += loss_rows(self._losses.get(update, {}))
         rows += event_rows(self._events, rollout, update, self.steps_per_rollout, self._problem)

@@ -103,7 +103,8 @@ def trace_of_folder(
             writer.write(rows)
         assert writer is not None  # the first step was written, or its error raised
         if writer.steps == last - first and not run.broke_off:
-            writer.close({"reason": "finished", "ranks": ranks or int(layout.get("ranks", 1)), "exit": 0})
+            count = ranks or int(layout.get("ranks", 1))
+            writer.close({"reason": "finished", "ranks": count, "exit": 0, "unread": dict(sorted(run.unread.items()))})
     seal(out)
     return Trace(out), [*problems, *run.problems()]
 

@@ -17,6 +17,7 @@ from repro_golden.trace.writer import metric_row
 __all__ = [
     "LOSS",
     "NAMES",
+    "NO_SIGNAL",
     "column_rows",
     "concatenated",
     "line",
@@ -57,10 +58,11 @@ NAMES = {
 }
 """Phase and name of each of the trainers' columns, in the order of a trace."""
 
-_NO_SIGNAL = {
+NO_SIGNAL = {
     "max_seq_lens", "witness_ids", "weight_versions", "metadata", "source_names", "seq_witness_ids", "prompt",
     "dynamic_global_batch_size", "adapter_slots", "step_slots", "rollout_position", "data_parallel_rank",
     "rollout_tokens", "decoded_tokens", "train_metadata", "session_id", "routing_key", "group_index", "label",
+    "partition", "sample_indices",
 }  # fmt: skip
 """Columns that say how the work was cut, or are no numbers that training reads."""
 
@@ -96,7 +98,7 @@ def column_rows(joined: Joined, update: int = 0, *, skipped: set[str] | None = N
     masks = joined.columns.get("loss_masks")
     keep = _Mask(next(iter(masks.values())) if masks else None, lengths, where)
     known = [name for name in NAMES if name in columns]
-    others = sorted(name for name in set(columns) - set(known) - _NO_SIGNAL if not name.startswith(LOSS))
+    others = sorted(name for name in set(columns) - set(known) - NO_SIGNAL if not name.startswith(LOSS))
     tensors = [] if update else _found([*known, *others], columns, lengths, keep, where, skipped)
     for name in sorted(name for name in columns if name.startswith(f"{LOSS}{update}/")):
         for replica, values in columns[name].items():

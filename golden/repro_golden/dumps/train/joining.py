@@ -19,7 +19,7 @@ import numpy as np
 
 from repro_golden.base.errors import ReproError
 from repro_golden.dumps.train import context_parallel
-from repro_golden.dumps.train.files import TrainDump, first_missing, length_of
+from repro_golden.dumps.train.files import LAYOUT_FIELDS, TrainDump, first_missing, length_of
 from repro_golden.dumps.train.layouts import CP_FIELDS, Group, Placed, bits_of, labelled, placed
 from repro_golden.dumps.values import Tensor
 
@@ -49,6 +49,7 @@ class Joined:
         layout: How ranks were told to work, by rank.
         placed: Which part of which samples each rank holds.
         problems: What is worth a warning.
+        unread: Columns that are not looked at, with why.
     """
 
     rollout_id: int
@@ -59,6 +60,7 @@ class Joined:
     layout: dict[int, dict[str, Any]]
     placed: Placed
     problems: list[str] = field(default_factory=list)
+    unread: dict[str, str] = field(default_factory=dict)
 
 
 def joined(
@@ -113,7 +115,25 @@ def joined(
         {int(shard.get("rank") or 0): shard for dump in files for shard in dump.layout},
         grouped,
         problems,
+        _unread(files, grouped),
     )
+
+
+def _unread(files: Sequence[TrainDump], grouped: Placed) -> dict[str, str]:
+    """Columns whose entries are of no known samples, with why."""
+    unread = {}
+    for name, value in ((name, value) for dump in files for shard in dump.layout for name, value in shard.items()):
+        if name not in LAYOUT_FIELDS and length_of(value) is not None:
+            unread[name] = "it has not one entry for each sample"
+    if _of_parts(files, grouped):
+        unread |= {name: "whose it is among several data-parallel groups is not known" for dump in files
+                   for name in dump.whole}  # fmt: skip
+    return unread
+
+
+def _of_parts(files: Sequence[TrainDump], grouped: Placed) -> bool:
+    """Whether columns over the rollout are cut to each rank's part, as Relax does to the length of its list."""
+    return files[0].form == "lists" and len(grouped.groups) > 1
 
 
 def _check_ranks(files: Sequence[TrainDump], ranks: int | None) -> int:
@@ -325,8 +345,8 @@ def _whole(
     columns: dict[str, list[Any]] = {}
     for name in dict.fromkeys(name for dump in files for name in dump.whole):
         seen = [list(_plain(dump.whole[name])) for dump in files if name in dump.whole]
-        if files[0].form == "lists" and len(grouped.groups) > 1:
-            continue  # Relax cuts it to the length of the rank's list: whose rewards these are is not known
+        if _of_parts(files, grouped):
+            continue
         if len({bits_of(version) for version in seen}) > 1:
             problems.append(f"{where}: ranks hold several versions of {name}")
         values = seen[0]

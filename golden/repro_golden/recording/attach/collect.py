@@ -163,6 +163,7 @@ class Gathering:
         most: Steps that were asked for. Where several optimizers step in turn the ranks go on to the end of a round,
             since the order in it is known then.
         others: Processes of other trainings beside it: see `_largest`.
+        unread: What of `more` was seen and is not looked at, with why.
     """
 
     def __init__(
@@ -175,9 +176,10 @@ class Gathering:
         files: Path | None = None,
         most: int | None = None,
         others: int = 0,
+        unread: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._raw, self._out, self._header, self._want, self._more = raw, out, header, ranks, more
-        self._most, self._others = most, others
+        self._most, self._others, self._unread = most, others, unread
         self._ranks: list[_Rank] = []
         self._writer: TraceWriter | None = None
         self._files, self._ending = files, False
@@ -254,6 +256,7 @@ class Gathering:
             unread = [*(_read(path) or {} for path in sorted(self._raw.glob("note-*.json")))]
             unread += [end.get("unread", {}) for end in ends if end]
             seen = {name: why for notes in unread for name, why in notes.items()}
+            seen |= self._unread()
             if self._others:
                 seen["a training beside it"] = f"resources.other_ranks = {self._others}"
             closing["unread"] = {name: why for name, why in seen.items() if _plain_file(name) not in self._bytes}

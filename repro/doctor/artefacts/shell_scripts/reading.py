@@ -1,8 +1,7 @@
 """A shell script read as a shell would read it, without running anything: its commands, with the variables they get.
 
 Branches whose condition cannot be known are all read. A variable that they leave different is not known afterwards; of
-arrays, which hold flags, the last branch that changed them is taken. What one branch alone sets is there in one reading
-of the script, and not in another.
+arrays, which hold flags, the last that changed them is taken. What one alone sets is in one reading, not in another.
 """
 
 from __future__ import annotations
@@ -68,13 +67,12 @@ def read_script(source: bytes, path: Path, arguments: Sequence[str] | None = Non
         scope.positional = [Word((Part(word),), "argv", 1) for word in arguments]
     scope.substitute = substitute
     root = _parser().parse(source).root_node
-    reader.script.broken = root.has_error
     try:
         reader.run(root, scope)
         reader.uncalled(scope)
     except (BoundError, RecursionError) as error:
         reader.script.cut = str(error) or "too deep"
-    reader.script.doubted = reader.merging.doubted
+    reader.script.broken, reader.script.doubted = root.has_error, reader.merging.doubted
     return reader.script
 
 
@@ -327,7 +325,7 @@ class _Reader:
             elif child.type == "variable_name" and export:
                 name = text_of(child)
                 if name in scope.scalars:
-                    self._export(name, _here(scope.scalars[name], scope, child))
+                    self._export(name, scope.word(scope.scalars[name].value, child))
             elif child.type not in ("word", "comment") and export:
                 for word in expand(child, scope):
                     name, equals, _ = word.text.partition("=")
@@ -492,13 +490,8 @@ _METHODS: Mapping[str, Callable[[_Reader, Node, Scope], None]] = {
 }
 
 
-def _nothing(scope: Scope) -> None:
+def _nothing(_: Scope) -> None:
     """The branch that is not there."""
-
-
-def _here(word: Word, scope: Scope, node: Node) -> Word:
-    """A value, written where a node stands."""
-    return scope.word(word.value, node)
 
 
 def _elements(value: Node, scope: Scope) -> list[Word]:

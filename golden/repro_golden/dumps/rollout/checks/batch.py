@@ -60,6 +60,12 @@ def _groups(batch: Batch) -> dict[Any, set[Any]]:
     sources=(GROUPS,),
 )
 def _group_size(batch: TrainBatch) -> Iterator[Found]:
+    unknown = [number for number, sample in enumerate(batch.samples) if sample["group_index"] is None]
+    if batch.group_size is not None and unknown:
+        of = f"{len(unknown)} of {len(batch.samples)} samples have no number of their group"
+        fits = len(batch.samples) % batch.group_size == 0
+        text = "its size is not known" if fits else f"{len(batch.samples)} are no multiple of {batch.group_size}"
+        yield noted(unknown[0], "group_index", f"{of}: {text}")._replace(severity="warning" if fits else None)
     for group, members in _groups(batch).items():
         if batch.group_size is not None and len(members) != batch.group_size:
             first = next(n for n, s in enumerate(batch.samples) if s["group_index"] == group)

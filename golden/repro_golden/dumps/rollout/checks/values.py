@@ -48,7 +48,7 @@ def _every(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield name, float(value)
         except OverflowError:  # which no float is
             yield name, math.inf if value > 0 else -math.inf
-    elif isinstance(value, (float, np.floating, np.integer)):
+    elif isinstance(value, (float, np.floating, np.integer, np.bool_)):
         yield name, float(value)
 
 
@@ -78,6 +78,8 @@ def _finite(batch: Batch) -> Iterator[Found]:
 
 
 def _real(value: Any) -> bool:
+    if isinstance(value, np.generic):
+        value = value.item()
     small = isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1024)  # float() takes it
     return small and not isinstance(value, bool)
 
@@ -166,6 +168,8 @@ def _tool_tokens(batch: TrainBatch) -> Iterator[Found]:
         log_probs = _floats(value)
         mask = batch.samples[number]["loss_mask"]
         trained = np.ones(0 if log_probs is None else len(log_probs)) if mask is None else _floats(mask)
+        if batch.samples[number].get("remove_sample"):
+            continue
         if log_probs is None or trained is None or len(trained) != len(log_probs):
             continue
         start, size = _longest((log_probs == 0) & (trained != 0))
