@@ -25,7 +25,8 @@ from repro_golden.base.errors import ReproError
 from repro_golden.base.observed import tellings
 from repro_golden.case.file import Bound, Case, Compare
 from repro_golden.compare.traces import compare, kl_of_step, violations
-from repro_golden.runs.proofs import first_step_checks, measure_noise, not_vacuous
+from repro_golden.recording.tap import perturbed_by_one_ulp
+from repro_golden.runs.proofs import first_step_checks, measure_noise, not_vacuous, perturbations
 from repro_golden.trace import Row, Trace, seal
 from repro_golden.trace.model import PHASES
 from repro_golden.trace.token_columns import kept
@@ -309,3 +310,27 @@ def test_one_metric_more_is_no_difference(tmp_path: Path, more: list[dict[str, f
     assert comparison.equal is equal
     assert not equal or str(comparison.looked) == "1 metric; 1 column is written by one side only: epoch"
     assert not compare(b, a).equal  # one that is gone is a difference
+
+
+def test_what_is_planted_is_a_parameter_also_where_ranks_hold_parts() -> None:
+    """A gradient and a weight of one rank serve where no rank has a whole one, as under FSDP's flat parameters."""
+    value = column("update", "_flat_param@0", 1.0)
+    rows = [replace(value, phase="grad"), value, replace(value, name="step/_flat_param")]
+    trace = SimpleNamespace(rows=lambda _: rows, steps=[SimpleNamespace(step=0)])
+    wanted = [(0, "grad", "_flat_param@0"), (0, "update", "_flat_param@0")]
+    assert perturbations(trace, ("grad", "update")) == wanted  # type: ignore[arg-type]
+    rows += [replace(value, name="head"), replace(value, phase="grad", name="head")]
+    assert perturbations(trace, ("grad", "update"))[0] == (0, "grad", "head")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_one_ulp_is_planted_wherever_a_tensor_lies(dtype: torch.dtype) -> None:
+    """Channels last, transposed, one number: the first element moves, and no other."""
+    base = torch.arange(1, 61).to(dtype)
+    for value in (base.reshape(1, 3, 4, 5).to(memory_format=torch.channels_last), base.reshape(12, 5).T, base[0]):
+        before = value.clone()
+        perturbed_by_one_ulp(value)
+        moved = (value != before).reshape(-1)
+        assert moved[0] and int(moved.sum()) == 1
+    with pytest.raises(ReproError, match="with an element"):
+        perturbed_by_one_ulp(torch.empty(0))

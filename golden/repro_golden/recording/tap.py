@@ -32,14 +32,12 @@ def perturbed_by_one_ulp(value: torch.Tensor) -> None:
     Raises:
         ReproError: a value that cannot be changed in place.
     """
-    flat = value.detach().view(-1) if value.is_contiguous() else None
-    if flat is None or flat.numel() == 0:
-        raise ReproError("the negative control needs a non-empty contiguous tensor")
+    if value.numel() == 0:
+        raise ReproError("the negative control needs a tensor with an element")
     with torch.no_grad():
-        if flat.is_floating_point():
-            flat[0] = torch.nextafter(flat[0], torch.full_like(flat[0], float("inf")))
-        else:
-            flat[0] = flat[0] + 1
+        first = value.detach()[(0,) * value.dim()]  # wherever it lies
+        up = torch.nextafter(first, torch.full_like(first, float("inf"))) if first.is_floating_point() else first + 1
+        first.copy_(up)
 
 
 # -- changing or writing out one signal as it passes, under its canonical name

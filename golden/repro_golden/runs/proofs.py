@@ -108,7 +108,7 @@ def perturbations(trace: Trace, needed: Sequence[str] = _PLANTED) -> list[tuple[
     chosen = []
     for phase in _PLANTED:
         dtypes = _FLOATING if phase == "update" else kinds  # a learning rate is no parameter
-        fit = [r for r in rows if r.phase == phase and r.dtype in dtypes and 0 not in r.shape and "@" not in r.name]
+        fit = [r for r in rows if r.phase == phase and r.dtype in dtypes and 0 not in r.shape]
         if not fit and phase not in needed:
             continue
         if not fit:
@@ -117,8 +117,9 @@ def perturbations(trace: Trace, needed: Sequence[str] = _PLANTED) -> list[tuple[
             )
         # after the update, a parameter rather than optimizer state: parameters are what has a gradient
         wanted = gradients if phase in ("grad", "update") else {_WANTED.get(phase)}
-        named = [r for r in fit if r.name in wanted]
-        chosen.append((trace.steps[0].step, phase, (named or fit)[-1].name))
+        named = [r for r in fit if r.name in wanted] or fit
+        common = [r for r in named if "@" not in r.name] or named  # else of one rank
+        chosen.append((trace.steps[0].step, phase, common[-1].name))
     if not chosen:
         raise ReproError("the first step holds no floating-point signal: nothing can be proved of the run")
     return chosen

@@ -132,7 +132,8 @@ def _tap(settings: Settings, at: tuple[int, str, str], tensor: torch.Tensor, *, 
     step, phase, name = at
     rank = place_of()[0]
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    if settings.perturbation and at == tuple(settings.perturbation) and local.numel():
+    planted = tuple(settings.perturbation or ())
+    if planted in (at, (step, phase, f"{name}@{rank}")) and local.numel():
         from repro_golden.recording.tap import perturbed_by_one_ulp
 
         perturbed_by_one_ulp(local)
