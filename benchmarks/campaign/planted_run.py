@@ -52,6 +52,8 @@ def main(program: str, folder: Path, golden: Path | None = None) -> int:
     (planted_core if program in planted_core.PROGRAMS else planted_programs).warm(program)
     fingerprint(torch.ones(3))  # the kernels are compiled, or found
     gc.collect()
+    import pyarrow.compute  # noqa: F401 - a fork may become a user who cannot read where Python lies
+
     gc.freeze()
     clean = read_clean(golden) if golden else None
     for number, line in enumerate(sys.stdin):
