@@ -219,6 +219,40 @@ def test_what_one_rank_does_to_a_generator_or_a_leaf_is_a_difference(tmp_path: P
     assert not comparison.equal and comparison.divergence is not None and comparison.divergence.step == 2
 
 
+PARTIAL = """
+import sys, torch
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard, init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+torch.distributed.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8))
+parallelize_module(model, init_device_mesh("cpu", (2,)), {
+    "0": SequenceParallel(), "1": ColwiseParallel(input_layouts=Shard(1)),
+    "2": RowwiseParallel(output_layouts=Replicate()),
+})
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    scale = 2.0 if len(sys.argv) > 1 and step else 1.0
+    x = scale * torch.randn(4, 6, 8).chunk(2, dim=1)[torch.distributed.get_rank()]
+    optimizer.zero_grad()
+    model(x).pow(2).mean().backward()
+    optimizer.step()
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.whole
+def test_a_gradient_that_is_still_to_be_added_up_stands_by_rank(tmp_path: Path) -> None:
+    """Torch's own recipe of tensor parallelism leaves the norm's gradients as sums over ranks: each rank's is read."""
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    first, other = traces(tmp_path, PARTIAL, launch=launch)
+    names = {row.name for row in first.rows(0) if row.phase == "grad"}
+    assert {"0.weight@0", "0.weight@1", "1.weight", "2.bias"} <= names and "0.weight" not in names
+    divergence = compare(first, other).divergence
+    assert len(first.steps) == 2 and divergence is not None and divergence.step == 1
+
+
 def test_a_metric_of_some_steps_is_judged_where_it_is_told(tmp_path: Path) -> None:
     """A bound needs its metric in some step, and not in all."""
     from repro_golden.case.file import Bound

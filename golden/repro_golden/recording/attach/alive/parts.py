@@ -45,14 +45,20 @@ def local_part(tensor: Any) -> Any:
 
 
 def _wraps(tensor: Any) -> bool:
-    """Whether a tensor, or what a DTensor holds here, has no bytes of its own."""
+    """Whether a tensor, or what a DTensor holds here, has no bytes of its own, or is to be added up over ranks."""
     kinds: tuple[type, type] = type(tensor), type(local_part(tensor))
-    return all(map(_dispatches, kinds))
+    return all(map(_dispatches, kinds)) or _is_partial(tensor)
+
+
+def _is_partial(tensor: Any) -> bool:
+    return any(placement.is_partial() for placement in getattr(tensor, "placements", ()))
 
 
 def _unwrapped(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """What a tensor is around, to any depth, as it says itself; itself where it is plain, or does not say."""
     if hasattr(tensor, "wait"):  # of a collective, which may be under way
+        tensor = local_part(tensor)
+    if _is_partial(tensor):  # each rank's part of the sum stands for itself
         tensor = local_part(tensor)
     if not _wraps(tensor) or not hasattr(tensor, "__tensor_flatten__") or hasattr(tensor, "to_local"):
         yield name, tensor
