@@ -17,9 +17,10 @@ import pytest
 from conftest import Repo
 from index_kit import TORCH_FOLDER, Index, serving, wheel
 
-from repro.commands.axes import axis_of
+from repro.commands.again import _word
+from repro.commands.axes import axis_of, report_folder
 from repro.commands.bisect import bisect
-from repro_bisect.axes.sets import FlagSet, LayoutLine, _launched, roomy
+from repro_bisect.axes.sets import FlagSet, LayoutLine, _launched, flags_axis, roomy
 from repro_bisect.driver.history import history_of
 from repro_bisect.driver.session import Options
 from repro_golden.base.errors import ReproError
@@ -220,6 +221,23 @@ def test_what_does_not_reach_the_program_is_no_agreement(flagged: Repo) -> None:
     done = flagged.repro("bisect", "--layout", "threads=1..threads=2")
     assert done.returncode == 3
     assert "threads=2: torch.get_num_threads() is 1 in the program" in done.stderr
+
+
+def test_a_report_has_a_name_that_a_disk_takes(flagged: Repo) -> None:
+    """A change without a name is called by all its words; two such searches have two folders."""
+    case, checkout = find_case(flagged.root, None), find_checkout(flagged.root)
+    names = set()
+    for last in "ab":
+        words = ", ".join(f'"data.option_number_{k}=value_{k}"' for k in range(20))
+        (flagged.root / "flags.toml").write_text(f'order = "list"\n[[change]]\nadd = [{words}, "{last}"]\n')
+        names.add(report_folder(flags_axis(checkout, case, flagged.root / "flags.toml", at=None), case))
+    assert len(names) == 2 and all(len(f"history-{name}") < 100 for name in names)
+
+
+@pytest.mark.parametrize("value", [0.9999999, 1234567.0, 0.05, 1e-7, 64.0, 1 / 3])
+def test_a_number_is_said_again_to_the_last_digit(value: float) -> None:
+    """What makes a search again asks for what was asked."""
+    assert float(_word(value, None)) == value and not _word(value, None).endswith(".0")
 
 
 # -- what is refused

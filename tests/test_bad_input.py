@@ -160,7 +160,7 @@ BAD: dict[str, tuple[Callable[[Repo], None], tuple[str, ...], int, tuple[str, ..
     "unknown revision": (nothing, ("bisect", "v9..HEAD"), 2, ("no commit 'v9'", "fetch")),
     "an option as revision": (nothing, ("bisect", "--", "--all..HEAD"), 2, ("nothing to search", "GOOD..BAD")),
     "empty range": (nothing, ("bisect", "HEAD..HEAD"), 2, ("same commit",)),
-    "wrong way round": (nothing, ("bisect", "HEAD..HEAD~1"), 2, ("not an ancestor", "merge base")),
+    "wrong way round": (nothing, ("bisect", "HEAD..HEAD~1"), 2, ("not an ancestor", "write HEAD~1..HEAD")),
     "bisect without rollouts": (no_rollouts, ("bisect", "HEAD~1..HEAD"), 2, ("no rollouts",)),
     "no trace": (nothing, ("diff", "golden", "core"), 2, ("no trace header",)),
 }

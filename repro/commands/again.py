@@ -63,7 +63,7 @@ def _word(value: Any, root: Path | None) -> str:
     if isinstance(value, Path) and root is not None:
         path = Path.cwd() / value
         return os.path.relpath(path, root) if path.is_relative_to(root) else str(path)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def _variables(case: Case, command: Sequence[str]) -> dict[str, str]:

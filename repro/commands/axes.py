@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from repro_golden.case.file import Case
     from repro_golden.repository.checkout import Checkout
 
-__all__ = ["axis_of", "axis_options", "axis_parameters"]
+__all__ = ["axis_of", "axis_options", "axis_parameters", "report_folder"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -122,3 +123,15 @@ def axis_parameters(checkout: Checkout, axis: Axis, index_url: str | None) -> di
     if axis.what == "commit":
         return {"commits": typed(checkout, axis.good, axis.bad)}
     return {"at": typed(checkout, axis.commit(axis.good)), "index_url": redacted(index_url) if index_url else None}
+
+
+def report_folder(axis: Axis, case: Case) -> str:
+    """The name of the folder of a report: one for each search, and no longer than a file may be called."""
+    from repro_bisect.axes.axis import short
+    from repro_golden.base.canonical import digest
+
+    name = f"{short(axis.good)}..{short(axis.bad)}-{case.name}"
+    if axis.what == "commit":
+        return name
+    plain = re.sub(r"[^A-Za-z0-9.=,_-]+", "-", name)[:60]
+    return f"{plain}-{digest(axis.what, name, axis.commit(axis.good), *axis.parents)[:8]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from repro.commands.again import again
-from repro.commands.axes import axis_of, axis_options, axis_parameters
+from repro.commands.axes import axis_of, axis_options, axis_parameters, report_folder
 from repro.commands.choose import DashedCommand, case_of, command_options
 from repro.output import json_option, told
 
@@ -105,7 +104,7 @@ def bisect(
     _refuse(axis, values | {"--quick": quick})
     ends = axis_parameters(checkout, axis, index_url)
     command = again(checkout.root, case, **ends, name=None if line.words else case.name)
-    folder = out or checkout.state / "reports" / _folder(axis, case)
+    folder = out or checkout.state / "reports" / report_folder(axis, case)
     if isinstance(axis, LayoutLine):
         from repro.report.layouts import layout_text, write_layout_report
         from repro_bisect.driver.layout_difference import replay_layouts
@@ -153,14 +152,3 @@ def _searched(checkout: Checkout, case: Case, axis: Axis, watch: Watch, options:
     if isinstance(axis, FlagSet):
         return minimal_set(checkout, case, axis, watch, options)
     return bisect_range(checkout, case, axis, watch, options)
-
-
-def _folder(axis: Axis, case: Case) -> str:
-    from repro_bisect.axes.axis import short
-    from repro_golden.base.canonical import digest
-
-    name = f"{short(axis.good)}..{short(axis.bad)}-{case.name}"
-    if axis.what == "commit":
-        return name
-    plain = re.sub(r"[^A-Za-z0-9.=,_-]+", "-", name)[:60]
-    return f"{plain}-{digest(axis.what, name, axis.commit(axis.good), *axis.parents)[:8]}"

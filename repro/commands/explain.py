@@ -82,10 +82,14 @@ def _asked(checkout: Checkout, what: str, other: str | None, name: str | None, l
     Raises:
         ReproError: they mean none.
     """
+    from repro_bisect.axes.commits import resolve
     from repro_golden.base.errors import ReproError
     from repro_golden.trace import Trace
 
     if other is None and not (Path(what) / "header.json").is_file():
+        if ".." not in what and not checkout.git.tells("rev-parse", "--verify", "--quiet", f"{what}^"):
+            resolve(checkout, what)
+            raise ReproError(f"{what} has no parent to compare it with: give two commits, A..B")
         return case_of(checkout, name, line), what if ".." in what else f"{what}^..{what}"
     if other is None:
         raise ReproError(f"{what} is a trace: give the one to compare it with too")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from repro.commands.again import again
-from repro.commands.axes import axis_of, axis_options, axis_parameters
+from repro.commands.axes import axis_of, axis_options, axis_parameters, report_folder
 from repro.commands.choose import DashedCommand, case_of, command_options
 from repro.output import json_option, told
 
@@ -65,7 +64,6 @@ def history(
     """
     from repro.live import bisect_view
     from repro.report.history import history_text, write_report
-    from repro_bisect.axes.axis import short
     from repro_bisect.axes.sets import roomy
     from repro_bisect.driver.history import history_of
     from repro_bisect.driver.session import Options
@@ -83,8 +81,7 @@ def history(
         result = history_of(checkout, roomy(axis, case), axis, watch, options)
     ends = axis_parameters(checkout, axis, index_url)
     command = again(checkout.root, case, **ends, name=None if line.words else case.name)
-    named = re.sub(r"[^\w.+=-]+", "-", f"{short(result.good)}..{short(result.bad)}")
-    folder = out or checkout.state / "reports" / f"history-{named}-{case.name}"
+    folder = out or checkout.state / "reports" / f"history-{report_folder(axis, case)}"
     with told(as_json, result.to_mapping(), history_text(result), command) as written:
         written.extend(write_report(result, folder, command))
     return 0 if result.verifiable else 3

@@ -93,7 +93,10 @@ def set_lines(result: BisectResult) -> list[str]:
         return []
     lines = [f"  {label}" + (f": {does}" if does != label else "") for label, does in _pairs(result)]
     if result.proved:
-        return [*lines, "None of them can be left out: the rest of them moves nothing."]
+        d = result.culprits[0].divergence if result.culprits else None
+        until = f" up to step {d.step}" if d else ""
+        by = "" if result.bitwise else f" by {result.predicate}"
+        return [*lines, f"None of them can be left out: the rest of them moves nothing{until}{by}."]
     hidden = ", ".join(result.hidden)
     return [*lines, f"Whether it takes {hidden} is not known: the others without it cannot be tested."]
 
@@ -107,9 +110,12 @@ def explanation(result: BisectResult, what: str = "commit") -> str:
     if result.earlier and result.culprit:
         command = f"repro bisect {short(result.good)}..{short(result.culprits[0].before)}"
         text = f"{what.capitalize()}s before it move the numbers too, in a later step: {result.earlier}."
-        return f"{text} `--all` names them, or search on with `{command}`."
+        on = f", or search on with `{command}`" if what == "commit" else ""
+        return f"{text} `--all` names them{on}."
     if result.behind:
         after = f"{what.capitalize()}s after {short(result.behind)} were not searched"
+        if what != "commit":
+            return f"{after}."
         return f"{after}: `repro bisect {short(result.behind)}..{short(result.bad)}` does."
     if result.explains_bad is None:
         return ""

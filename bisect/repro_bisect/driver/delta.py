@@ -85,7 +85,7 @@ class _Reduction(Searching[SetResult]):
             which = "with all changes" if "of BAD" in self.endpoints.noise else "without any change"
             raise NotVerifiableError(
                 f"{which} the case does not reproduce itself ({self.endpoints.noise}): a set is judged by "
-                "single replays; make it deterministic, or judge by a --when that noise does not cross"
+                "single replays, so make it deterministic"
             )
         if interval is None:
             return self._result("agree", None, None)
