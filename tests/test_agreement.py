@@ -108,9 +108,11 @@ def test_gradients_that_a_scaler_found_too_large_are_no_fault(tmp_path: Path, se
     skipped = metric_row("update", "skipped", 1.0)
     finite = parse_predicate("finite", Path())
 
-    def made(name: str, *more: Row) -> Trace:
+    def made(name: str, *more: Row, then: bool = True) -> Trace:
         rows = [metric_row("loss", "loss", 1.0), *gradients, *after, *more]
-        trace = write(tmp_path / name, [sorted(rows, key=lambda row: PHASES.index(row.phase))])
+        steps = [sorted(rows, key=lambda row: PHASES.index(row.phase))] * 2
+        steps += [[metric_row("loss", "loss", 0.5), column("grad", "w", 1.0, 2.0)]] if then else []
+        trace = write(tmp_path / name, steps)
         if sealed:
             seal(trace.directory)
         return Trace(trace.directory)
@@ -124,6 +126,8 @@ def test_gradients_that_a_scaler_found_too_large_are_no_fault(tmp_path: Path, se
         assert not compare(bad, bad).equal and first_violation(finite, bad, bad) is not None
     weights = made("weights", skipped, column("update", "exp_avg/w", math.nan))
     assert not compare(weights, weights).equal
+    lost = made("lost", skipped, then=False)
+    assert not compare(lost, lost).equal and first_violation(finite, lost, lost) is not None, "it found no scale"
 
 
 def test_two_replays_of_a_night_end_alike_and_make_what_is_asked(tmp_path: Path) -> None:

@@ -70,6 +70,9 @@ def test_a_mask_of_fractions_is_refused(tmp_path: Path) -> None:
     dump = read_rollout_dump(saved(tmp_path / "0.pt", sample(0, loss_mask=[1.0, 0.5, 1.0])))
     with pytest.raises(ReproError, match="loss_mask are no list of whole numbers"):
         to_rollout(dump)
+    dump = read_rollout_dump(saved(tmp_path / "1.pt", sample(0, loss_mask=[1.0, float("nan"), float("inf")])))
+    with pytest.raises(ReproError, match="loss_mask are no list of whole numbers"):
+        to_rollout(dump)
 
 
 def test_a_sample_that_is_removed_is_not_trained_on(tmp_path: Path) -> None:
@@ -109,6 +112,10 @@ FORMS: dict[str, tuple[dict[str, Any], int]] = {
     "a tensor": ({"rollout_log_probs": torch.tensor([-0.1, -0.2, -0.3])}, 0),
     "an array": ({"rollout_log_probs": np.array([-0.1, -0.2, -0.3])}, 0),
     "a mask that is a tensor": ({"loss_mask": torch.tensor([0, 1, 1])}, 0),
+    "whole numbers among others": ({"rollout_log_probs": [0, -0.2, -0.3]}, 0),
+    "whole numbers alone": ({"rollout_log_probs": [0, 0, 0]}, 0),
+    "a tuple": ({"rollout_log_probs": (-0.1, -0.2, -0.3)}, 0),
+    "a mask of several kinds": ({"loss_mask": [0.0, 1, True]}, 0),
 }
 
 

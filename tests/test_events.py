@@ -88,6 +88,10 @@ def test_a_tag_of_several_folders(tmp_path: Path) -> None:
     log(tmp_path / "run" / "train", {1: {"loss": 2.0}}, at=3.0)
     log(tmp_path / "run" / "eval", {0: {"loss": 5.0}}, at=2.0)
     assert read_events(tmp_path / "run") == {0: {"eval/loss": 5.0, "train/loss": 1.0}, 1: {"train/loss": 2.0}}
+    for day in ("01", "02"):
+        for rank in (0, 1):
+            log(tmp_path / day / f"Jan{day}_12-00-0{rank}_host_rank{rank}", {0: {"loss": 1.0 + rank}}, at=2.0)
+    assert read_events(tmp_path / "01") == read_events(tmp_path / "02") == {0: {"rank0/loss": 1.0, "rank1/loss": 2.0}}
     log(tmp_path / "again" / "first", {0: {"loss": 1.0}, 1: {"loss": 7.0}}, at=1.0)
     log(tmp_path / "again" / "second", {1: {"loss": 2.0}}, at=3.0)
     assert read_events(tmp_path / "again") == {0: {"loss": 1.0}, 1: {"loss": 2.0}}

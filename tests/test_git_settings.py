@@ -154,7 +154,7 @@ def test_a_working_tree_under_any_settings(tmp_path: Path) -> None:
 def test_the_state_of_a_folder_under_any_settings(tmp_path: Path) -> None:
     """What a loaded package's code is, changes told apart, is the same whatever a user has git compare with."""
     repo = start(tmp_path, case=None)
-    (repo.root / ".gitattributes").write_text("*.py filter=broken diff=shown\n")
+    (repo.root / ".gitattributes").write_text("*.py diff=shown\n")
     head = repo.commit("One")
 
     def read() -> list[str]:

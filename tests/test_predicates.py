@@ -198,6 +198,12 @@ def test_kl_is_of_the_same_tokens(tmp_path: Path) -> None:
     near = [tensor("forward", "log_probs", -5.0, -2.0)]
     a, b = pair(tmp_path / "c", [[masks[0], *tokens, *log_probs]], [[masks[1], *tokens, *near]])
     assert first_violation(rule, a, b) is None, "of tokens that both sides count"
+    ids = [tensor("input", "tokens", 1, 2, dtype=kind) for kind in (torch.int64, torch.int32)]
+    a, b = pair(tmp_path / "e", [[ids[0], *log_probs]], [[ids[1], *swapped]])
+    assert kl_of_step(a, b, 0) is not None, "the same numbers of another dtype"
+    padded = [[masks[1], tensor("input", "tokens", pad, 2.0), *log_probs] for pad in (0.0, 7.0)]
+    a, b = pair(tmp_path / "f", padded[:1], padded[1:])
+    assert kl_of_step(a, b, 0) == (0.0, 0.0), "padding that nobody counts"
     wide = [tensor("input", "loss_mask", 1.0, 1.0, 1.0)]
     a, b = pair(tmp_path / "d", [wide + log_probs], [wide + swapped])
     with pytest.raises(ReproError, match="the baseline has a loss_mask that is not of log_probs"):

@@ -134,6 +134,11 @@ def test_what_is_not_trained_changes_places_with_what_is(tmp_path: Path, beside:
     a, b = two(tmp_path, shown(OLD, names), shown(OLD, names[::-1]))
     divergence = compare(a, b).divergence
     assert divergence is not None and (divergence.step, divergence.signal) == (0, names[0])
+    layers = [f"encoder.{k}.{name}" for k in (0, 1) for name in ("weight", "bias")]
+    beside = [name.replace("fc", "decoder.0").replace("head", "decoder.1") for name in names]
+    other = [*layers[2:], *layers[:2]]
+    c, d = Trace(write(tmp_path / "d", shown(layers, beside))), Trace(write(tmp_path / "e", shown(other, beside[::-1])))
+    assert not compare(c, d).equal, "another module's parameters have changed places, and not its own"
     renamed = Trace(write(tmp_path / "c", shown([*OLD[2:], *OLD[:2]], names[::-1])))
     assert compare(a, renamed).equal is (phase == "update"), "columns are no module's"
 

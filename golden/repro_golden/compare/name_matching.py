@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -103,8 +103,8 @@ def exchanged(rows_a: Iterable[Row], rows_b: Iterable[Row]) -> set[str]:
         now.setdefault(b[part], []).append(part)
     before = {a[part] for part in moved}
     pairs = {(part, other) for part in moved if b[part] in before for other in now.get(a[part], ())}
-    rules = {_module_rule(*pair) for pair in pairs if _trained(a[pair[0]])}
-    return {part for part, other in pairs if _module_rule(part, other) in rules}
+    rules = {rule_of(*pair) for pair in pairs if _trained(a[pair[0]])}
+    return {part for part, other in pairs if _follows(rule_of(part, other), rules, saved=_saved(a[part]))}
 
 
 def _trained(signals: frozenset[tuple[str, str, Content]]) -> bool:
@@ -113,12 +113,19 @@ def _trained(signals: frozenset[tuple[str, str, Content]]) -> bool:
     return {"grad", "update"} <= own
 
 
-def _module_rule(old: str, new: str) -> tuple[str, str]:
-    """`rule_of`, without the beginning that both have in common too."""
-    a, b = (side.split(".") for side in rule_of(old, new))
-    while a and b and a[0] == b[0]:
-        del a[0], b[0]
-    return ".".join(a), ".".join(b)
+def _saved(signals: frozenset[tuple[str, str, Content]]) -> bool:
+    """Whether a part is of files alone, where modules may have a longer path: ``model.fc``."""
+    return all(label.removeprefix("end/").startswith("saved/") for _, label, _ in signals)
+
+
+def _follows(rule: tuple[str, str], rules: Collection[tuple[str, str]], *, saved: bool) -> bool:
+    """Whether a part changed its module as parameters did."""
+    if rule in rules or not saved:
+        return rule in rules
+    old, new = rule
+    return any(
+        old.endswith(f".{x}") and new.endswith(f".{y}") and old.removesuffix(x) == new.removesuffix(y) for x, y in rules
+    )
 
 
 def _by_tail(rows: Iterable[Row]) -> dict[str, frozenset[tuple[str, str, Content]]]:

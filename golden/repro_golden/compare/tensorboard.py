@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ def read_events(folder: Path) -> dict[int, dict[str, float]]:
 
     What ``add_scalars("loss", {"policy": ...})`` wrote, in a folder of its own, is ``loss/policy``. Another tag that
     several folders hold is one metric where they wrote it one after the other, as after a restart. Where they wrote it
-    at the same time it is one in each of them: ``eval/loss``.
+    at the same time it is one in each of them: ``eval/loss``, by what tells the folders apart beside when they began.
 
     Args:
         folder: Searched with all folders in it.
@@ -58,9 +59,10 @@ def read_events(folder: Path) -> dict[int, dict[str, float]]:
             told.setdefault(_grouped(tag, of, {path.parent for path in files}), {})[of] = each
     newest: dict[tuple[int, str], tuple[float, float]] = {}
     for tag, folders in told.items():
-        beside = _at_once(folders.values())
+        names = _told_apart([of.relative_to(folder).as_posix() for of in folders]) if _at_once(folders.values()) else {}
         for of, each in folders.items():
-            name = f"{of.relative_to(folder)}/{tag}" if beside and of != folder else tag
+            own = names.get(of.relative_to(folder).as_posix(), "")
+            name = f"{own}/{tag}" if own else tag
             for step, (at, value) in each.items():
                 if at >= newest.get((step, name), (at, 0.0))[0]:
                     newest[step, name] = at, value
@@ -98,6 +100,17 @@ def _grouped(tag: str, folder: Path, folders: Set[Path]) -> str:
     begin = f"{tag.replace('/', '_')}_"
     grouped = folder.parent in folders and folder.name.startswith(begin) and folder.name != begin
     return f"{tag}/{folder.name.removeprefix(begin)}" if grouped else tag
+
+
+_WHEN = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d|\d{4}-?\d\d-?\d\d([-_T]?\d\d[-:]?\d\d([-:]?\d\d)?)?|\d{9,}")
+"""When a run began, as folders are called: two runs differ in it."""
+
+
+def _told_apart(folders: Sequence[str]) -> dict[str, str]:
+    """What tells folders apart that were written at the same time: no time, and nothing that all have in common."""
+    plain = [[word for word in re.split("[/_]", _WHEN.sub("", folder)) if word not in ("", ".")] for folder in folders]
+    names = ["_".join(word for word in words if not all(word in other for other in plain)) for words in plain]
+    return dict(zip(folders, names if len({*names}) == len(names) else folders, strict=True))
 
 
 def _at_once(folders: Collection[_Values]) -> bool:

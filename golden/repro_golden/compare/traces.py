@@ -434,11 +434,25 @@ def _counted(column: Row, mask: Row | None) -> Any:
 
 def _other_tokens(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> str:
     """The column of tokens that both sides show and that differs; '' where none does."""
+    masks = [column_parts(rows, "loss_mask") for rows in (rows_a, rows_b)]
     for name in _TOKENS:
-        sides = column_parts(rows_a, name), column_parts(rows_b, name)
-        alike = {part: content(sides[0][part]) == content(sides[1][part]) for part in sides[0].keys() & sides[1].keys()}
-        if not all(alike.values()):
-            return name
+        before, after = column_parts(rows_a, name), column_parts(rows_b, name)
+        for part in before.keys() & after.keys():
+            x, y = before[part], after[part]
+            if content(x) == content(y):
+                continue
+            values = side_by_side(x, y)
+            if values is None:  # of another dtype, without values, nothing is known
+                if (x.dtype, x.shape) == (y.dtype, y.shape) or x.shape != y.shape:
+                    return name
+                continue
+            apart = values[0] != values[1]
+            for side in masks:  # what stands where nothing counts may be any padding
+                mask = part_of(side, part)
+                counted = None if mask is None or mask.shape != x.shape else kept(mask, x)
+                apart = apart if counted is None else apart & counted
+            if apart.any():
+                return name
     return ""
 
 

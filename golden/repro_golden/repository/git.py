@@ -212,7 +212,7 @@ def state_of(folder: Path) -> str:
     by_bytes = ("--binary", "--no-ext-diff", "--no-textconv")
     try:
         commit = git("rev-parse", "HEAD", variables=other).decode().strip()
-        changes = git.without_filters()("diff", "HEAD", *by_bytes, "--", ".", variables=other)
+        changes = git("diff", "HEAD", *by_bytes, "--", ".", variables=other)
     except GitFailedError:
         return ""
     return commit + (f"+{hashlib.sha256(changes).hexdigest()[:8]}" if changes else "")

@@ -83,8 +83,7 @@ def _converted(source: Path, number: int, system: System) -> RolloutDump:
 def _perturb(dump: RolloutDump) -> None:
     """Move the first log-prob that counts by one ULP of float32; of a sample that is not removed, a finite one."""
     for sample in sorted(dump.samples, key=lambda s: (s.get("index") is None, s.get("index") or 0)):
-        values, mask = numbers(sample.get(_PLANTED)), sample.get("loss_mask")
-        counted = None if mask is None else numbers(mask)
+        values, counted = _numbers(sample.get(_PLANTED)), _numbers(sample.get("loss_mask"))
         if values is None or values.ndim != 1 or sample.get("remove_sample"):
             continue
         known = np.isfinite(values) & (True if counted is None or len(counted) != len(values) else counted != 0)
@@ -94,6 +93,17 @@ def _perturb(dump: RolloutDump) -> None:
             sample[_PLANTED] = _like(sample[_PLANTED], values)
             return
     raise ReproError("the negative control needs a rollout with log-probs: record them with the rollouts")
+
+
+def _numbers(held: Any) -> Any:
+    """A field as fp64 [tokens], whole numbers and others among them; None where it holds none."""
+    if isinstance(held, (list, tuple)):
+        try:
+            return np.array([float(number) for number in held])
+        except (OverflowError, TypeError, ValueError):
+            return None
+    array = numbers(held)
+    return None if array is None else array.astype(np.float64)
 
 
 def _like(held: Any, values: Any) -> Any:

@@ -165,7 +165,8 @@ class Trace:
         """The signals of a step that are NaN or infinite and should not be.
 
         Buffers are left out, and modules and files that may hold some: a mask of attention is infinite on purpose. So
-        are gradients, and their norm, that a scaler found so and made no step of: it looks for its scale in that way.
+        are gradients, and their norm, that a scaler found so and made no step of, where it made one later: it looks for
+        its scale in that way. A run that has ended with steps that were skipped found none.
 
         Raises:
             ReproError: the rows are missing or damaged.
@@ -228,8 +229,15 @@ def read_dump(trace: Trace, step: int, row: Row) -> bytes | None:
     return content if known else None
 
 
-@lru_cache(maxsize=64)
 def _unscaled(trace: Trace, index: int) -> bool:
+    """Whether a scaler skipped a step and made a later one, or may yet."""
+    return _skipped(trace, index) and (trace.end is None or any(
+        not _skipped(trace, later) for later in range(index + 1, len(trace.steps))
+    ))  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _skipped(trace: Trace, index: int) -> bool:
     return unscaled(trace.rows(index))
 
 

@@ -175,8 +175,8 @@ def _whole(value: Any, what: str) -> Array:
     array = numbers(value)
     if array is not None and array.ndim == 1 and not array.size:
         return array.astype(np.int64)
-    if array is not None and array.dtype.kind == "f" and np.array_equal(array, array.astype(np.int64)):
-        array = array.astype(np.int64)  # a mask of 0.0 and 1.0
+    if array is not None and array.dtype.kind == "f" and np.isin(array, (0.0, 1.0)).all():
+        array = array.astype(np.int64)  # a mask
     if array is None or array.ndim != 1 or array.dtype.kind not in "ib":
         raise ReproError(f"{what} are no list of whole numbers of 64 bits: record it again")
     return array.astype(np.int64)

@@ -51,7 +51,7 @@ def _wraps(tensor: Any) -> bool:
 
 
 def _is_partial(tensor: Any) -> bool:
-    return any(placement.is_partial() for placement in getattr(tensor, "placements", ()))
+    return hasattr(tensor, "device_mesh") and any(placement.is_partial() for placement in tensor.placements)
 
 
 def _unwrapped(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
