@@ -175,6 +175,27 @@ def test_what_a_branch_may_do_is_no_error(tmp_path: Path, script: str, rule: str
     assert "(where a branch of the script is taken)" in found.message
 
 
+def test_what_is_wrong_both_ways_is_told_as_ever(tmp_path: Path) -> None:
+    """A lost backslash is an error whatever a branch adds before it: both readings find it, and count other flags."""
+    path = tmp_path / "run.sh"
+    path.write_text(
+        'A=(--colocate --num-rollout 9)\nif [ "$M" ]; then A+=(--use-kl-loss); fi\n'
+        "python3 /root/slime/train.py ${A[@]}\n  --lr 1e-6 --seed 1 --rm-type math\n"
+    )
+    (found,) = (finding for finding in examine(look([path])).findings if finding.rule == "continuation-lost")
+    assert (found.severity, found.certainty) == ("error", "certain") and "branch" not in found.message
+
+
+def test_what_one_branch_alone_launches_is_no_error(tmp_path: Path) -> None:
+    """Where nothing has flags without a branch, what is wrong with them is possible."""
+    path = tmp_path / "run.sh"
+    flags = "--colocate --num-rollout 9 --actor-num-nodes 1 --debug-rollout-only --debug-train-only"
+    path.write_text(f'A=()\nif [ "$M" ]; then A=({flags}); fi\npython3 /root/slime/train.py "${{A[@]}}"\n')
+    (found,) = (finding for finding in examine(look([path])).findings if finding.rule == "debug-modes-exclusive")
+    assert (found.severity, found.certainty) == ("warning", "possible")
+    assert examine(look([path])).of("error") == []
+
+
 def test_a_python_launcher_is_no_error_and_no_all_clear(tmp_path: Path) -> None:
     """Its branches need not run together, and one that may be passed by silences nothing."""
     path = tmp_path / "launch.py"

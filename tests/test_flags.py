@@ -172,6 +172,15 @@ def test_words_that_a_process_did_not_get_are_told(argv: str, lost: str) -> None
     assert lost_words(made, {"kind": "slime", "argv": ["python"]}) == ""
 
 
+@pytest.mark.parametrize("launch", ["env A=2", "torchrun --nproc-per-node 2"])
+def test_the_words_of_a_launcher_are_its_own(launch: str) -> None:
+    """What stands before the program is for `env` or `torchrun`, which the process that trains never sees."""
+    made = changes({"add": launch.split()[1:]})
+    told = {"kind": "command", "argv": ["python", "-u", "train.py", "--lr", "1"]}
+    assert lost_words(made, told | {"command": [*launch.split(), "train.py", "--lr", "1"]}) == ""
+    assert lost_words(made, told | {"command": ["sh", "-c", f"{launch} train.py --lr 1"]}) != ""
+
+
 @given(st.integers(1, 12), st.data())
 def test_sets_have_names_of_their_own(count: int, data: st.DataObject) -> None:
     """Two sets of changes have two names, and the ends are called none and all."""

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from repro_bisect.driver.confirm import _explains
 from repro_bisect.predicates.predicates import (
     Bitwise,
     Bounds,
@@ -20,6 +21,7 @@ from repro_bisect.predicates.predicates import (
     Finite,
     UnjudgedError,
     first_violation,
+    known_violation,
     parse_predicate,
 )  # fmt: skip
 from repro_bisect.probe.answers import Skip, judge
@@ -287,3 +289,12 @@ def test_own_function_judges_the_whole(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
     with pytest.raises(ReproError, match="no function none"):
         parse_predicate("own.py:none", tmp_path)
+
+
+def test_an_answer_stands_without_what_nobody_can_judge(tmp_path: Path) -> None:
+    """Culprit and BAD may show other tokens in a later step: whether it explains BAD is not known, and no more."""
+    step = [tensor("input", "tokens", 1.0, 2.0), tensor("forward", "log_probs", -1.0, -2.0)]
+    other = [tensor("input", "tokens", 3.0, 4.0), tensor("forward", "log_probs", -3.0, -2.0)]
+    a, b = pair(tmp_path, [step, step], [step, other])
+    rule = parse_predicate("kl>0.01", HERE)
+    assert known_violation(rule, a, b) is None and _explains(rule, a, b) is None

@@ -159,9 +159,9 @@ def test_a_baseline_of_events() -> None:
 def test_what_a_layout_check_says() -> None:
     """Equal bits, within how many units, or where it parts."""
     parting = Parting(1, "grad", "w", "float32 [3]", 2.5, "whole", "")
-    equal = LayoutComparison(2, 64.0, 7, 7, None, None, None, 0, {}, {"a": [], "b": []})
+    equal = LayoutComparison(2, 64.0, 7, 7, None, None, None, {}, {}, {"a": [], "b": []})
     assert layout_text(equal) == "equal bits in 7 signals of 2 steps"
-    agree = replace(equal, equal=6, first=parting, worst=parting, unmeasured=1)
+    agree = replace(equal, equal=6, first=parting, worst=parting, unmeasured_at={0: 1})
     assert layout_text(agree).startswith("both agree within 2.5 eps (64 allowed), first at step 1, grad, w")
     assert layout_text(agree).endswith("; 1 difference could not be measured")
     assert layout_text(replace(agree, parted=parting)).startswith("parts from the case at step 1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -169,18 +170,37 @@ def found_by(rule: Rule, arguments: Sequence[Any]) -> Iterator[Found]:
     thing or another, by branches that nobody can decide, both are looked at: what is wrong with one alone is possible.
     """
     launch = next((artefact for artefact in arguments[: len(rule.inputs)] if isinstance(artefact, Launch)), None)
-    results = list(rule.check(*arguments))
+    results, failed = _results(rule, arguments)
     other = launch.otherwise if launch else None
-    others = list(rule.check(*(other if artefact is launch else artefact for artefact in arguments))) if other else []
+    others, also = _results(rule, [other if a is launch else a for a in arguments]) if other else ([], None)
+    # what other artefacts say too may be certain all the same
+    unsure = launch is not None and ((programmed(launch) and set(rule.inputs) == {Launch}) or launch.doubted)
     for these, those, how in ((results, others, ""), (others, results, "not ")):
-        messages = {result.message for result in those}
+        told = {_apart_from_numbers(rule, result) for result in those}
         for result in these:
-            if other is not None and result.message not in messages:
+            if other is not None and _apart_from_numbers(rule, result) not in told:
                 result = result._replace(message=f"{result.message} (where a branch of the script is {how}taken)")
                 yield _doubtful(rule, result)
             elif these is results:
                 error = (result.severity or rule.severity) == "error"
-                yield _doubtful(rule, result) if error and launch and programmed(launch) else result
+                yield _doubtful(rule, result) if error and unsure else result
+    if failure := failed or also:
+        raise failure
+
+
+def _results(rule: Rule, arguments: Sequence[Any]) -> tuple[list[Found], Exception | None]:
+    """What a rule says, and how it failed after that."""
+    results: list[Found] = []
+    try:
+        results.extend(rule.check(*arguments))
+    except Exception as error:  # noqa: BLE001 - whoever tries the rule says so
+        return results, error
+    return results, None
+
+
+def _apart_from_numbers(rule: Rule, result: Found) -> tuple[str, Severity]:
+    """Equal for one fault in two readings, which may count other flags."""
+    return re.sub(r"\d+", "", result.message), result.severity or rule.severity
 
 
 def _doubtful(rule: Rule, result: Found) -> Found:

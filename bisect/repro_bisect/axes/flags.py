@@ -14,6 +14,7 @@ replace = { old = ["--lr", "1e-6"], new = ["--lr", "2e-6"] }
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -164,9 +165,12 @@ def lost_words(changes: Sequence[FlagChange], subject: Mapping[str, Any]) -> str
         changes: All that were made.
         subject: What the process says of itself, with its own command line.
     """
-    argv = [str(word) for word in subject.get("argv", ())]
+    argv, launched = ([str(word) for word in subject.get(name, ())] for name in ("argv", "command"))
     if not argv or subject.get("kind") != "command":
         return ""
+    pairs = zip(argv[::-1], launched[::-1], strict=False)
+    alike = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    launcher = launched[: len(launched) - alike] if alike else []  # env X=1, torchrun --nproc-per-node 2
     added, taken = list[str](), list[Sequence[str]]()
     for change in changes:  # a later one may take away what an earlier one gave
         old, new = (change.replace.old, change.replace.new) if change.replace else ((), ())
@@ -174,7 +178,8 @@ def lost_words(changes: Sequence[FlagChange], subject: Mapping[str, Any]) -> str
         taken += [words for words in (change.drop, old) if words]
     at = f"the command line of the process that trains ({shlex.join(argv)[:200]})"
     for word in added:
-        if not any(word in own for own in argv):  # a launcher may have made `--lr=1` of two
+        # a launcher may have made `--lr=1` of two, and has words of its own
+        if word not in launcher and not any(word in own for own in argv):
             return f"{shlex.quote(word)} is not on {at}"
     for words in taken:
         if not set(words) <= set(added) and _places(argv, words):

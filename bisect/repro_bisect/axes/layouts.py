@@ -114,7 +114,7 @@ class LayoutComparison:
         first: The first that differs at all.
         parted: The first whose difference no reordered sum explains.
         worst: The farthest apart within the tolerance, or past it where they part.
-        unmeasured: How many differ by what is not known.
+        unmeasured_at: By step, how many differ by what is not known.
         sampled: By step, how many of which a sample of elements is all that was compared.
         alone: Names of signals that one layout alone has, which are not compared, by ``a`` and ``b``.
         log_probs: Of the policy's log-probs, token by token; None where both layouts do not show them.
@@ -129,7 +129,7 @@ class LayoutComparison:
     first: Parting | None
     parted: Parting | None
     worst: Parting | None
-    unmeasured: int
+    unmeasured_at: Mapping[int, int]
     sampled: Mapping[int, int]
     alone: Mapping[str, Sequence[str]]
     log_probs: LogProbGap | None = None
@@ -144,6 +144,11 @@ class LayoutComparison:
         return "equal" if self.equal == self.signals and not self.untold else "agree"
 
     @property
+    def unmeasured(self) -> int:
+        """How many differ by what is not known."""
+        return sum(self.unmeasured_at.values())
+
+    @property
     def within(self) -> str:
         """``agree within 3.8 eps``: how far apart they are at most, in words."""
         if self.worst:
@@ -154,8 +159,9 @@ class LayoutComparison:
         """JSON types."""
         raw = {k: jsonable(asdict(v) if isinstance(v, Parting | LogProbGap) else v) for k, v in vars(self).items()}
         alone = {k: list(v) for k, v in self.alone.items()}
-        sampled = {str(step): number for step, number in self.sampled.items()}
-        return raw | {"alone": alone, "sampled": sampled, "shown": list(self.shown), "verdict": self.verdict}
+        by_step = {name: {str(step): n for step, n in raw.pop(name).items()} for name in ("unmeasured_at", "sampled")}
+        more = {"alone": alone, "unmeasured": self.unmeasured, "shown": list(self.shown), "verdict": self.verdict}
+        return raw | by_step | more
 
 
 def compare_layouts(
@@ -178,13 +184,13 @@ def compare_layouts(
         ReproError: they cannot be compared, or have no signal in common.
     """
     check_comparable(a, b)
-    steps = signals = equal = unmeasured = 0
+    steps = signals = equal = 0
     first: Parting | None = None
     worst: Parting | None = None
     parted: Parting | None = None
     alone: dict[str, dict[str, None]] = {"a": {}, "b": {}}
     untold: set[tuple[int, str]] = set()
-    sampled: Counter[int] = Counter()
+    unmeasured, sampled = Counter[int](), Counter[int]()
     for index in range(min(len(a.steps), len(b.steps))):
         steps += 1
         pairs, only = _paired(joined(a.rows(index)), joined(b.rows(index)))
@@ -198,11 +204,13 @@ def compare_layouts(
                 equal += 1
                 continue
             if row.dtype == DIGEST and row.phase != "input" and tolerance > 0:
-                unmeasured += 1  # hashes of tensors that may differ by roundings say no more than that they differ
+                unmeasured.update(
+                    [difference.step]
+                )  # hashes of tensors that may differ by roundings say no more than that they differ
                 continue
             counted = _allowed(difference, row, others, absolute or {}, relative or {})
             first = first or counted or replace(difference, beyond="")
-            unmeasured += difference.how == "at least" and not difference.units
+            unmeasured.update([difference.step] if difference.how == "at least" and not difference.units else ())
             sampled.update([difference.step] if difference.how == "sampled" else ())
             if (difference := counted) is None:
                 continue
@@ -218,8 +226,8 @@ def compare_layouts(
     gap = _log_prob_gap(a, b, steps)
     shown = sorted({name for trace in (a, b) for record in trace.steps[:steps] for name in record.shown})
     return LayoutComparison(
-        steps, tolerance, signals, equal, first, parted, worst, unmeasured, dict(sampled), unpaired, gap, len(untold),
-        shown,
+        steps, tolerance, signals, equal, first, parted, worst, dict(unmeasured), dict(sampled), unpaired, gap,
+        len(untold), shown,
     )  # fmt: skip
 
 

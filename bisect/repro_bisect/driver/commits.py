@@ -15,7 +15,7 @@ from repro_bisect.driver.range_search import RangeSearch
 from repro_bisect.driver.result import BisectResult, Culprit, Outcome
 from repro_bisect.driver.searching import Searching
 from repro_bisect.driver.session import Options, session
-from repro_bisect.predicates.predicates import Bitwise, Exit, first_violation, predicate_of
+from repro_bisect.predicates.predicates import Bitwise, Exit, first_violation, known_violation, predicate_of
 from repro_bisect.probe.answers import Skip, judge, trace_of, unusable
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
@@ -224,7 +224,7 @@ class Bisection(Searching[BisectResult]):
         asked = [Request(c, steps, stage="confirmation", partial=True, full=True) for c in (commit, interval.bad)]
         answers = self.scheduler.ask(*asked)
         after, last = (trace_of(answer, name) for answer, name in zip(answers, (short(commit), "BAD"), strict=True))
-        if first_violation(self.predicate, after, last) is None:
+        if known_violation(self.predicate, after, last) is None:
             return []
         self.scheduler.say(f"the baseline moves to {short(commit)}, the last of those")
         return [Interval(commit, interval.bad, after, last)]

@@ -13,7 +13,7 @@ from repro_bisect.driver.circumstances import refuse_changed_world, refuse_expla
 from repro_bisect.driver.range_search import RangeSearch
 from repro_bisect.driver.result import Culprit
 from repro_bisect.explain.driver import Recorded
-from repro_bisect.predicates.predicates import Bitwise, Predicate, first_violation
+from repro_bisect.predicates.predicates import Bitwise, Predicate, UnjudgedError, first_violation, known_violation
 from repro_bisect.probe.answers import Answer, Code, Recording, Skip, differ_twice, trace_of
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import PendingProbe, Scheduler
@@ -142,13 +142,13 @@ def confirm(
     )
     if isinstance(predicate, Bitwise):
         moved = first_violation(predicate, before, after)
-    elif first_violation(predicate, interval.baseline, before, range_search.bound):
+    elif known_violation(predicate, interval.baseline, before, range_search.bound):
         moved = None  # the parent is BAD already
     else:  # by a bound a small step past it counts, though parent and culprit may be close
         moved = first_violation(predicate, interval.baseline, after)
     earlier = None
     if parent != interval.good and parent in history.descendants(interval.good):
-        earlier = first_violation(predicate, interval.baseline, before)
+        earlier = known_violation(predicate, interval.baseline, before)
     if moved is None:
         return None
     explains, noise = _explains(predicate, after, last), ""
@@ -293,8 +293,11 @@ def _explains(predicate: Predicate, culprit: Trace, last: Trace) -> bool | None:
     the culprit's, whatever it is compared with (`finite`, checks of a CI).
     """
     strict = isinstance(predicate, Bitwise) and predicate.strict
-    if first_difference(culprit, last, strict=strict) and first_violation(predicate, culprit, last):
-        return None if first_violation(predicate, culprit, culprit) else False
+    try:
+        if first_difference(culprit, last, strict=strict) and first_violation(predicate, culprit, last):
+            return None if first_violation(predicate, culprit, culprit) else False
+    except UnjudgedError:
+        return None
     return True if len(culprit.steps) == len(last.steps) else None
 
 

@@ -12,7 +12,7 @@ from repro_bisect.driver.range_search import RangeSearch, Tested
 from repro_bisect.driver.result import BisectResult, Outcome
 from repro_bisect.driver.searching import Searching
 from repro_bisect.driver.session import Options, session
-from repro_bisect.predicates.predicates import Exit, first_violation, predicate_of
+from repro_bisect.predicates.predicates import Exit, known_violation, predicate_of
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import PendingProbe, Scheduler
@@ -118,7 +118,7 @@ class _Reduction(Searching[SetResult]):
         steps, baseline = self.scheduler.case.steps, interval.baseline
         answers = self.scheduler.ask(*(Request(point, steps, baseline, stage="confirmation") for point in fewer))
         for point, answer in zip(fewer, answers, strict=True):
-            if baseline and isinstance(answer, Trace) and first_violation(self.predicate, baseline, answer):
+            if baseline and isinstance(answer, Trace) and known_violation(self.predicate, baseline, answer):
                 return point
         return ""
 

@@ -12,7 +12,7 @@ from repro_bisect.driver.circumstances import refuse_explained
 from repro_bisect.driver.confirm import Interval
 from repro_bisect.driver.noisy import HOPELESS
 from repro_bisect.driver.range_search import verdict_of_code
-from repro_bisect.predicates.predicates import Bitwise, Exceeds, first_violation
+from repro_bisect.predicates.predicates import Bitwise, Exceeds, first_violation, known_violation
 from repro_bisect.probe.answers import Answer, Code, Skip, differ_twice, judge, trace_of, unlike_before, unusable
 from repro_bisect.probe.one_step import chosen_steps, state_key
 from repro_bisect.probe.request import Request
@@ -280,7 +280,7 @@ class Endpoints:
         It saves on its way the state that probes may start from.
         """
         case, keep = self.scheduler.case, None
-        steps, violation = case.steps, first_violation(self.scheduler.predicate, baseline, last)
+        steps, violation = case.steps, known_violation(self.scheduler.predicate, baseline, last)
         if violation and isinstance(self.scheduler.predicate, Bitwise):
             steps = violation.step - baseline.header.first_step + 1
             keep = ([violation.step] if chosen_steps(case) and violation.step else [], self.states(good).folder)

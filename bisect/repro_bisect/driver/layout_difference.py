@@ -19,6 +19,7 @@ from repro_bisect.probe.executors import Signal
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
+from repro_golden.base.canonical import canonical_json
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.case.file import Case
 from repro_golden.compare.step_difference import differing, unlike
@@ -30,8 +31,8 @@ __all__ = ["Between", "LayoutResult", "replay_layouts"]
 
 _DUMPED = 1 << 28
 """Bytes of tensors that are written whole to measure how far layouts are apart."""
-_SIGNALS = 500
-"""Of so many no other step is measured whole: their names are told in one variable of the environment."""
+_NAMES = 80_000
+"""Bytes of the names of such tensors, which are told in one variable of the environment: Linux takes 128 KiB of it."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ class _Replays:
         wanted = self._dumps(list(both.values()), seen)
         if not wanted:
             return seen, {}
-        last = max(seen.first.step, *(step for step, _, _ in wanted))
+        last = max(seen.first.step, seen.parted.step if seen.parted else 0, *(step for step, _, _ in wanted))
         self.scheduler.say(f"measuring {len(wanted)} signals whole: replaying both to step {last}")
         steps = last - next(iter(both.values())).header.first_step + 1
         requests = [Request(end, steps, stage="confirmation", run=2, full=True, dump=wanted) for end in both]
@@ -183,32 +184,33 @@ class _Replays:
         if flaky:
             return seen, flaky
         whole = self._compared(dumped[0], dumped[1])
-        if whole.parted or seen.parted:
-            return whole, {}
+        if whole.parted or seen.parted:  # what parted them by a part of it does so as a whole
+            return (whole if whole.parted else seen), {}
         worst = max(
             (c.worst for c in (whole, seen) if c.worst),
             key=lambda p: (p.units or 0.0, p.how != "sampled"),
             default=None,
         )
         sampled = {step: n for step, n in seen.sampled.items() if step > last} | dict(whole.sampled)
-        return replace(seen, first=whole.first, worst=worst, sampled=sampled), {}
+        unmeasured = {step: n for step, n in seen.unmeasured_at.items() if step > last} | dict(whole.unmeasured_at)
+        return replace(seen, first=whole.first, worst=worst, sampled=sampled, unmeasured_at=unmeasured), {}
 
     def _dumps(self, traces: Sequence[Trace], seen: LayoutComparison) -> list[Signal]:
         """The signals whose whole tensors are wanted: those that differ, as many as find room, and where they part."""
         assert seen.first is not None
-        signals, size = list[Signal](), 0
+        parted = seen.parted if seen.parted and seen.parted.how == "sampled" else None
+        signals = [(p.step, p.phase, p.signal) for p in (parted,) if p]
+        size, names = 0, 0
         for index, record in enumerate(traces[0].steps[: seen.steps]):
-            if record.step < seen.first.step or len(signals) > _SIGNALS:
+            if record.step < seen.first.step or size > _DUMPED or names > _NAMES:
                 continue
             for kind, row, other in differing(traces[0].rows(index), traces[1].rows(index), unlike(*traces[:2])):
                 # shards that a command's ranks hold are written by none; in process the whole is put together
                 known = bool(row.sketch and other and other.sketch) or self.case.subject.tells
                 if kind == "value" and known and row.values is None and row.dtype in EPSILON:
-                    size += math.prod(row.shape) * 8
-                    if size <= _DUMPED:
+                    size, names = size + math.prod(row.shape) * 8, names + len(canonical_json(row.name)) + 32
+                    if size <= _DUMPED and names <= _NAMES:
                         signals.append((record.step, row.phase, row.name))
-        if (last := seen.parted) and last.how == "sampled":
-            signals.append((last.step, last.phase, last.signal))
         return list(dict.fromkeys(signals))
 
     def _between(self, both: Mapping[str, Trace]) -> list[Between]:

@@ -69,6 +69,7 @@ class Launch:
         missing: Files of its checkout that it sources and that are not there: where it does, the file as value.
         otherwise: The same without what one branch alone sets, of which nobody knows whether it is taken; None where
             that is no other launch.
+        doubted: Whether nothing may be launched without it.
     """
 
     path: Path
@@ -85,6 +86,7 @@ class Launch:
     text: str = ""
     missing: Sequence[Where] = ()
     otherwise: Launch | None = None
+    doubted: bool = False
 
     @property
     def asynchronous(self) -> bool:

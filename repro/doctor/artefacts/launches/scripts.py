@@ -158,7 +158,11 @@ def _script(source: bytes, text: str, path: Path, arguments: Sequence[str] | Non
     launches: list[Launch | NotRead] = [launch for _, launch in started]
     if script.doubted:
         others = _started_by(read_script(source, path, arguments, taken=False), text, path)
-        launches = [_also(launch, next((o for at, o in others if at == place), None)) for place, launch in started]
+        partners = [next((o for at, o in others if at == place), None) for place, _ in started]
+        launches = [
+            _also(launch, other) if other else replace(launch, doubted=True)
+            for (_, launch), other in zip(started, partners, strict=True)
+        ]
     if not launches and script.broken:
         raise ReproError(f"{path} breaks off, or is no shell script: no command of it could be read")
     if not launches:
