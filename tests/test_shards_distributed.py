@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from view_kit import in_a_process
 
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import Lanes, Share, fingerprint, merge, shares
@@ -151,3 +152,45 @@ def test_only_whole_dtensors_have_a_fingerprint_alone(ranks: list[dict[str, Any]
 
 if __name__ == "__main__":
     rank_main(Path(sys.argv[1]))
+
+
+@pytest.mark.parametrize(("data", "tensor"), [(2, 2), (3, 2)])
+def test_uneven_shards_of_tensor_parallel_parts(data: int, tensor: int) -> None:
+    """FSDP2 over tensor parallelism cuts each part of a dimension by itself: rows that neither divides add up too."""
+    script = f"""
+        import os, pickle, torch, torch.distributed as dist
+        from torch import nn
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+        from repro_golden.fingerprint import fingerprint, merge, shares
+        torch.set_num_threads(1)
+        shapes = [(7, 5), (8, 8), (9, 4), (1, 3), (13, 8), (3, 9), (5,)]
+        def whole(shape):
+            return torch.arange(1.0, 1 + torch.Size(shape).numel()).reshape(shape)
+        def held(rank):
+            dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size={data * tensor})
+            mesh = init_device_mesh("cpu", ({data}, {tensor}), mesh_dim_names=("data", "tensor"))
+            for shape in shapes:
+                for dim in range(len(shape)):
+                    module = nn.Module()
+                    part = distribute_tensor(whole(shape), mesh["tensor"], [Shard(dim)], src_data_rank=None)
+                    module.weight = nn.Parameter(part)
+                    fully_shard(module, mesh=mesh["data"])
+                    yield shape, list(shares(module.weight).values())
+        ranks = []
+        for rank in range({data * tensor}):
+            reader, writer = os.pipe()
+            if not os.fork():
+                with open(writer, "wb") as file:
+                    pickle.dump(list(held(rank)), file)
+                os._exit(0)
+            os.close(writer)
+            with open(reader, "rb") as file:
+                ranks.append(pickle.load(file))
+        for parts in zip(*ranks):
+            shape, merged = parts[0][0], merge([share for _, shares_of in parts for share in shares_of])
+            assert merged.whole and merged.fingerprint == fingerprint(whole(shape)), shape
+        print(len(ranks[0]))
+    """
+    assert in_a_process(script) == "13\n"

@@ -70,18 +70,25 @@ def _dtensor(tensor: Any) -> tuple[torch.Tensor, Placement]:
         local = local.wait()
     local = _plain(local)
     coordinate = mesh.get_coordinate()
-    ranges: dict[int, list[range]] = {}
+    cut: dict[int, list[list[range]]] = {}  # of a dimension, what is here of each piece that another cut is to part
     for dim, placement in enumerate(tensor.placements):
         if placement.is_partial():
             raise ReproError(
                 "a DTensor with partial sums has no content yet: observe its redistribute() or full_tensor()"
             )
         if coordinate is not None and hasattr(placement, "dim"):
-            index = ranges.get(placement.dim, [range(shape[placement.dim])])
+            pieces = cut.get(placement.dim, [[range(shape[placement.dim])]])
             ranks, rank = mesh.size(dim), coordinate[dim]
-            # a strided shard was cut `split_factor` times before (FSDP over tensor parallel); see placement_types.py
-            pieces = _chunks(index, getattr(placement, "split_factor", 1))
-            ranges[placement.dim] = [run for piece in pieces for run in _chunks(piece, ranks)[rank]]
+            if (factor := getattr(placement, "split_factor", 1)) > 1:
+                # it was cut so often before (FSDP over tensor parallel), by dimensions that come later in the mesh
+                pieces = [_chunks(part, ranks)[rank] for piece in pieces for part in _chunks(piece, factor)]
+            elif len(pieces) > 1 and len(pieces) % ranks == 0:  # such a dimension: its pieces are there already
+                several = len(pieces) // ranks
+                pieces = pieces[rank * several : (rank + 1) * several]
+            else:
+                pieces = [_chunks([run for piece in pieces for run in piece], ranks)[rank]]
+            cut[placement.dim] = pieces
+    ranges = {dim: [run for piece in pieces for run in piece] for dim, pieces in cut.items()}
     size = (
         tuple(_count(ranges[d]) if d in ranges else n for d, n in enumerate(shape)) if coordinate is not None else (0,)
     )
