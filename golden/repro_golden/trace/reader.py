@@ -191,8 +191,10 @@ class Trace:
         try:
             rows = (row for row in self._columns.nonfinite() if row[0] < self._row_count)
             first = next((row for row in rows if not self._on_purpose(self._step_at(row[0]), *row[1:])), None)
-        except (ImportError, ReproError):  # of this Python, and no damage
+        except ReproError:
             raise
+        except ImportError as error:  # of this Python, and no damage
+            raise ReproError(f"{self.directory} cannot be read here: {error}; install what is lacking") from None
         except FileNotFoundError:
             raise ReproError(f"{self.directory} has no rows: run `repro golden pull`, or record it again") from None
         except Exception as error:  # noqa: BLE001 - pyarrow raises many kinds for a damaged file
@@ -253,8 +255,10 @@ def _rows(trace: Trace, index: int) -> tuple[Row, ...]:
             rows = trace._columns.rows(first, record.signals)
         except FileNotFoundError:
             raise ReproError(f"{trace.directory} has no rows: run `repro golden pull`, or record it again") from None
-        except (ImportError, ReproError):  # of this Python, and no damage
+        except ReproError:
             raise
+        except ImportError as error:  # of this Python, and no damage
+            raise ReproError(f"{trace.directory} cannot be read here: {error}; install what is lacking") from None
         except Exception as error:  # noqa: BLE001 - pyarrow raises many kinds for a damaged file
             raise ReproError(f"{path} is damaged: {type(error).__name__}; pull or record it again") from None
     try:
