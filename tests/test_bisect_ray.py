@@ -258,6 +258,35 @@ def test_killed_while_git_fills_the_worktree(tmp_path: Path) -> None:
         assert until(lambda folders=kept: not any([*folder.glob("*")] for folder in folders), 20), trial
 
 
+SLOW_TO_DIE = """\
+import os, sys, time
+from pathlib import Path
+from repro_bisect.probe.executors import node
+probes, repository = map(Path, sys.argv[1:3])
+with node._watched_over(probes, repository) as (folder, _):
+    if not os.fork():  # shares the lock, and nothing else
+        os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+        (lock,) = (n for n in map(int, os.listdir("/proc/self/fd")) if os.path.realpath(f"/proc/self/fd/{n}").endswith("/lock"))
+        os.closerange(3, lock)
+        os.closerange(lock + 1, 1000)
+        time.sleep(1)
+        os._exit(0)
+    print("begun", flush=True)
+    time.sleep(99)
+"""
+
+
+def test_killed_and_slow_to_die(tmp_path: Path) -> None:
+    """The lock of a killed worker is let go after its pipe: on a busy machine, much later."""
+    repo, probes = start(tmp_path, TRAIN, CASE), tmp_path / "probes"
+    command = [sys.executable, "-c", SLOW_TO_DIE, str(probes), str(repo.root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        worker.kill()
+    assert until(lambda: not any(probes.iterdir()), 20)
+
+
 @pytest.mark.whole
 @needs_ray
 def test_progress_and_cancelling(tmp_path: Path, node: Node) -> None:

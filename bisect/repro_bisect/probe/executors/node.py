@@ -191,15 +191,21 @@ for _ in range(3):
     if not found:
         break
     psutil.wait_procs(found, timeout=10)
+probes, checkout, end = Path(sys.argv[2]), find_checkout(Path(sys.argv[3])), time.monotonic() + 10
 with contextlib.suppress(OSError):
-    sweep(Path(sys.argv[2]))
-if not ended:
-    Worktrees(find_checkout(Path(sys.argv[3]))).close()
+    sweep(probes)
+    while not ended and time.monotonic() < end:
+        Worktrees(checkout).close()
+        if not any([*probes.iterdir(), *checkout.state.glob("worktrees/*")]):
+            break
+        time.sleep(0.1)
+        sweep(probes)
 """
 """Waits until the worker says that it ended, or is gone; then ends what there is of a probe's processes.
 
 What it needs it imports first: the packages may be gone with the worker. Of a worker that is gone it removes the folder
-and the worktree too. It is not its child, because Ray ends those with it. Its output begins when it is no longer, and
+and the worktree too, and for a while again: the kernel closes a killed process's files one by one, so its pipe ends
+before its lock does. It is not its child, because Ray ends those with it. Its output begins when it is no longer, and
 ends when it has done its work.
 """
 
