@@ -266,7 +266,8 @@ probes, repository = map(Path, sys.argv[1:3])
 with node._watched_over(probes, repository) as (folder, _):
     if not os.fork():  # shares the lock, and nothing else
         os.dup2(os.open(os.devnull, os.O_RDWR), 1)
-        (lock,) = (n for n in map(int, os.listdir("/proc/self/fd")) if os.path.realpath(f"/proc/self/fd/{n}").endswith("/lock"))
+        open_files = {os.path.realpath(path): int(path.name) for path in Path("/proc/self/fd").iterdir()}
+        lock = open_files[os.path.realpath(folder / "lock")]
         os.closerange(3, lock)
         os.closerange(lock + 1, 1000)
         time.sleep(1)
