@@ -27,7 +27,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import Collector, dtype_name, fingerprint, gpu, merge, scan
 from repro_golden.fingerprint.backends import Table
 from repro_golden.fingerprint.gpu import Gpu, _memory, _Tables
-from repro_golden.fingerprint.kinds import BF16, NONE, WIDTHS
+from repro_golden.fingerprint.kinds import NONE, WIDTHS
 from repro_golden.fingerprint.placement import box, padding, stack
 from repro_golden.fingerprint.tensors import Singles
 
@@ -82,12 +82,11 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_here(kind: int) -> None:
 
     scattered = [i for i in (1, 2, 4, 8) if kind == NONE or i in (WIDTHS[kind], 2 * WIDTHS[kind])]
     ways = [*itertools.product((0, 1), (1, 8, 16), [0], [0]), *itertools.product([1], [1], scattered, (0, 1))]
-    both = (False, True) if kind == BF16 else (False,)
-    for (rows, aligned, item, across), pairs in itertools.product(ways, both):
+    for (rows, aligned, item, across), ptx in itertools.product(ways, (False, True)):
         unroll, warps = gpu._OF_ROWS if rows else gpu._SHAPES[kind > 0]
         constants = {
             "KIND": kind, "WIDTH": 5 if kind else 2, "ROWS": rows, "ALIGNED": aligned, "ITEM": item, "ACROSS": across,
-            "PAIRS": pairs, "BLOCK": 256, "UNROLL": unroll, "STEP": gpu._step(256),
+            "PTX": ptx, "BLOCK": 256, "UNROLL": unroll, "STEP": gpu._step(256),
         }  # fmt: skip
         pointers = {"table": "*i64", "out": "*i64", "luts": "*fp64", "begin": "i32"}
         source = ASTSource(

@@ -36,12 +36,39 @@ def _shift(x, n):
 
 
 @triton.jit
-def _mix(word, key):
+def _times(x, CONSTANT: tl.constexpr, PTX: tl.constexpr):
+    """The low 64 bits of a product: three multiplications, where the compiler makes four instructions of ``*``."""
+    if not PTX:
+        product = x * CONSTANT
+    else:
+        product = tl.inline_asm_elementwise(
+            """{
+            .reg .u32 low, high, constant_low, constant_high, product_low, product_high;
+            .reg .u64 product;
+            mov.b64 {low, high}, $1;
+            mov.b64 {constant_low, constant_high}, $2;
+            mul.wide.u32 product, low, constant_low;
+            mov.b64 {product_low, product_high}, product;
+            mad.lo.u32 product_high, low, constant_high, product_high;
+            mad.lo.u32 product_high, high, constant_low, product_high;
+            mov.b64 $0, {product_low, product_high};
+            }""",
+            "=l,l,l",
+            [x, tl.full((), CONSTANT, tl.int64)],
+            dtype=tl.int64,
+            is_pure=True,
+            pack=1,
+        )
+    return product
+
+
+@triton.jit
+def _mix(word, key, PTX: tl.constexpr = False):
     z = word ^ key
-    z = (z ^ _shift(z, 33)) * C2
-    z = (z ^ _shift(z, 29)) * C3
+    z = _times(z ^ _shift(z, 33), C2, PTX)
+    z = _times(z ^ _shift(z, 29), C3, PTX)
     z = z ^ _shift(z, 32)
-    a, b = z * C1, (z ^ key) * C4
+    a, b = _times(z, C1, PTX), _times(z ^ key, C4, PTX)
     return a ^ _shift(a, 32), b ^ _shift(b, 32)
 
 
@@ -82,34 +109,43 @@ def _number(bits, KIND: tl.constexpr):
 
 
 @triton.jit
-def _larger_pair(bits, top):
-    """The larger magnitude of two BF16 in an int32 and two more, each for itself; not that of a NaN."""
+def _pair(bits, top):
+    """Of the two BF16 in an int32: the larger magnitudes of these and two more, with any sign, and both as fp64.
+
+    That of a NaN is not taken.
+    """
     return tl.inline_asm_elementwise(
-        "{ .reg .b32 magnitudes; abs.bf16x2 magnitudes, $1; max.bf16x2 $0, magnitudes, $2; }",
-        "=r,r,r",
+        """{
+        .reg .b16 low, high;
+        mov.b32 {low, high}, $3;
+        max.xorsign.abs.bf16x2 $0, $3, $4;
+        cvt.f64.bf16 $1, low;
+        cvt.f64.bf16 $2, high;
+        }""",
+        "=&r,=&d,=&d,r,r",
         [bits, top],
-        dtype=tl.int32,
+        dtype=(tl.int32, tl.float64, tl.float64),
         is_pure=True,
         pack=1,
     )
 
 
 @triton.jit
-def _measure_finite(word, top, squares, KIND: tl.constexpr, PAIRS: tl.constexpr):
+def _measure_finite(word, top, squares, KIND: tl.constexpr, PTX: tl.constexpr):
     """Add the floats of words, as if all were finite, to the largest magnitude (fp32) and the squares (fp64).
 
     One that is not shows in the squares, or for F16, whose patterns are read as fp32 of 2^-112 times the size, in the
-    magnitude. Nothing else is done for each number: instructions are what the kernel has least of. With `PAIRS` the
-    largest magnitude of BF16 is two in an int32, and the numbers are compared with it two at a time.
+    magnitude. Nothing else is done for each number: instructions are what the kernel has least of. With `PTX` the
+    largest magnitude of BF16 is two in an int32, with any sign.
     """
     for half in tl.static_range(2):
         bits = _shift(word, 32 * half).to(tl.int32)
         if KIND == F32:
             top, squares = _take_finite(bits.to(tl.float32, bitcast=True), top, squares)
-        elif PAIRS:
-            top = _larger_pair(bits, top)
-            squares = _square(bits << 16, squares)
-            squares = _square(bits & -65536, squares)
+        elif KIND == BF16 and PTX:
+            top, low, high = _pair(bits, top)
+            squares += low * low
+            squares += high * high
         elif KIND == BF16:
             top, squares = _take_finite((bits << 16).to(tl.float32, bitcast=True), top, squares)
             top, squares = _take_finite((bits & -65536).to(tl.float32, bitcast=True), top, squares)
@@ -123,13 +159,6 @@ def _measure_finite(word, top, squares, KIND: tl.constexpr, PAIRS: tl.constexpr)
 def _take_finite(value, top, squares):
     wide = value.to(tl.float64)
     return tl.maximum(top, tl.abs(value)), squares + wide * wide
-
-
-@triton.jit
-def _square(bits, squares):
-    """Add the square of an fp32 number."""
-    wide = bits.to(tl.float32, bitcast=True).to(tl.float64)
-    return squares + wide * wide
 
 
 @triton.jit
@@ -247,7 +276,7 @@ def pieces(  # noqa: C901 - a kernel's branches are taken when it is compiled
     ALIGNED: tl.constexpr,
     ITEM: tl.constexpr,
     ACROSS: tl.constexpr,
-    PAIRS: tl.constexpr,
+    PTX: tl.constexpr,
     BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
     STEP: tl.constexpr,
@@ -256,8 +285,8 @@ def pieces(  # noqa: C901 - a kernel's branches are taken when it is compiled
 
     Without `ROWS` each piece is one stretch. All its rows begin at a multiple of `ALIGNED` bytes: 1, 8 or 16. With
     `ITEM` they are scattered elements of so many bytes; with `ACROSS` those of different rows lie closer together, so
-    neighbouring threads take neighbouring rows. `PAIRS` is for BF16, where the GPU compares two of them at once (from
-    compute capability 8.0 on, and not in Triton's interpreter). `STEP` is ``BLOCK * C1`` modulo 2^64.
+    neighbouring threads take neighbouring rows. With `PTX` instructions are written out: NVIDIA's GPUs have them
+    from compute capability 9.0 on, and Triton's interpreter has none. `STEP` is ``BLOCK * C1`` modulo 2^64.
     """
     floats: tl.constexpr = KIND == F32 or KIND == BF16 or KIND == F16
     row = tl.program_id(0).to(tl.int64) + begin
@@ -270,7 +299,7 @@ def pieces(  # noqa: C901 - a kernel's branches are taken when it is compiled
     a = tl.zeros((BLOCK,), tl.int64)
     b = tl.zeros((BLOCK,), tl.int64)
     bad = tl.zeros((BLOCK,), tl.int32)
-    top = tl.zeros((BLOCK,), tl.int32 if PAIRS else tl.float32 if floats else tl.float64)
+    top = tl.zeros((BLOCK,), tl.int32 if KIND == BF16 and PTX else tl.float32 if floats else tl.float64)
     squares = tl.zeros((BLOCK,), tl.float64)
     if ROWS:
         # a piece is small: its words are counted in 32 bits, and each thread moves on without dividing
@@ -294,11 +323,11 @@ def pieces(  # noqa: C901 - a kernel's branches are taken when it is compiled
                     word = tl.where(size < 8, word & ((tl.full((), 1, tl.int64) << ((size & 7) * 8)) - 1), word)
                 else:
                     word = tl.where(inside, _cut(where, size, inside), 0)
-                x, y = _mix(word, (first + line * step + column + 1) * C1)
+                x, y = _mix(word, (first + line * step + column + 1) * C1, PTX)
                 a += tl.where(inside, x, 0)
                 b += tl.where(inside, y, 0)
                 if floats:
-                    top, squares = _measure_finite(word, top, squares, KIND, PAIRS)
+                    top, squares = _measure_finite(word, top, squares, KIND, PTX)
                 elif KIND:
                     bad, top, squares = _measure(word, tl.where(inside, size, 0), lut, bad, top, squares, KIND)
                 slow += slows
@@ -316,12 +345,12 @@ def pieces(  # noqa: C901 - a kernel's branches are taken when it is compiled
         while at < whole:
             for u in tl.static_range(UNROLL):
                 word = _stretch_word(address, base, at + u * BLOCK + i, ALIGNED)
-                x, y = _mix(word, key)
+                x, y = _mix(word, key, PTX)
                 a += x
                 b += y
                 key += STEP
                 if floats:
-                    top, squares = _measure_finite(word, top, squares, KIND, PAIRS)
+                    top, squares = _measure_finite(word, top, squares, KIND, PTX)
                 elif KIND:
                     bad, top, squares = _measure(word, 8, lut, bad, top, squares, KIND)
             at += BLOCK * UNROLL
@@ -329,21 +358,21 @@ def pieces(  # noqa: C901 - a kernel's branches are taken when it is compiled
             inside = at + i < words + (tail > 0)
             size = tl.where(inside, tl.where(at + i < words, 8, tail), 0)
             word = tl.where(inside, _cut(address + (at + i) * 8, size, inside), 0)
-            x, y = _mix(word, key)
+            x, y = _mix(word, key, PTX)
             a += tl.where(inside, x, 0)
             b += tl.where(inside, y, 0)
             key += STEP
             if floats:
-                top, squares = _measure_finite(word, top, squares, KIND, PAIRS)
+                top, squares = _measure_finite(word, top, squares, KIND, PTX)
             elif KIND:
                 bad, top, squares = _measure(word, size, lut, bad, top, squares, KIND)
             at += BLOCK
     out += row * WIDTH
     tl.store(out, tl.sum(a, 0))
     tl.store(out + 1, tl.sum(b, 0))
-    if PAIRS:
+    if KIND == BF16 and PTX:
         low, high = (top << 16).to(tl.float32, bitcast=True), (top & -65536).to(tl.float32, bitcast=True)
-        top = tl.maximum(low, high)
+        top = tl.maximum(tl.abs(low), tl.abs(high))
     if WIDTH == 5:
         count_bad, largest, total = tl.sum(bad.to(tl.int64), 0), tl.max(top, 0).to(tl.float64), tl.sum(squares, 0)
         if KIND == F16:

@@ -21,7 +21,7 @@ import torch
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint.backends import BUFFER, Order, Results, Run, Table, split
 from repro_golden.fingerprint.definition import C1, MASK, reference
-from repro_golden.fingerprint.kinds import BF16, luts
+from repro_golden.fingerprint.kinds import luts
 from repro_golden.fingerprint.views import carried
 
 __all__ = ["Gpu", "check", "own_memory", "stream_id"]
@@ -120,7 +120,7 @@ class _Memory:
         self.prepared = _Tables(self._prepare, lambda ready: ready.table.nbytes)
         self.fetched = _Tables(self.upload, lambda table: table.nbytes)
         self.compiled: dict[object, Any] = {}
-        self.pairs = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        self.ptx = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
         self.bounce: torch.Tensor | None = None
         self._luts: torch.Tensor | None = None
 
@@ -230,7 +230,7 @@ class Gpu:
             unroll, warps = _OF_ROWS if look.rows else _SHAPES[look.kind > 0]
             self._launch(_triton.pieces, end - begin, ready.table, chunk.device[at:], tables, begin, warps=warps,
                          KIND=look.kind, WIDTH=ready.width, ROWS=look.rows, ALIGNED=look.aligned, ITEM=look.item,
-                         ACROSS=look.across, PAIRS=look.kind == BF16 and self._memory.pairs,
+                         ACROSS=look.across, PTX=self._memory.ptx,
                          BLOCK=_BLOCK, UNROLL=unroll, STEP=_step(_BLOCK))  # fmt: skip
         self._runs.append((chunk, at, ready, base))
 
