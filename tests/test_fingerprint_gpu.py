@@ -83,16 +83,16 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_here(kind: int) -> None:
     scattered = [i for i in (1, 2, 4, 8) if kind == NONE or i in (WIDTHS[kind], 2 * WIDTHS[kind])]
     ways = [*itertools.product((0, 1), (1, 8, 16), [0], [0]), *itertools.product([1], [1], scattered, (0, 1))]
     for (rows, aligned, item, across), ptx in itertools.product(ways, (False, True)):
-        unroll, warps = gpu._OF_ROWS if rows else gpu._SHAPES[kind > 0]
+        block, unroll, warps, registers = gpu.shape(kind, rows, ptx)
         constants = {
             "KIND": kind, "WIDTH": 5 if kind else 2, "ROWS": rows, "ALIGNED": aligned, "ITEM": item, "ACROSS": across,
-            "PTX": ptx, "BLOCK": 256, "UNROLL": unroll, "STEP": gpu._step(256),
+            "PTX": ptx, "BLOCK": block, "UNROLL": unroll, "STEP": gpu._step(block),
         }  # fmt: skip
         pointers = {"table": "*i64", "out": "*i64", "luts": "*fp64", "begin": "i32"}
         source = ASTSource(
             _triton.pieces, signature=pointers | dict.fromkeys(constants, "constexpr"), constexprs=constants
         )
-        done = compiled(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+        done = compiled(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "maxnreg": registers})
         assert "sm_90" in done.asm["ptx"]
 
 

@@ -374,7 +374,8 @@ def pieces(  # noqa: C901 - a kernel's branches are taken when it is compiled
         low, high = (top << 16).to(tl.float32, bitcast=True), (top & -65536).to(tl.float32, bitcast=True)
         top = tl.maximum(tl.abs(low), tl.abs(high))
     if WIDTH == 5:
-        count_bad, largest, total = tl.sum(bad.to(tl.int64), 0), tl.max(top, 0).to(tl.float64), tl.sum(squares, 0)
+        count_bad = tl.full((), 0, tl.int64) if floats else tl.sum(bad.to(tl.int64), 0)
+        largest, total = tl.max(top, 0).to(tl.float64), tl.sum(squares, 0)
         if KIND == F16:
             largest *= 5192296858534827628530496329220096.0
             total = total * 5192296858534827628530496329220096.0 * 5192296858534827628530496329220096.0

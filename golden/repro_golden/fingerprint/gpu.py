@@ -21,20 +21,36 @@ import torch
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint.backends import BUFFER, Order, Results, Run, Table, split
 from repro_golden.fingerprint.definition import C1, MASK, reference
-from repro_golden.fingerprint.kinds import luts
+from repro_golden.fingerprint.kinds import BF16, F16, F32, NONE, luts
 from repro_golden.fingerprint.views import carried
 
 __all__ = ["Gpu", "check", "own_memory", "stream_id"]
 
 _PIECE = 1 << 15  # words (256 KiB) that one program takes
-_BLOCK = 256
+_BLOCK = 256  # words
 _ROW = 1 << 11  # a row of so many words is a piece by itself
-_SHAPES = {False: (16, 4), True: (8, 8)}  # blocks in flight and warps, without and with statistics
-_OF_ROWS = (2, 4)
 _KEPT, _BYTES = 256, 24 << 20  # tables of jobs, and of words, that stay on the device, and their bytes
 _TURNS = 6  # those of the last turns stay also beyond that: a step is one, and each file and number that it brings late
 _MOST = 4  # times as many in any case, for what is asked for may never be read
 _ROOM = 1 << 16  # results that a step's chunk holds at first
+
+
+class Shape(NamedTuple):
+    """How a program works, as it was fastest on an H200."""
+
+    block: int  # words at a time
+    unroll: int  # blocks in flight
+    warps: int
+    registers: int | None  # at most: with more of them fewer programs run at once
+
+
+def shape(kind: int, rows: int, ptx: bool) -> Shape:
+    """For a kind of numbers, in a stretch or in rows; `ptx` as in `_triton.pieces`."""
+    if rows:
+        return Shape(_BLOCK, 2, 4, None)
+    if kind == NONE:
+        return Shape(_BLOCK, 16, 4, None)
+    return Shape(_BLOCK // 2, 8, 4, 40 if ptx and kind in (F32, BF16, F16) else None)
 
 
 class _Chunk:
@@ -227,11 +243,12 @@ class Gpu:
         tables = self._memory.tables()
         chunk, at = self._room(ready.pieces * ready.width)
         for begin, end, look in ready.launches:
-            unroll, warps = _OF_ROWS if look.rows else _SHAPES[look.kind > 0]
-            self._launch(_triton.pieces, end - begin, ready.table, chunk.device[at:], tables, begin, warps=warps,
+            of = shape(look.kind, look.rows, self._memory.ptx)
+            options = {"num_warps": of.warps} | ({"maxnreg": of.registers} if of.registers else {})
+            self._launch(_triton.pieces, end - begin, ready.table, chunk.device[at:], tables, begin, options=options,
                          KIND=look.kind, WIDTH=ready.width, ROWS=look.rows, ALIGNED=look.aligned, ITEM=look.item,
                          ACROSS=look.across, PTX=self._memory.ptx,
-                         BLOCK=_BLOCK, UNROLL=unroll, STEP=_step(_BLOCK))  # fmt: skip
+                         BLOCK=of.block, UNROLL=of.unroll, STEP=_step(of.block))  # fmt: skip
         self._runs.append((chunk, at, ready, base))
 
     def gather(self, table: Table) -> None:
@@ -242,7 +259,7 @@ class Gpu:
         block = 256
         fetched = self._memory.fetched.of(table)
         self._launch(_triton.gather, -(-len(table) // block), fetched, chunk.device[at:], len(table),
-                     warps=4, BLOCK=block)  # fmt: skip
+                     options={"num_warps": 4}, BLOCK=block)  # fmt: skip
         self._words.append((chunk, at, len(table)))
 
     def keep(self, tensor: torch.Tensor) -> None:
@@ -304,14 +321,16 @@ class Gpu:
         at, chunk.used = chunk.used, chunk.used + words
         return chunk, at
 
-    def _launch(self, kernel: Any, programs: int, *arguments: object, warps: int, **constants: object) -> None:
+    def _launch(
+        self, kernel: Any, programs: int, *arguments: object, options: dict[str, int], **constants: object
+    ) -> None:
         key = (kernel, *constants.values())
         compiled = self._memory.compiled.get(key)
         with _current(self.device):
             if compiled is not None:  # arguments need no inspection: they are always alike
                 compiled[(programs, 1, 1)](*arguments, *constants.values())
             else:
-                self._memory.compiled[key] = kernel[(programs,)](*arguments, **constants, num_warps=warps)
+                self._memory.compiled[key] = kernel[(programs,)](*arguments, **constants, **options)
 
 
 def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
