@@ -178,6 +178,16 @@ def test_the_first_step_is_held_to_every_telling(tmp_path: Path, metrics: dict[s
     assert [proof.name.removeprefix("step 0: ") for proof in proofs if not proof.passed] == failing
 
 
+def test_a_critic_that_trains_alone_first_is_no_policy(tmp_path: Path) -> None:
+    """The policy's first update is judged, whichever step it is; one of the critic alone has no gradient norm of it."""
+    alone = {"critic/grad_norm": 1.0, "kl_loss": 0.0}
+    steps = [rows(**alone), rows(kl_loss=0.0, grad_norm=1e9), rows(kl_loss=0.5, grad_norm=1.0)]
+    proofs = first_step_checks(write(tmp_path / "t", steps), 100.0)
+    assert [proof.name for proof in proofs if not proof.passed] == ["step 1: grad_norm in bounds"]
+    proofs = first_step_checks(write(tmp_path / "alone", [rows(**alone), rows(**alone)]), 100.0)
+    assert [proof.name for proof in proofs if not proof.passed] == ["step 0: grad_norm in bounds"]
+
+
 def test_a_golden_run_shows_advantages_of_each_rank_and_no_bad_number(tmp_path: Path) -> None:
     """Advantages that are constant on every rank are constant; a printed loss that is NaN is not finite."""
     grad, kept = column("grad", "w", 1.0), {"loss": 1.0}

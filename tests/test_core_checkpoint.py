@@ -103,6 +103,8 @@ def test_bad_checkpoints_are_one_clear_line(tmp_path: Path) -> None:
     (broken("cut") / "state.safetensors").write_bytes(state[: len(state) // 2])
     (broken("flipped") / "state.safetensors").write_bytes(state[:-1] + bytes([state[-1] ^ 1]))
     (broken("gone") / "state.safetensors").unlink()
+    weights = (good / "model.safetensors").read_bytes()  # which rollouts are sampled with
+    (broken("weights") / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     meta = json.loads((good / "trainer.json").read_text())
     (broken("newer") / "trainer.json").write_text(json.dumps(meta | {"format": FORMAT + 1}))
     (broken("garbled") / "trainer.json").write_text("{")
@@ -111,7 +113,8 @@ def test_bad_checkpoints_are_one_clear_line(tmp_path: Path) -> None:
         "nothing": "no checkpoint",
         "cut": "damaged",
         "flipped": "damaged",
-        "gone": "unreadable",
+        "gone": "missing",
+        "weights": r"model\.safetensors is damaged",
         "newer": "update repro_core",
         "garbled": "unreadable",
         "list": "unreadable",
@@ -120,10 +123,14 @@ def test_bad_checkpoints_are_one_clear_line(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=message) as caught:
             trainer.load(str(tmp_path / name))
         assert "\n" not in str(caught.value)
-    with pytest.raises(CheckpointError, match="does not fit: exp_avg/"):
+    with pytest.raises(CheckpointError, match=r"model\.intermediate_size is \d+ there and 32 here"):
         quiet(replace(TINY, model=replace(TINY.model, intermediate_size=32))).load(str(good))
-    with pytest.raises(CheckpointError, match=r"model/.* is absent there"):
+    with pytest.raises(CheckpointError, match=r"model\.rope_theta is 10000\.0 there and 500\.0 here"):
+        quiet(replace(TINY, model=replace(TINY.model, rope_theta=500.0))).load(str(good))
+    with pytest.raises(CheckpointError, match=r"dtype is 'fp32' there and 'bf16' here"):
         quiet(replace(TINY, dtype="bf16")).load(str(good))
+    with pytest.raises(CheckpointError, match=r"advantage_estimator is 'grpo' there and 'ppo' here"):
+        quiet(replace(TINY, advantage_estimator="ppo")).load(str(good))
     assert state_bits(trainer) == before
 
 

@@ -428,7 +428,7 @@ def test_gradients_of_the_value_loss_flow_to_the_values_alone() -> None:
     ("values", "message"),
     [
         ({"gamma": 1.5}, r"gamma 1\.5 must be in \[0, 1\]"),
-        ({"gamma": math.nan}, r"gamma nan must be in \[0, 1\]"),
+        ({"gamma": math.nan}, r"gamma nan must be finite"),
         ({"lambd": -0.1}, r"lambd -0\.1 must be in \[0, 1\]"),
         ({"value_clip": 0.0}, r"value_clip 0\.0 must be greater than 0"),
         ({"num_critic_only_steps": -1, "advantage_estimator": "ppo"}, r"num_critic_only_steps -1 must be at least 0"),

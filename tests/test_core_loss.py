@@ -70,6 +70,14 @@ def test_k3_is_not_negative(ours: float, theirs: float) -> None:
     assert value >= -(2.0**-23) * abs(ours - theirs)
 
 
+@pytest.mark.parametrize(("name", "expected"), [("k3", math.expm1(20.0) - 20.0), ("low_var", 10.0)])
+def test_a_token_that_is_ruled_out_is_far_from_the_reference(name: str, expected: float) -> None:
+    """A log-prob of minus infinity, or as good as that, is the largest KL there is, and no reward."""
+    ours = column([-math.inf, -1e10])
+    values = kl_per_token(ours, column([-1.0, -1.0]), torch.ones(2, dtype=torch.int64), name)  # type: ignore[arg-type]
+    assert values.tolist() == pytest.approx([expected] * 2)
+
+
 def test_a_hopeless_token_does_not_overflow() -> None:
     """A log-ratio of a thousand leaves value and gradient finite; NaN stays NaN."""
     ours = column([-1000.0, 0.0]).requires_grad_()

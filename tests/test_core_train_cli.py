@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from repro_core.config import MegatronConfig, ModelConfig, SglangConfig, TrainConfig
 from repro_core.data.rollout_file import read_rollout
 from repro_core.data.train_data import Collector
-from repro_core.engines.checkpoint import load_checkpoint
 from repro_core.train.command import main, make_parser
 
 torch.set_num_threads(1)
@@ -169,6 +169,10 @@ def test_rollout_only_samples_from_a_checkpoint(run: Any, tmp_path: Path) -> Non
     _, resumed, _ = run("--num-rollout", "2", "--load", str(tmp_path))
     code, out, _ = run("--num-rollout", "2", "--load", str(tmp_path), "--debug-rollout-only")
     assert code == 0 and out == resumed[:1]
+    for flags in (("--num-attention-heads", "1", "--num-key-value-heads", "1"), ("--dtype", "bf16")):
+        for only in ((), ("--debug-rollout-only",)):
+            code, out, err = run("--num-rollout", "2", "--load", str(tmp_path), *only, *flags)
+            assert (code, out) == (2, []) and " there and " in err[-1]
 
 
 def test_a_configuration_file_is_overridden_by_flags(run: Any, tmp_path: Path) -> None:
@@ -183,7 +187,7 @@ def test_a_configuration_file_is_overridden_by_flags(run: Any, tmp_path: Path) -
     assert config["eps_clip_c"] is None
     assert config["model"]["rope_theta"] == 5000.0 and config["model"]["hidden_size"] == 16
     assert (config["megatron"]["pad_to_multiple"], config["megatron"]["batch_p2p_comm"]) == (8, False)
-    assert "model/lm_head.weight" in load_checkpoint(tmp_path / "ck" / "iter_0000000")
+    assert "model/lm_head.weight" in load_file(tmp_path / "ck" / "iter_0000000" / "state.safetensors")
 
 
 def test_every_configuration_field_is_a_flag() -> None:
@@ -196,6 +200,19 @@ def test_every_configuration_field_is_a_flag() -> None:
     assert {"--no-use-tis", "--no-whiten-advantages", "--no-tie-word-embeddings", "--no-deterministic-mode"} <= flags
 
 
+def test_hashes_have_the_number_of_their_step(tmp_path: Path) -> None:
+    """One line for each step, also of two models and of a run that goes on; a run without a step is exit 2."""
+    command = [sys.executable, "-m", "repro_core.train", *TINY, "--debug-determinism", "--advantage-estimator", "ppo"]
+
+    def hashed(*flags: str) -> tuple[int, list[str]]:
+        done = subprocess.run([*command, *flags], capture_output=True, text=True, check=False, cwd=tmp_path)
+        return done.returncode, re.findall(r"^hash (\d+): .*forward .*grad .*chain", done.stdout, re.MULTILINE)
+
+    assert hashed("--num-rollout", "2", "--save", "ck") == (0, ["0", "1"])
+    assert hashed("--num-rollout", "4", "--load", "ck") == (0, ["2", "3"])
+    assert hashed("--num-rollout", "2", "--load", "ck") == (2, [])
+
+
 USAGE = {
     "unknown flag": (["--debug-weights"], "unrecognized arguments: --debug-weights"),
     "abbreviation": (["--num-roll", "3"], "unrecognized arguments"),
@@ -205,6 +222,7 @@ USAGE = {
     "rollout-only with load": (["--debug-rollout-only", "--load-debug-rollout-data", "x"], "choose one"),
     "train-only without data": (["--debug-train-only"], "--load-debug-rollout-data PATTERN"),
     "rollout-only with save": (["--debug-rollout-only", "--save", "x"], "nothing to --save"),
+    "rollout-only with hashes": (["--debug-rollout-only", "--debug-determinism"], "nothing to --debug-determinism"),
     "same pattern": (["--save-debug-train-data", ID, "--save-debug-rollout-data", ID], "must differ"),
     "no placeholder": (["--save-debug-train-data", "x"], f"lacks {ID}"),
 }
@@ -232,7 +250,14 @@ def test_wrong_inputs_are_one_line_and_exit_2(run: Any, tmp_path: Path) -> None:
     (tracker / "latest_checkpointed_iteration.txt").write_text("release\n")
     wanted = {
         ("--global-batch-size", "7"): "2 x 4 = 8 must equal global_batch_size x num_steps_per_rollout = 7 x 1 = 7",
-        ("--temperature", "0"): "temperature must be greater than 0",
+        ("--temperature", "0"): "temperature 0.0 must be greater than 0",
+        ("--num-hidden-layers", "-1"): "num_hidden_layers -1 must be at least 1",
+        ("--hidden-size", "0"): "hidden_size 0 must be at least 1",
+        ("--initializer-range", "-1"): "initializer_range -1.0 must be at least 0",
+        ("--betas", "1.5", "2"): "betas (1.5, 2.0) must be in [0, 1)",
+        ("--threads", "100000"): "threads 100000 must be in [1, 1024]",
+        ("--lr", "nan"): "lr nan must be finite",
+        ("--tis-clip", "-1"): "tis_clip -1.0 must be at least 0",
         ("--config", str(toml)): "unknown key learning_rate",
         ("--config", str(tmp_path / "none.toml")): "No such file",
         ("--config", str(garbage)): "",

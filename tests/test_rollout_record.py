@@ -78,9 +78,19 @@ def test_replacing_leaves_folders_that_are_no_rollouts(fork: Repo, tmp_path: Pat
         done = fork.repro("rollout", "record", "--set", f"seed={seed}", "--replace", "--out", str(work))
         assert done.returncode == 0, done.stderr
     assert len(RolloutSet(work)) == 3
-    (work / "notes.md").write_text("mine")
+    for name in ("notes.md", "policy.pt", "model.safetensors", "7.pt"):
+        (work / name).write_text("mine")
+        done = fork.repro("rollout", "record", "--replace", "--out", str(work))
+        assert done.returncode == 2 and f"{name} is no recorded rollout" in done.stderr
+        assert (work / name).read_text() == "mine"
+        (work / name).unlink()
+    (work / "0.pt").mkdir()
     done = fork.repro("rollout", "record", "--replace", "--out", str(work))
-    assert done.returncode == 2 and "notes.md is no recorded rollout" in done.stderr
+    assert done.returncode == 2 and "0.pt is no recorded rollout" in done.stderr and (work / "0.pt").is_dir()
+    (work / "0.pt").rmdir()
+    (work / "index.json").write_text("{}")  # which Hugging Face's folders may have too
+    done = fork.repro("rollout", "record", "--replace", "--out", str(work))
+    assert done.returncode == 2 and "0.safetensors is no recorded rollout" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".repro")) == []
 
 

@@ -5,7 +5,8 @@ A case hands the trainer one plain mapping (``[subject.config]``); `TrainConfig.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -86,11 +87,13 @@ class ModelConfig:
 
     def rules(self) -> list[tuple[bool, str]]:
         """What must hold for such a model to exist, each with the message for when it does not."""
+        if beyond := _beyond(self):
+            return beyond
         heads, kv_heads, family = self.num_attention_heads, self.num_key_value_heads, self.model_type
         experts = (self.num_experts, self.num_experts_per_tok, self.moe_intermediate_size)
         return [
             (
-                heads > 0 and (self.kv_channels is not None or self.hidden_size % (2 * heads) == 0),
+                self.kv_channels is not None or self.hidden_size % (2 * heads) == 0,
                 f"hidden_size {self.hidden_size} must be an even multiple of num_attention_heads {heads}",
             ),
             (
@@ -98,11 +101,11 @@ class ModelConfig:
                 f"kv_channels {self.kv_channels} must be even and greater than 0",
             ),
             (
-                family != "qwen2" or heads <= 0 or self.head_dim * heads == self.hidden_size,
+                family != "qwen2" or self.head_dim * heads == self.hidden_size,
                 f"kv_channels {self.kv_channels} must be hidden_size / num_attention_heads under qwen2: leave it out",
             ),
             (
-                kv_heads > 0 and heads % kv_heads == 0,
+                heads % kv_heads == 0,
                 f"num_key_value_heads {kv_heads} must divide num_attention_heads {heads}",
             ),
             (
@@ -289,24 +292,16 @@ class TrainConfig:
             self.global_batch_size * self.num_steps_per_rollout,
         )
         rules = [
+            *_beyond(self),
             (
                 samples == trained,
                 f"rollout_batch_size x n_samples_per_prompt = {self.rollout_batch_size} x {self.n_samples_per_prompt}"
                 + f" = {samples} must equal global_batch_size x num_steps_per_rollout = {self.global_batch_size} x "
                 + f"{self.num_steps_per_rollout} = {trained}",
             ),
-            (min(samples, trained) > 0, "batch sizes, samples per prompt and steps per rollout must be at least 1"),
             *self.model.rules(),
             (not (self.kl_coef and self.kl_loss_coef), "kl_coef and kl_loss_coef exclude each other: set one to 0"),
             (self.eps_clip_c is None or self.eps_clip_c > 1.0, "eps_clip_c (dual clip) must be greater than 1"),
-            (self.temperature > 0.0, "temperature must be greater than 0"),
-            (0.0 <= self.gamma <= 1.0, f"gamma {self.gamma} must be in [0, 1]"),
-            (0.0 <= self.lambd <= 1.0, f"lambd {self.lambd} must be in [0, 1]"),
-            (self.value_clip > 0.0, f"value_clip {self.value_clip} must be greater than 0"),
-            (
-                self.num_critic_only_steps >= 0,
-                f"num_critic_only_steps {self.num_critic_only_steps} must be at least 0",
-            ),
             (
                 self.num_critic_only_steps == 0 or self.advantage_estimator == "ppo",
                 f"num_critic_only_steps {self.num_critic_only_steps} needs a critic: it must be 0, or "
@@ -317,11 +312,54 @@ class TrainConfig:
                 f"eps_clip_c {self.eps_clip_c} (dual clip) has no meaning under advantage_estimator 'cispo', whose "
                 + "weights are clipped on both sides: leave one of them out",
             ),
-            (self.threads >= 1, "threads must be at least 1"),
         ]
         for holds, message in rules:
             if not holds:
                 raise ConfigError(message)
+
+
+_RANGES: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
+    (
+        "at least 1",
+        lambda value: value >= 1,
+        (
+            *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+            *("num_key_value_heads", "max_position_embeddings", "rollout_batch_size", "n_samples_per_prompt"),
+            *("num_steps_per_rollout", "global_batch_size", "max_response_len", "max_tokens_per_micro_batch"),
+        ),
+    ),
+    ("in [1, 1024]", lambda value: 1 <= value <= 1024, ("threads",)),  # with many more torch ends in a fault
+    (
+        "at least 0",
+        lambda value: value >= 0,
+        (
+            *("initializer_range", "max_operand", "lr", "critic_lr", "adam_eps", "weight_decay", "clip_grad"),
+            *("eps_clip", "eps_clip_high", "tis_clip", "tis_clip_low", "num_critic_only_steps"),
+        ),
+    ),
+    ("greater than 0", lambda value: value > 0, ("rms_norm_eps", "rope_theta", "temperature", "value_clip")),
+    ("in [0, 1]", lambda value: 0 <= value <= 1, ("gamma", "lambd")),
+    ("in [0, 1)", lambda value: all(0 <= beta < 1 for beta in value), ("betas",)),
+)
+"""What the numbers of `TrainConfig` and `ModelConfig` must be, beside finite."""
+
+
+def _beyond(config: ModelConfig | TrainConfig) -> list[tuple[bool, str]]:
+    """A broken rule for each number that is not finite or not in its range."""
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    broken = [
+        f"{name} {value} must be finite"
+        for name, value in values.items()
+        for number in (value if isinstance(value, tuple) else (value,))
+        if isinstance(number, float) and not math.isfinite(number)
+    ]
+    broken += [
+        f"{name} {values[name]} must be {what}"
+        for what, holds, names in _RANGES
+        for name in names
+        if name in values and not holds(values[name])
+    ]
+    return [(False, message) for message in broken]
 
 
 def _read(cls: type[Any], values: Mapping[str, Any], prefix: str, **ready: Any) -> Any:

@@ -1,9 +1,10 @@
 """Checkpoints that resume bit for bit.
 
 A checkpoint is one directory: the policy in Hugging Face's form (for other tools to read), ``state.safetensors`` with
-every tensor of `Trainer.state`, and ``trainer.json`` with the format number, the configuration and the SHA-256 of
-``state.safetensors``. It is written next to its place and renamed there whole: what has the checkpoint's name is never
-half of one. (A kill between the two renames of a replacement leaves the old one as ``.NAME.PID.old``.)
+every tensor of `Trainer.state`, and ``trainer.json`` with the format number, the configuration and the SHA-256 of every
+other file (once of ``state.safetensors`` alone). It is written next to its place and renamed there whole: what has the
+checkpoint's name is never half of one. (A kill between the two renames of a replacement leaves the old one as
+``.NAME.PID.old``.)
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +25,35 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from repro_core.config import ModelConfig, TrainConfig
 from repro_core.data.rollout_file import replace_file
+from repro_core.model.hf_config import read_config
 
-__all__ = ["FORMAT", "CheckpointError", "fit", "load_checkpoint", "restore_rng", "rng_state", "save_checkpoint"]
+__all__ = [
+    "FORMAT",
+    "META",
+    "CheckpointError",
+    "check_architecture",
+    "check_files",
+    "check_settings",
+    "digest_of",
+    "fit",
+    "load_checkpoint",
+    "read_meta",
+    "restore_rng",
+    "rng_state",
+    "save_checkpoint",
+]
 
 FORMAT = 1
 """Raised when an older reader would misread the files; readers refuse a newer one."""
 
-_STATE, _META = "state.safetensors", "trainer.json"
+META = "trainer.json"
+_STATE = "state.safetensors"
+_FREE = ("initializer_range", "max_position_embeddings", "kv_channels", "attention_bias")
+"""What of a model may differ from a checkpoint's: it takes no part in what the model computes, or is `_RESOLVED`."""
+_RESOLVED = ("head_dim", "qkv_bias", "output_bias")
+"""What a model makes of settings that may be left to the family."""
 
 
 class CheckpointError(ValueError):
@@ -56,7 +79,7 @@ def save_checkpoint(
         OSError: the disk refuses.
     """
     target = Path(directory)
-    if target.exists() and not (target / _META).is_file() and (not target.is_dir() or any(target.iterdir())):
+    if target.exists() and not (target / META).is_file() and (not target.is_dir() or any(target.iterdir())):
         raise CheckpointError(f"{target} exists and is no checkpoint: choose another directory")
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(f".{target.name}.{os.getpid()}.new")
@@ -68,8 +91,9 @@ def save_checkpoint(
         # Cloned: safetensors refuses tensors that share storage, and views may.
         data = save({name: value.detach().cpu().contiguous().clone() for name, value in state.items()})
         replace_file(fresh / _STATE, data)
-        meta = {"format": FORMAT, "config": dict(config), "sha256": {_STATE: hashlib.sha256(data).hexdigest()}}
-        replace_file(fresh / _META, (json.dumps(meta, indent=1, sort_keys=True) + "\n").encode())
+        digests = {path.name: digest_of(path) for path in sorted(fresh.iterdir())}
+        meta = {"format": FORMAT, "config": dict(config), "sha256": digests}
+        replace_file(fresh / META, (json.dumps(meta, indent=1, sort_keys=True) + "\n").encode())
         if target.exists():
             target.rename(stale)
         try:
@@ -83,31 +107,109 @@ def save_checkpoint(
     shutil.rmtree(stale, ignore_errors=True)
 
 
-def load_checkpoint(directory: str | Path) -> dict[str, Tensor]:
+def load_checkpoint(directory: str | Path, config: TrainConfig, model: ModelConfig) -> dict[str, Tensor]:
     """The state that `save_checkpoint` wrote.
 
+    Args:
+        directory: the checkpoint.
+        config: of the run that goes on with it.
+        model: which that run trains; not what `config` says of one where it starts from a Hugging Face checkpoint.
+
     Raises:
-        CheckpointError: no checkpoint there, one of a newer format, or one whose files are damaged or incomplete.
+        CheckpointError: no checkpoint there, one of a newer format, of another model, dtype or policy, or one whose
+            files are damaged or incomplete.
+        repro_core.model.hf_config.HfError: its ``config.json`` cannot be read.
     """
     source = Path(directory)
-    if not (source / _META).is_file():
-        raise CheckpointError(f"{source} is no checkpoint (no {_META}): give the directory that save wrote")
+    meta = read_meta(source, FORMAT, "torch")
+    check_settings(source, meta["config"], config)
+    check_files(source, {_STATE: "", **meta["sha256"]})
+    check_architecture(source, read_config(source), model)
     try:
-        meta = json.loads((source / _META).read_text())
-        written, policy = int(meta["format"]), meta["config"].get("policy", "torch")
-        digest = str(meta["sha256"].get(_STATE))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{source / _META} is unreadable ({error}): use another checkpoint") from None
-    if policy != "torch":
-        raise CheckpointError(f"{source} was saved with policy {policy!r}: load it with that")
-    if written > FORMAT:
-        raise CheckpointError(f"{source} has format {written}, this reader knows up to {FORMAT}: update repro_core")
-    try:
-        if hashlib.sha256((source / _STATE).read_bytes()).hexdigest() != digest:
-            raise CheckpointError(f"{source / _STATE} is damaged (its SHA-256 differs): use another checkpoint")
         return dict(load_file(str(source / _STATE)))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{source / _STATE} is unreadable ({error}): use another checkpoint") from None
+
+
+# -- what every checkpoint is asked, whichever engine wrote it
+
+
+def read_meta(source: Path, newest: int, policy: str) -> dict[str, Any]:
+    """``trainer.json``, of which `format`, `config` and `sha256` are there.
+
+    Raises:
+        CheckpointError: there is none, it cannot be read, is newer than `newest`, or another policy wrote it.
+    """
+    if not (source / META).is_file():
+        raise CheckpointError(f"{source} is no checkpoint (no {META}): give the directory that save wrote")
+    try:
+        meta = json.loads((source / META).read_text(encoding="utf-8"))
+        written, writer = int(meta["format"]), dict(meta["config"]).get("policy", "torch")
+        meta["sha256"] = dict(meta["sha256"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{source / META} is unreadable ({error}): use another checkpoint") from None
+    if written > newest:
+        raise CheckpointError(f"{source} has format {written}, this reader knows up to {newest}: update repro_core")
+    if writer != policy:
+        raise CheckpointError(f"{source} was saved with policy {writer!r}: load it with that")
+    return dict(meta)
+
+
+def check_settings(source: Path, saved: Mapping[str, Any], config: TrainConfig) -> None:
+    """Refuse a checkpoint of another dtype, or one with a critic where there is none, or the other way round.
+
+    Raises:
+        CheckpointError: naming both sides.
+    """
+    ours = config.to_mapping()
+    for key in ("dtype", "advantage_estimator"):
+        there, here = saved.get(key), ours[key]
+        if there != here if key == "dtype" else (there == "ppo") != (here == "ppo"):
+            raise CheckpointError(f"{source} does not fit: {key} is {there!r} there and {here!r} here")
+
+
+def check_architecture(source: Path, saved: ModelConfig, model: ModelConfig) -> None:
+    """Refuse a checkpoint of another architecture, shapes alike or not: it would train on, and be another model.
+
+    Raises:
+        CheckpointError: naming a setting and both sides.
+    """
+    for key in (*(field.name for field in fields(model) if field.name not in _FREE), *_RESOLVED):
+        if (there := getattr(saved, key)) != (here := getattr(model, key)):
+            raise CheckpointError(
+                f"{source} is of another architecture: model.{key} is {there!r} there and {here!r} here"
+            )
+
+
+def check_files(source: Path, digests: Mapping[str, str | None], *, whole: bool = True) -> None:
+    """Refuse a checkpoint of which a file is missing or damaged.
+
+    Args:
+        source: the checkpoint.
+        digests: SHA-256 of each file; None for one that differs between equal states.
+        whole: False looks for the files without reading them.
+
+    Raises:
+        CheckpointError: naming the file.
+    """
+    for name, digest in digests.items():
+        if not (source / name).is_file():
+            raise CheckpointError(f"{source / name} is missing: fetch it, or use another checkpoint")
+        if whole and digest is not None and digest_of(source / name) != digest:
+            raise CheckpointError(f"{source / name} is damaged (its SHA-256 differs): use another checkpoint")
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, as hexadecimal digits.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path} is unreadable ({error}): use another checkpoint") from None
 
 
 def fit(directory: str, saved: Mapping[str, Tensor], current: Mapping[str, Tensor]) -> None:

@@ -203,7 +203,7 @@ class TorchEngines:
             repro_core.engines.checkpoint.CheckpointError: unreadable, damaged, of a newer format, or of another model
                 or dtype.
         """
-        loaded, state = load_checkpoint(directory), self.state()
+        loaded, state = load_checkpoint(directory, self.config, self.model), self.state()
         fit(directory, loaded, state | dict(rest))
         with torch.no_grad():
             for name, value in state.items():

@@ -62,7 +62,9 @@ def kl_per_token(
     if estimator == "k2":
         return log_ratio.square() / 2
     if estimator in ("k3", "low_var"):
+        # Clamped in both terms: with the exponential alone a token that the policy rules out (-inf) had a negative KL.
+        bounded = log_ratio.clamp(min=-LOG_RATIO_BOUND)
         # expm1, not exp - 1: at a log-ratio of 1e-4 the value is 5e-9, and exp - 1 alone is off by up to 6e-8.
-        k3 = torch.expm1((-log_ratio).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)) + log_ratio
+        k3 = torch.expm1(-bounded) + bounded
         return k3.clamp(-LOW_VAR_BOUND, LOW_VAR_BOUND) if estimator == "low_var" else k3
     raise ValueError(f"unknown KL estimator {estimator!r}; known: k1, k2, k3, low_var")

@@ -30,13 +30,19 @@ if TYPE_CHECKING:
 __all__ = ["main", "make_parser", "watched"]
 
 
-def main(argv: Sequence[str] | None = None, observe: Observe | None = None, sync: SyncObserver | None = None) -> int:
+def main(
+    argv: Sequence[str] | None = None,
+    observe: Observe | None = None,
+    sync: SyncObserver | None = None,
+    ended: Callable[[int], None] | None = None,
+) -> int:
     """Run the command line.
 
     Args:
         argv: flags without the program's name; ``sys.argv[1:]`` by default.
         observe: receives every signal of every step; see `repro_core.Observe`.
         sync: sees every weight sync; see `repro_core.rollout.sync.SyncObserver`.
+        ended: is told the number of every step that was trained, after its last signal.
 
     Returns:
         The exit code; see the module.
@@ -54,7 +60,7 @@ def main(argv: Sequence[str] | None = None, observe: Observe | None = None, sync
         return subprocess.run(command, check=False).returncode
     try:
         config = _read_config(args)
-        return _run(config, options, observe or (lambda *_: None), sync)
+        return _run(config, options, observe or (lambda *_: None), sync, ended or (lambda _: None))
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -66,7 +72,9 @@ def main(argv: Sequence[str] | None = None, observe: Observe | None = None, sync
         return 2
 
 
-def _run(config: TrainConfig, options: _Options, observe: Observe, sync: SyncObserver | None) -> int:
+def _run(
+    config: TrainConfig, options: _Options, observe: Observe, sync: SyncObserver | None, ended: Callable[[int], None]
+) -> int:
     from repro_core.data.train_data import Collector
     from repro_core.train.trainer import Trainer
 
@@ -84,6 +92,7 @@ def _run(config: TrainConfig, options: _Options, observe: Observe, sync: SyncObs
     for rollout_id, rollout in _rollouts(source, options, start):
         collected = Collector(observe, keep_all=options.save_debug_train_data is not None)
         for step in trainer.train(rollout, collected):
+            ended(step)
             if step == config.num_critic_only_steps:  # the policy's first
                 passed = _first_step(collected, lead=trainer.engines.lead)
         if options.save_debug_train_data is not None and trainer.engines.lead:
@@ -108,7 +117,7 @@ def _only_rollouts(config: TrainConfig, options: _Options, checkpoint: Path | No
     """Rollouts of one set of weights: a checkpoint serves as weights and position, and no trainer is made."""
     from repro_core.engines.checkpoint import load_checkpoint
     from repro_core.rollout.generate import rollout_metrics
-    from repro_core.rollout.source import RolloutsOnly
+    from repro_core.rollout.source import RolloutsOnly, model_of
     from repro_core.train.trainer import Trainer
 
     with contextlib.ExitStack() as exits:
@@ -122,7 +131,8 @@ def _only_rollouts(config: TrainConfig, options: _Options, checkpoint: Path | No
             if os.environ.get("RANK", "0") != "0":
                 return 0
             if checkpoint is not None:
-                start = int(load_checkpoint(checkpoint)["position/rollout_id"])
+                state = load_checkpoint(checkpoint, config, model_of(config, "."))
+                start = int(state["position/rollout_id"])
                 config = replace(config, hf_checkpoint=str(checkpoint.resolve()))
             only = exits.enter_context(contextlib.closing(RolloutsOnly(config, ".", sync)))
             source = _Source(only.sample, _print)
@@ -364,8 +374,9 @@ def _read_options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> 
         parser.error("--debug-rollout-only excludes --debug-train-only and --load-debug-rollout-data: choose one")
     if args.debug_train_only and args.load_debug_rollout_data is None:
         parser.error("--debug-train-only trains on saved rollouts: name them with --load-debug-rollout-data PATTERN")
-    if args.debug_rollout_only and args.save is not None:
-        parser.error("--debug-rollout-only trains nothing, so there is nothing to --save")
+    for what, given in (("save", args.save is not None), ("debug-determinism", args.debug_determinism)):
+        if args.debug_rollout_only and given:
+            parser.error(f"--debug-rollout-only trains nothing, so there is nothing to --{what}")
     rollout_data, train_data = args.save_debug_rollout_data, args.save_debug_train_data
     if args.dump_details is not None:
         rollout_data = rollout_data or str(args.dump_details / "rollout_data" / f"{_ROLLOUT_ID}.safetensors")

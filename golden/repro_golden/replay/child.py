@@ -176,7 +176,9 @@ def _train(
     while steps_made < run["steps"] and not diverged:
         data = recorded.read(rollout_id) if recorded else None
         try:
-            rollout = trainer.Rollout(data.meta, data.tensors) if data else subject.sample(rollout_id)
+            # a saved position is an index into the folder, whatever number the rollout was recorded under
+            numbered = {**data.meta, "rollout_id": rollout_id} if data else {}
+            rollout = trainer.Rollout(numbered, data.tensors) if data else subject.sample(rollout_id)
             if run["save_rollouts"] and (rank_group is None or rank_group.rank == 0):
                 _write_rollout(run, rollout_id, rollout, judge)
             updates = iter(subject.train(rollout, observe))

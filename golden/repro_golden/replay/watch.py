@@ -7,7 +7,7 @@ says where to look.
 ``--weights`` (``--check-weight-update-equal``) judges every weight sync in place of the hashes, and ``--report N``
 (``--debug-weight-sync N``) says what was sent; ``--hashes`` adds the hashes. Under torchrun the ranks meet in a folder
 that they share, below ``--folder`` (by default that of temporary files, for the ranks of one machine).
-A run that ends well without any sync to judge ends in exit 2: nothing was checked.
+A run that ends well without any sync to judge, or any step to hash, ends in exit 2: nothing was checked.
 """
 
 from __future__ import annotations
@@ -42,33 +42,31 @@ _PATIENCE = 30.0
 
 
 class StepHashes:
-    """An observer that hashes each step. A step ends where the phases begin anew, or at `finish`."""
+    """An observer that hashes each step, which ends when the trainer says so.
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._signals, self._phase = Signals(), 0
-        self._step = 0
+    Attributes:
+        steps: How many have been hashed.
+    """
+
+    def __init__(self, say: Callable[[str], None], rank: int | None = None) -> None:
+        """Begin; `rank` is said where there are several."""
+        self._say, self._of = say, "" if rank is None else f" rank {rank}"
+        self._signals, self.steps = Signals(), 0
         self._chain = digest("chain", SCHEME)
 
     def __call__(self, phase: str, name: str, value: object, placement: object = None) -> None:
         """Take one signal."""
-        at = PHASES.index(phase)
-        if at < self._phase:
-            self.finish()
-        self._phase = at
         self._signals.take(phase, name, value, placement)
 
-    def finish(self) -> None:
-        """Print the step under way."""
-        if not len(self._signals):
-            return
+    def ended(self, step: int) -> None:
+        """Print the hashes of a step that is over."""
         every = self._signals.rows()
-        self._chain = chain(self._chain, self._step, root(every))
+        self._chain = chain(self._chain, step, root(every))
         phases = {p: [r for r in every if r.phase == p] for p in PHASES}
         parts = " ".join(f"{phase} {root(rows)[:12]}" for phase, rows in phases.items() if rows)
-        self._say(f"hash {self._step}: {parts} chain {self._chain}")
-        self._signals, self._phase = Signals(), 0
-        self._step += 1
+        self._say(f"hash {step}{self._of}: {parts} chain {self._chain}")
+        self._signals = Signals()
+        self.steps += 1
 
 
 def main(argv: list[str]) -> int:
@@ -91,17 +89,20 @@ def _watched(options: argparse.Namespace, argv: list[str]) -> int:
     trainer = importlib.import_module("repro_core.train")
     observers: dict[str, Any] = {}
     judge: SyncJudge | None = None
-    hashes = StepHashes(_say) if options.hashes or not options.weights else None
+    rank, ranks = _place()
+    hashes = StepHashes(_say, rank if ranks > 1 else None) if options.hashes or not options.weights else None
     if hashes is not None:
-        observers["observe"] = hashes
+        observers |= {"observe": hashes, "ended": hashes.ended}
     if options.weights:
         from repro_golden.recording.weight_sync import SyncJudge
 
         rank_group = meet(options.folder)
         observers["sync"] = judge = SyncJudge(rank_group, _say, options.report)
     code: int = trainer.main(argv, **observers)
-    if hashes is not None:
-        hashes.finish()
+    if hashes is not None and not code and not hashes.steps:
+        raise ReproError(
+            "no step was trained, so none was hashed: raise --num-rollout, or leave --debug-determinism out"
+        )
     if judge is not None and not code and not judge.number and (rank_group is None or rank_group.rank == 0):
         raise ReproError(
             "no weight sync was made: rollout_engine is the policy itself, or rollouts were loaded; leave "
@@ -119,7 +120,7 @@ def meet(base: Path) -> RankGroup | None:
     Raises:
         ReproError: the ranks are on several machines, and `base` is a folder of this one.
     """
-    rank, ranks = (int(os.environ.get(name) or default) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+    rank, ranks = _place()
     if ranks == 1:
         return None
     if int(os.environ.get("LOCAL_WORLD_SIZE") or ranks) != ranks and base == Path(tempfile.gettempdir()):
@@ -142,6 +143,11 @@ def meet(base: Path) -> RankGroup | None:
         (Path(folder) / f"joined-{rank}").touch()
     atexit.register(_leave, Path(folder), rank, ranks)
     return RankGroup(Path(folder), rank, ranks)
+
+
+def _place() -> tuple[int, int]:
+    """This process's rank, and how many there are."""
+    return int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def _leave(folder: Path, rank: int, ranks: int) -> None:

@@ -14,16 +14,14 @@ from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.files import scratch_folder
 from repro_golden.case.file import Case
 from repro_golden.case.tables import joined
+from repro_golden.dumps.rollout.files import NAME, read_rollout_dump
 from repro_golden.repository.checkout import Checkout, Place, held_alone
 from repro_golden.runs.runs import Say, one_line
 from repro_golden.store.golden import Store
-from repro_golden.store.rollouts import INDEX, Rollouts, rollouts_of
+from repro_golden.store.rollouts import INDEX, Rollouts, RolloutSet, rollouts_of
 from repro_golden.subjects import kind_of
 
 __all__ = ["Capture", "capture", "keep", "put", "record_rollouts", "settings_of"]
-
-
-_SUFFIXES = (".safetensors", ".pt")
 
 
 @dataclass(frozen=True)
@@ -166,14 +164,14 @@ def _record_rollouts(
     if not replace and (target.exists() or pointer.exists()):
         where = f"at {target} already" if target.exists() else f"behind {pointer} (`repro golden pull` brings them)"
         raise ReproError(f"there are rollouts {where}: --replace takes their place, --out FOLDER leaves them")
-    if foreign := _foreign(target):
-        raise ReproError(f"{foreign} is no recorded rollout, so --replace leaves {target} alone: name another folder")
+    _refuse_foreign(case, target)
     if kept:
         store.dvc.check()
         store.refuse_dirty(target)
     with scratch_folder(checkout.scratch, "capture") as scratch:
         folder, log = scratch / "rollouts", scratch / "capture.log"
         capture(case, checkout.place(case), how, folder, log, say)
+        _refuse_foreign(case, target)  # sampling takes long: something may have come meanwhile
         if kept:
             keep(store, case, folder)
         else:
@@ -181,13 +179,34 @@ def _record_rollouts(
     return rollouts_of(case, target)
 
 
-def _foreign(target: Path) -> Path | None:
-    """What at `target` was not written by a capture; None where nothing is there, or recorded rollouts alone."""
+def _refuse_foreign(case: Case, target: Path) -> None:
+    """Raise for what no capture wrote: taking a folder's place removes all that lies in it.
+
+    Raises:
+        ReproError: there is such a thing.
+    """
     if not target.exists():
-        return None
-    if not target.is_dir():
-        return target
-    inside = sorted(target.iterdir())
-    if inside and not (target / INDEX).is_file() and not (target / "0.pt").is_file():
-        return inside[0]
-    return next((path for path in inside if path.name != INDEX and path.suffix not in _SUFFIXES), None)
+        return
+    ours = _ours(target) if target.is_dir() else set()
+    for path in sorted(target.iterdir()) if target.is_dir() else [target]:
+        regular = path.is_file() and not path.is_symlink()
+        if not regular or not (path.name in ours or _is_dump(path, case)):
+            raise ReproError(f"{path} is no recorded rollout, so --replace leaves {target} alone: name another folder")
+
+
+def _ours(folder: Path) -> set[str]:
+    """Names of the files of rollouts in our own form; empty where there are none."""
+    try:
+        return {INDEX, *(f"{number}.safetensors" for number in range(len(RolloutSet(folder))))}
+    except ReproError:
+        return set()
+
+
+def _is_dump(path: Path, case: Case) -> bool:
+    if not NAME.fullmatch(path.name):
+        return False
+    try:
+        read_rollout_dump(path, allow=case.subject.unpickled)
+    except ReproError:
+        return False
+    return True

@@ -90,6 +90,8 @@ def undisturbed(
 _WANTED = {"input": "rollout_log_probs", "forward": "log_probs"}
 _FLOATING = ("float64", "float32", "bfloat16", "float16")
 _PLANTED = ("input", "forward", "grad", "update")
+_CRITIC = ("critic/", "critic-")
+"""What the names of a critic's tensors and metrics begin with in the built-in trainer, and slime's metrics."""
 
 
 def perturbations(trace: Trace, needed: Sequence[str] = _PLANTED) -> list[tuple[int, str, str]]:
@@ -119,7 +121,8 @@ def perturbations(trace: Trace, needed: Sequence[str] = _PLANTED) -> list[tuple[
         wanted = gradients if phase in ("grad", "update") else {_WANTED.get(phase)}
         named = [r for r in fit if r.name in wanted] or fit
         common = [r for r in named if "@" not in r.name] or named  # else of one rank
-        chosen.append((trace.steps[0].step, phase, common[-1].name))
+        policys = [r for r in common if not r.name.startswith(_CRITIC)] or common
+        chosen.append((trace.steps[0].step, phase, policys[-1].name))
     if not chosen:
         raise ReproError("the first step holds no floating-point signal: nothing can be proved of the run")
     return chosen
@@ -214,22 +217,31 @@ _NO_MASK = "which tokens count is not known: loss_mask was not observed token by
 
 
 def first_step_checks(trace: Trace, grad_norm_max: float) -> list[Proof]:
-    """What every debugging guide checks first, on the first update of an on-policy run.
+    """What every debugging guide checks first, on the first update of an on-policy run's policy.
 
     log_probs equal ref_log_probs bit for bit on unmasked tokens, in every micro-batch and on every rank that shows its
     own (equal NaNs or infinities fail); KL is exactly 0 on both sides, in every metric of it and at every unmasked
     token of its column (NaN fails; -0.0 is 0); grad_norm is finite and within its bound. What was not observed fails.
     """
-    rows = trace.rows(0)
-    metrics = trace.steps[0].metrics
+    index = _policys_first(trace)
+    rows, metrics, at = trace.rows(index), trace.steps[index].metrics, f"step {trace.steps[index].step}"
     norms = {name: metrics[name] for name in tellings("grad_norm", metrics)}
     bounded = bool(norms) and all(math.isfinite(norm) and 0.0 <= norm <= grad_norm_max for norm in norms.values())
     shown = ", ".join(f"{norm!r}" + f" ({name})" * (name != "grad_norm") for name, norm in norms.items())
     return [
-        _equal_log_probs(rows),
-        _no_kl(rows, metrics),
-        Proof("step 0: grad_norm in bounds", bounded, f"{shown or None}, bound {grad_norm_max:g}"),
+        _equal_log_probs(f"{at}: log_probs equal ref_log_probs", rows),
+        _no_kl(f"{at}: KL is exactly 0", rows, metrics),
+        Proof(f"{at}: grad_norm in bounds", bounded, f"{shown or None}, bound {grad_norm_max:g}"),
     ]
+
+
+def _policys_first(trace: Trace) -> int:
+    """The index of the first step that trains the policy: a critic may be trained alone before."""
+    for index, step in enumerate(trace.steps):
+        critics = any(tellings(f"{critic}grad_norm", step.metrics) for critic in _CRITIC)
+        if tellings("grad_norm", step.metrics) or not critics:
+            return index
+    return 0
 
 
 def shows_policies(trace: Trace) -> bool:
@@ -238,8 +250,7 @@ def shows_policies(trace: Trace) -> bool:
     return all(column_parts(rows, name) for name in ("log_probs", "ref_log_probs"))
 
 
-def _equal_log_probs(rows: Sequence[Row]) -> Proof:
-    name = "step 0: log_probs equal ref_log_probs"
+def _equal_log_probs(name: str, rows: Sequence[Row]) -> Proof:
     ours, theirs, masks = (column_parts(rows, n) for n in ("log_probs", "ref_log_probs", "loss_mask"))
     differing = tokens = nonfinite = 0
     no_mask = ""
@@ -276,8 +287,7 @@ def _floats(row: Row) -> npt.NDArray[np.float64]:
         return np.full(math.prod(row.shape), math.nan)
 
 
-def _no_kl(rows: Sequence[Row], metrics: Mapping[str, float]) -> Proof:
-    name = "step 0: KL is exactly 0"
+def _no_kl(name: str, rows: Sequence[Row], metrics: Mapping[str, float]) -> Proof:
     # some trainers log theirs in a folder, as train/kl_loss
     kl_metrics = {
         key: value

@@ -6,7 +6,6 @@ number, the configuration, and the SHA-256 of every other file. It is written ne
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import warnings
@@ -19,9 +18,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from repro_core.config import TrainConfig
+from repro_core.config import ModelConfig, TrainConfig
 from repro_core.data.rollout_file import replace_file
-from repro_core.engines.checkpoint import CheckpointError, fit
+from repro_core.engines.checkpoint import (
+    META,
+    CheckpointError,
+    check_architecture,
+    check_files,
+    check_settings,
+    digest_of,
+    fit,
+    read_meta,
+)
 from repro_core.engines.megatron.engine import MegatronEngine
 from repro_core.engines.megatron.layout import check_saving
 from repro_core.engines.megatron.mains import Main
@@ -30,8 +38,6 @@ __all__ = ["FORMAT", "load", "save"]
 
 FORMAT = 1
 """Raised when an older reader would misread the files; readers refuse a newer one."""
-
-_META = "trainer.json"
 
 
 def save(
@@ -63,7 +69,7 @@ def save(
     fresh, stale = target.with_name(f".{target.name}.new"), target.with_name(f".{target.name}.old")
     with _together() as lead:
         if lead:
-            if target.exists() and not (target / _META).is_file() and (not target.is_dir() or any(target.iterdir())):
+            if target.exists() and not (target / META).is_file() and (not target.is_dir() or any(target.iterdir())):
                 raise CheckpointError(f"{target} exists and is no checkpoint: choose another directory")
             shutil.rmtree(fresh, ignore_errors=True)
             fresh.mkdir(parents=True)
@@ -74,7 +80,7 @@ def save(
     with _together() as lead:
         if lead:
             meta = {"format": FORMAT, "config": config.to_mapping(), "sha256": _digests(fresh)}
-            replace_file(fresh / _META, (json.dumps(meta, indent=1, sort_keys=True) + "\n").encode())
+            replace_file(fresh / META, (json.dumps(meta, indent=1, sort_keys=True) + "\n").encode())
             shutil.rmtree(stale, ignore_errors=True)
             if target.exists():
                 target.rename(stale)
@@ -109,7 +115,10 @@ def load(
     check_saving(config, cuda=cuda)
     source = Path(directory)
     with _together() as lead:
-        _check(source, config, whole=lead)
+        meta = read_meta(source, FORMAT, "megatron")
+        check_settings(source, meta["config"], config)
+        check_architecture(source, _model_of(source, meta["config"]), config.model)
+        check_files(source, meta["sha256"], whole=lead)
     with _together(), _quiet(), torch.no_grad():
         state = dist_checkpointing.load(_sharded(engines, loading=True), str(source))
         others: dict[str, Tensor] = state["rest"]
@@ -186,49 +195,20 @@ def _held(main: Main) -> Iterator[tuple[str, Tensor]]:
         yield kind, main.moment(kind)
 
 
-def _check(source: Path, config: TrainConfig, *, whole: bool) -> None:
-    """Refuse what cannot be loaded; `whole` also reads every file for damage."""
-    if not (source / _META).is_file():
-        raise CheckpointError(f"{source} is no checkpoint (no {_META}): give the directory that save wrote")
+def _model_of(source: Path, saved: Mapping[str, Any]) -> ModelConfig:
     try:
-        meta = json.loads((source / _META).read_text(encoding="utf-8"))
-        written, files, saved = int(meta["format"]), dict(meta["sha256"]), dict(meta["config"])
-        sizes = dict(saved.get("model", {}))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{source / _META} is unreadable ({error}): use another checkpoint") from None
-    if written > FORMAT:
-        raise CheckpointError(f"{source} has format {written}, this reader knows up to {FORMAT}: update repro_core")
-    if saved.get("policy") != "megatron":
-        raise CheckpointError(f"{source} was saved with policy {saved.get('policy')!r}: load it with that")
-    ours = config.to_mapping()
-    for key in ("dtype", "advantage_estimator"):
-        if (saved.get(key) == "ppo") != (ours[key] == "ppo") or (key == "dtype" and saved.get(key) != ours[key]):
-            raise CheckpointError(f"{source} does not fit: {key} is {saved.get(key)!r} there and {ours[key]!r} here")
-    for key, value in ours["model"].items():
-        there = sizes.get(key)
-        if key not in ("initializer_range", "max_position_embeddings") and there != value:
-            raise CheckpointError(
-                f"{source} is of another architecture: model.{key} is {there!r} there and {value!r} here"
-            )
-    for name, digest in files.items():
-        if not (source / name).is_file():
-            raise CheckpointError(f"{source / name} is missing: fetch it, or use another checkpoint")
-        if whole and digest is not None and _digest(source / name) != digest:
-            raise CheckpointError(f"{source / name} is damaged (its SHA-256 differs): use another checkpoint")
+        return ModelConfig(**saved["model"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{source / META} is unreadable ({error}): use another checkpoint") from None
 
 
 def _digests(directory: Path) -> dict[str, str | None]:
     """None for ``.metadata``, which numbers each saving at random: equal states would have unequal digests."""
     return {
-        path.name: None if path.name == ".metadata" else _digest(path)
+        path.name: None if path.name == ".metadata" else digest_of(path)
         for path in sorted(directory.iterdir())
         if path.is_file()
     }
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
