@@ -319,7 +319,7 @@ def test_what_no_commit_can_change_is_not_recorded(fork: Repo) -> None:
     bare.git("init", "--quiet")
     assert bare.repro("init").returncode == 0
     done = bare.repro("golden", "record", "toy", "--", sys.executable, "-c", "print(1)")
-    assert done.returncode == 2 and "no file beside golden/" in done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and "no file beside what recording writes" in done.stderr.splitlines()[-1]
     assert not (bare.root / "golden" / "cases").exists()
 
 

@@ -59,6 +59,11 @@ def add_latin(root: Path) -> None:
     (root / os.fsdecode(b"caf\xe9.py")).write_text("")
 
 
+def in_golden(root: Path, name: str) -> None:
+    (root / "golden" / name).parent.mkdir(parents=True)
+    (root / "golden" / name).touch()
+
+
 CHANGES: dict[str, tuple[Callable[[Path], object], list[str], list[str]]] = {
     "link": (lambda root: plain(root / "config.yaml"), [".", "config.yaml"], ["core", "train.sh", "sub"]),
     "link below": (lambda root: plain(root / "core/config.yaml"), [".", "core", "core/config.yaml"], ["core/train.py"]),
@@ -67,7 +72,8 @@ CHANGES: dict[str, tuple[Callable[[Path], object], list[str], list[str]]] = {
     "begins with golden": (lambda root: (root / "golden words").write_text("x"), [".", "golden words"], ["core"]),
     "name": (lambda root: (root / "train.sh").rename(root / "run.sh"), ["."], ["core"]),
     "bytes": (add_latin, ["."], ["core"]),
-    "golden": (lambda root: ((root / "golden").mkdir(), (root / "golden" / "x").touch()), ["golden"], [".", "core"]),
+    "golden": (lambda root: in_golden(root, "runs/x"), ["golden"], [".", "core"]),
+    "package": (lambda root: in_golden(root, "model.py"), [".", "golden"], ["core"]),
     "dvc": (lambda root: (root / ".dvcignore").touch(), [".dvcignore"], [".", "core"]),
 }  # fmt: skip
 
@@ -108,13 +114,22 @@ def test_the_key_is_git_s_own(tmp_path: Path, form: str) -> None:
     whole = repo.git("rev-parse", "HEAD^{tree}")
     assert code_keys(git, [head], ["."]).of(head) == whole
     assert code_keys(git, [head], ["core"]).of(head) == repo.git("rev-parse", "HEAD:core")
-    (repo.root / "golden").mkdir()
-    for name in ("golden/case", ".dvc", ".dvcignore"):
+    in_golden(repo.root, "cases/x")
+    for name in ("golden/check.json", "golden/dvc.yaml", ".dvc", ".dvcignore"):
         (repo.root / name).write_text("x")
     gitlink(repo, "1")
     head = repo.git("rev-parse", "HEAD")
     assert repo.git("rev-parse", "HEAD^{tree}") != whole
     assert code_keys(git, [head], ["."]).of(head) == whole
+    (repo.root / "golden" / "model.py").write_text("x")
+    gitlink(repo, "1")
+    package = repo.git("rev-parse", "HEAD")
+    for name in ("cases/x", "check.json", "dvc.yaml"):
+        repo.git("rm", "--quiet", "--cached", f"golden/{name}")
+    repo.git("rm", "--quiet", "--cached", ".dvc", ".dvcignore")
+    repo.git("commit", "--quiet", "--message", "The package alone")
+    alone = repo.git("rev-parse", "HEAD")
+    assert code_keys(git, [package], ["."]).of(package) == repo.git("rev-parse", f"{alone}^{{tree}}") != whole
 
 
 def test_a_checkout_and_a_range_agree(tmp_path: Path) -> None:
@@ -158,8 +173,8 @@ def linked(root: Path) -> tuple[Repo, list[str]]:
     (root / "hidden" / "to").symlink_to("../closed")
     (root / "hidden" / "b").symlink_to("to/../real")  # by its letters it stays, and it does not
     commits = [repo.commit("One")]
-    for name in ("real/train.py", "word", "golden/run", "real/train.py"):
-        (root / name).parent.mkdir(exist_ok=True)
+    for name in ("real/train.py", "word", "golden/runs/run", "real/train.py"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(str(len(commits)))
         commits.append(repo.commit(name))
     return repo, commits
@@ -214,9 +229,9 @@ def test_a_symlink_into_what_is_recorded(tmp_path: Path) -> None:
     (repo.root / "src").unlink()
     (repo.root / "src").symlink_to("golden")
     commits = [repo.commit("To golden")]
-    (repo.root / "golden" / "run").write_text("other")
+    (repo.root / "golden" / "runs" / "run").write_text("other")
     commits.append(repo.commit("Record"))
-    for path in ("src", "src/run", "."):
+    for path in ("src", "src/runs/run", "."):
         keys = code_keys(find_checkout(repo.root).git, commits, [path])
         assert keys.of(commits[0]) != keys.of(commits[1]), path
 

@@ -142,7 +142,7 @@ def test_unsupported_configurations_are_refused(changes: dict[str, object], mess
         ({"model_type": "qwen3", "kv_channels": 7}, "kv_channels 7 must be even"),
         ({"model_type": "qwen3", "kv_channels": 0}, "kv_channels 0 must be even"),
         ({"hidden_size": 66}, "must be an even multiple"),
-        ({"num_attention_heads": 0}, "must be an even multiple"),
+        ({"num_attention_heads": 0}, "num_attention_heads 0 must be at least 1"),
         ({"num_key_value_heads": 3}, "must divide"),
     ],
 )

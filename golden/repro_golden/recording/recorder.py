@@ -38,7 +38,7 @@ class RankWriter:
             ranks: How many there are.
             header: The trace's, from one of them.
         """
-        about = {"recorder": RECORDER, "rank": rank, "world": ranks, "outside": [], "header": header}
+        about = {"recorder": RECORDER, "rank": rank, "world": ranks, "header": header}
         self.rank = rank
         self._log = RawLog(folder, rank, about)
         self.step = Step(parts=True)

@@ -20,11 +20,19 @@ from repro_golden.repository.git import Git, GitFailedError
 
 __all__ = ["NOT_CODE", "CodeKeys", "code_keys"]
 
-NOT_CODE = ("golden", ".dvc", ".dvcignore")
-"""What recording itself writes at a repository's root: it is no part of the code of a subject that is all of it."""
+_GOLDEN = "golden"
+_WRITTEN = (
+    *("cases", "runs", "rollouts", "nights", "dvc.yaml", "dvc.lock", "check.json", "check-steps.json", ".gitignore"),
+)
+"""What recording itself writes into ``golden/``, which may be a package of the user's as well."""
+NOT_CODE = (".dvc", ".dvcignore", *(f"{_GOLDEN}/{name}" for name in _WRITTEN))
+"""What recording itself writes into a repository: it is no part of the code of a subject that is all of it."""
 
 _ATTRIBUTES = ".gitattributes"
-_LEFT_OUT = frozenset(os.fsencode(name) for name in NOT_CODE)
+_OF_DVC = frozenset((b".dvc", b".dvcignore"))
+_OF_GOLDEN = frozenset(os.fsencode(name) for name in _WRITTEN)
+_NOT_CODE = tuple(PurePosixPath(path) for path in NOT_CODE)
+_TOP = frozenset(path.parts[0] for path in _NOT_CODE)
 _TREE, _FILE, _LINK, _SUBMODULE = b"40000", b"100644", b"120000", b"160000"
 
 
@@ -142,7 +150,9 @@ class _Trees:
         parts = [os.fsencode(part) for part in PurePosixPath(path).parts]
         if not parts:
             self._read(roots.values())
-            whole = {tree: _whole(tree, self._known[tree]) for tree in set(roots.values())}
+            goldens = {tree: self._below(_Entry(_TREE, tree), _GOLDEN.encode(), b"") for tree in set(roots.values())}
+            self._read(entry.id for entry in goldens.values() if entry and entry.mode == _TREE)
+            whole = {tree: self._whole(tree, golden) for tree, golden in goldens.items()}
             return {commit: whole[tree] for commit, tree in roots.items()}
         entries: dict[str, _Entry | None] = {tree: _Entry(_TREE, tree) for tree in set(roots.values())}
         for at, part in enumerate(parts):
@@ -157,6 +167,16 @@ class _Trees:
             entries[root] = None
         tree_keys = {root: entry.key if entry else None for root, entry in entries.items()}
         return {commit: tree_keys[root] for commit, root in roots.items()}
+
+    def _whole(self, tree: str, golden: _Entry | None) -> str:
+        """The id of a root's tree without what is not code."""
+        changed: dict[bytes, bytes | None] = dict.fromkeys(_OF_DVC)
+        if golden and golden.mode == _TREE:
+            code = _without(self._known[golden.id], dict.fromkeys(_OF_GOLDEN), len(golden.id))
+            changed[_GOLDEN.encode()] = bytes.fromhex(_tree_id(code, len(golden.id))) if code else None
+        elif golden:  # a submodule or a link, which hold golden runs alone
+            changed[_GOLDEN.encode()] = None
+        return _tree_id(_without(self._known[tree], changed, len(tree)), len(tree))
 
     def _below(self, entry: _Entry | None, name: bytes, rest: bytes) -> _Entry | None:
         if entry and entry.mode in (_SUBMODULE, _LINK):
@@ -224,14 +244,21 @@ def _entries(tree: bytes, length: int) -> Iterable[tuple[bytes, bytes, int, int]
         at = end
 
 
-def _whole(name: str, tree: bytes) -> str:
-    """The id that git gives a tree, read under its own, without what is not code."""
-    if not any(b" %b\0" % left_out in tree for left_out in _LEFT_OUT):  # as in most commits of most repositories
-        return name
-    length = len(name) // 2
-    code = b"".join(tree[begin:end] for _, entry, begin, end in _entries(tree, length) if entry not in _LEFT_OUT)
-    hasher = hashlib.new("sha1" if length == 20 else "sha256", usedforsecurity=False)
-    hasher.update(b"tree %d\0" % len(code) + code)
+def _without(tree: bytes, changed: Mapping[bytes, bytes | None], digits: int) -> bytes:
+    """A tree object whose ids have so many digits, with other ids for some entries; without those that have None."""
+    if not any(b" %b\0" % name in tree for name in changed):  # as in most commits of most repositories
+        return tree
+    length, parts = digits // 2, list[bytes]()
+    for _, name, begin, end in _entries(tree, length):
+        new = changed.get(name, tree[end - length : end])
+        parts += [] if new is None else [tree[begin : end - length], new]
+    return b"".join(parts)
+
+
+def _tree_id(tree: bytes, digits: int) -> str:
+    """The id that git gives a tree object."""
+    hasher = hashlib.new("sha1" if digits == 40 else "sha256", usedforsecurity=False)
+    hasher.update(b"tree %d\0" % len(tree) + tree)
     return hasher.hexdigest()
 
 
@@ -298,8 +325,8 @@ def _leads(link: PurePosixPath, target: bytes, inside: Sequence[PurePosixPath]) 
         del parts[0], at[-1]
     end = PurePosixPath(*at, *parts)
     if ".." in parts:  # after a folder that may itself be a symlink: anywhere
-        return any(name in NOT_CODE for name in parts)
-    left_out = bool(end.parts) and end.parts[0] in NOT_CODE
+        return any(name in _TOP for name in parts)
+    left_out = bool(end.parts) and any(end.is_relative_to(path) or path.is_relative_to(end) for path in _NOT_CODE)
     if any(end.is_relative_to(path) and (path.parts or not left_out) for path in inside):
         return None
     return left_out

@@ -127,14 +127,12 @@ class Parsed:
         refused: Of the flags that were added: those that no parser has, or that came to another value, and why.
         ignored: Flags of the user's own that no parser has, with the nearest one that there is, or ''.
         overridden: Variables that had other values than asked for, with theirs.
-        outside: Modules that came from the user's checkout, not from the commit under test.
     """
 
     processes: int
     refused: Mapping[str, str] = field(default_factory=dict)
     ignored: Mapping[str, str] = field(default_factory=dict)
     overridden: Mapping[str, str] = field(default_factory=dict)
-    outside: Sequence[str] = ()
 
 
 _UNKNOWN = "no parser of it has this flag"
@@ -154,7 +152,6 @@ def read_parsers(
     refused: dict[str, str] = {}
     ignored: dict[str, str] = {}
     overridden: dict[str, str] = {}
-    outside: dict[str, None] = {}
     files = sorted(folder.glob("parsers-*.jsonl"))
     parsed = 0
     for path in files:
@@ -163,7 +160,6 @@ def read_parsers(
         if not parsers:
             continue  # a launcher that reads no command line of its own
         parsed += 1
-        outside |= dict.fromkeys(parsers[-1].get("outside", ()))
         known = {option for parser in parsers for option in parser["options"]}
         loose = any(parser["abbreviates"] for parser in parsers)
         for flag, *value in added:
@@ -182,7 +178,7 @@ def read_parsers(
         for name, asked in variables.items():
             if (has := first["variables"].get(name)) != asked:
                 overridden.setdefault(name, "" if has is None else has)
-    return Parsed(parsed, refused, ignored, overridden, list(outside))
+    return Parsed(parsed, refused, ignored, overridden)
 
 
 def _refusal(flag: str, value: Sequence[str], parsers: Sequence[Mapping[str, Any]], known: set[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import shlex
 import tempfile
 import threading
@@ -18,6 +19,7 @@ from repro_golden.base.files import scratch_folder
 from repro_golden.case.file import Case, CommandSubject
 from repro_golden.case.python_of import named_by, same_python
 from repro_golden.compare.renames import Parting
+from repro_golden.recording.attach import strangers
 from repro_golden.recording.attach.collect import Gathering, read_terminal
 from repro_golden.recording.attach.run import environment_for, said_of
 from repro_golden.recording.attach.settings import Settings
@@ -121,11 +123,17 @@ class _Job:
             str(self.raw), steps=run.steps, record=run.trace is not None, terminal=run.terminal,
             activations=observe.activations, metrics=observe.metrics, ignore=observe.ignore,
             perturbation=run.perturbation, signals=observe.signals, first=run.first_step, dump=run.dump,
-            home=str(self.place.home) if self.place.home else None, place=str(self.place.root),
+            home=str(self.place.home) if self.place.home else None, place=str(self.place.root), alone=True,
             operations=run.operations
             and {**run.operations, **{key: run.operations[key] - run.first_step for key in ("step", "until")}},
         )  # fmt: skip
         return self.addition.settings(settings) if self.addition else settings
+
+    @property
+    def watched(self) -> dict[str, str]:
+        """The environment of a process that is not recorded: it says which code it has imported."""
+        settings = self.settings if self.addition else replace(self.settings, recorder=False)
+        return environment_for(settings, self.variables)
 
     def header(self, about: Mapping[str, Any], _: int) -> Header:
         rollouts = rollouts_of(self.case, Path(self.run.rollouts)).digest if self.run.rollouts else ""
@@ -241,8 +249,7 @@ class CommandKind(Kind):
             with held(self.case, self.subject, place, cancel) as built:
                 bare = _Job(self.case, self.subject, place, asked, log, scratch, out, adds(asked, scratch), built)
                 with _prepared(bare, cancel) as job:
-                    settings = environment_for(job.settings, job.variables) if job.addition else job.variables
-                    code = _started(job, job.child(self.subject.command, settings), cancel)
+                    code = _started(job, job.child(self.subject.command, job.watched), cancel)
                     if job.addition:
                         job.addition.ended(code)
         if code:
@@ -309,7 +316,7 @@ def _overlaid(job: _Job, cancel: threading.Event | None) -> Iterator[_Job]:
 
 
 def _step(job: _Job, stage: Any, text: str, cancel: threading.Event | None) -> None:
-    code = _started(job, job.child(text, job.variables), cancel)
+    code = _started(job, job.child(text, job.variables if stage == "build" else job.watched), cancel)
     if code:
         blame_the_machine(code, job.log)
         if stage == "build":
@@ -319,11 +326,16 @@ def _step(job: _Job, stage: Any, text: str, cancel: threading.Event | None) -> N
 
 def _started(job: _Job, child: Child, cancel: threading.Event | None, enough: Any = None) -> int:
     try:
-        return child.run(cancel, enough)
+        code = child.run(cancel, enough)
     except FileNotFoundError:
         raise ChildFailure("start", -1, f"command not found: {child.command[0]}", str(job.log)) from None
     except PermissionError:
         raise ChildFailure("start", -1, f"{child.command[0]} is not executable", str(job.log)) from None
+    for path in sorted(job.raw.glob(strangers.FILES)):
+        found = dict(json.loads(path.read_text(encoding="utf-8")))
+        name = next((name for name in found if name != "__main__"), "__main__")
+        raise MachineFailureError(strangers.said(name, found[name]))  # no commit is to blame
+    return code
 
 
 def _train(job: _Job, cancel: threading.Event | None, asked: Callable[[], bool] | None) -> RunResult:

@@ -65,7 +65,11 @@ class Kind(ABC):
         path = self.case.subject.path
         if checkout.takes(path):
             return ""
-        what = f"git takes no file of {path}" if path != "." else "the repository holds no file beside golden/"
+        what = (
+            f"git takes no file of {path}"
+            if path != "."
+            else "the repository holds no file beside what recording writes"
+        )
         return f"{what}, so no commit can change the subject: correct subject.path, or commit the code that trains"
 
     @property

@@ -17,33 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FLAG", "enter", "is_entry", "outside"]
+__all__ = ["FLAG", "enter", "is_entry"]
 
-
-# -- modules that came from the user's checkout although a worktree is under test. The standard library alone
-
-_KEPT = ("site-packages", "dist-packages", f"{os.sep}.git{os.sep}")
-"""An environment inside the checkout is none of its code."""
-
-
-def outside(home: str | None, place: str | None) -> list[str]:
-    """Names of this process's modules that lie in the checkout `home` and not in `place`, the code under test.
-
-    An editable installation brings such modules, or a launch that names the checkout by its path. None where both are
-    the same, or are not known.
-    """
-    if home is None or place is None or home == place:
-        return []
-    home, place = home.rstrip(os.sep) + os.sep, place.rstrip(os.sep) + os.sep
-    strangers = []
-    for name, module in list(sys.modules.items()):
-        file = str(getattr(module, "__file__", None) or "")
-        if file.startswith(home) and not file.startswith(place) and not any(part in file for part in _KEPT):
-            strangers.append(name)
-    return sorted(strangers)
-
-
-# -- the process that reads a trainer's command line: flags are added to it, and what became of them is written down
 
 FLAG = "--"
 
@@ -63,12 +38,11 @@ def is_entry(names: Sequence[str], argv: Sequence[str], original: Sequence[str])
     return any(path == name or path.endswith(f"/{name}") for name in names)
 
 
-def enter(asked: Mapping[str, Any], home: str | None = None, place: str | None = None) -> None:
+def enter(asked: Mapping[str, Any], parsed: Callable[[], None]) -> None:
     """Add the flags to this process's command line, and have its parsers say what they made of it.
 
     Args:
-        home: The user's checkout, from which nothing may be imported when `place` is another.
-        place: The code under test.
+        parsed: Is called after each command line that was read.
         asked: ``flags``, added as they are; ``redirect``, values of flags that are added where the command line has
             the flag; and ``out``, the folder that receives what parsers say.
     """
@@ -83,16 +57,17 @@ def enter(asked: Mapping[str, Any], home: str | None = None, place: str | None =
     if added and sys.argv[-len(added) :] != added:  # else it has started itself anew with what it had
         sys.argv.extend(added)
     ours = [word.partition("=")[0] for word in added if word.startswith(FLAG)]
-    _listen(path, ours, lambda: outside(home, place))
+    _listen(path, ours, parsed)
 
 
-def _listen(path: Path, ours: Sequence[str], strangers: Callable[[], Sequence[str]]) -> None:
+def _listen(path: Path, ours: Sequence[str], parsed: Callable[[], None]) -> None:
     parse = argparse.ArgumentParser.parse_known_args
 
     @functools.wraps(parse)
     def parse_known_args(self: Any, *args: Any, **kwargs: Any) -> Any:
         namespace, extras = parse(self, *args, **kwargs)
-        _append(path, {**_said(self, namespace, extras, ours), "outside": list(strangers())[:3]})
+        _append(path, _said(self, namespace, extras, ours))
+        parsed()
         return namespace, extras
 
     argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign]

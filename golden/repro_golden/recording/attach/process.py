@@ -20,8 +20,6 @@ from repro_golden.recording.attach.alive.generators import states
 from repro_golden.recording.attach.alive.names import Names
 from repro_golden.recording.attach.alive.parts import of_parts
 from repro_golden.recording.attach.alive.readings import state
-from repro_golden.recording.attach.entry import outside
-from repro_golden.recording.attach.settings import Settings
 
 __all__ = ["end", "facts", "final_state", "flush_streams", "generators", "place_of", "terminal"]
 
@@ -31,7 +29,7 @@ FIRST = "first "
 """Before the names of generators as they were before the first step."""
 
 
-def facts(settings: Settings) -> dict[str, Any]:
+def facts() -> dict[str, Any]:
     """Rank, world size, identity and state of this process; JSON types.
 
     The determinism switches as they are in effect are no part of the identity: a commit that changes one is a culprit
@@ -52,7 +50,6 @@ def facts(settings: Settings) -> dict[str, Any]:
         "identity": collect(os.environ, threads=threads, ranks=world).to_mapping(),
         "switches": _switches(),
         "groups": _groups(),
-        "outside": outside(settings.home, settings.place),
     }
 
 

@@ -271,6 +271,7 @@ class Session:
             self._open()
         if self._hand is not None and self._hand.open:  # an optimizer that is made closes it
             self._hand.follow(self.around.led_to(end=end))
+        self.settings.look()  # before the step is told, for what is compared may end the program
         now = time.perf_counter()
         if self._began is not None:
             self._seconds.append(now - self._began)
@@ -362,7 +363,7 @@ class Session:
     def _open(self) -> None:
         from repro_golden.recording.attach.process import facts
 
-        about = facts(self.settings)
+        about = facts()
         held = [self._held_of(o) for reference, _ in self._met.values() if (o := reference()) is not None]
         about["size"] = sum(p.numel() for each in held for p in each.parameters.values())
         self._world = about["world"]

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from repro_golden.base.observed import ALL_SIGNALS, state_after
+from repro_golden.recording.attach import strangers
 
 __all__ = ["VARIABLE", "Settings"]
 
@@ -32,8 +33,9 @@ class Settings:
         first: The number of the first step that the process makes.
         perturbation: ``[step, phase, name]`` of a signal that gets a one-ULP change before it is read.
         dump: ``[step, phase, name]`` of signals whose whole content is written.
-        home: The user's checkout, from which nothing may be imported when `place` is another.
+        home: The user's checkout, when `place` is another.
         place: The code under test.
+        alone: Whether no module may come from another working tree (`attach.strangers`).
         operations: The step whose operations are recorded, as `children.Run.operations` has it, counted from the first
             that the process makes.
         recorder: Whether steps are looked at at all; without it only `entry` is served.
@@ -54,10 +56,17 @@ class Settings:
     dump: Sequence[Sequence[Any]] = ()
     home: str | None = None
     place: str | None = None
+    alone: bool = False
     operations: Mapping[str, Any] | None = None
     recorder: bool = True
     entry: Mapping[str, Any] | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Write down which modules came from another working tree, where none may."""
+        if self.alone and self.place is not None:
+            tests = not self.recorder and not self.entry
+            strangers.look(self.place, self.home, self.out, tests=tests)
 
     def state_after(self, step: int) -> bool:
         """Whether optimizer state is read after a step, counted from the first that the process makes."""

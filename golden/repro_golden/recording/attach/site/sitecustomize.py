@@ -220,6 +220,20 @@ def _tell(module: Any, name: str, listener: Any) -> None:
     setattr(module, name, call)
 
 
+def _watch_imports() -> None:
+    """Say at the process's end which modules came from another working tree; the recorder asks at each step too."""
+    import atexit
+
+    def look() -> None:
+        with contextlib.suppress(Exception):  # the program's exit code is its own
+            instrument()
+            from repro_golden.recording.attach.settings import VARIABLE, Settings
+
+            Settings.from_text(os.environ[VARIABLE]).look()
+
+    atexit.register(look)
+
+
 def _enter() -> None:
     """Serve a trainer's entry point. Without its flags it would train for real, so then it must not start."""
     try:
@@ -230,7 +244,7 @@ def _enter() -> None:
         settings = Settings.from_text(os.environ[VARIABLE])
         entry = settings.entry
         if entry and is_entry(entry["names"], sys.argv, sys.orig_argv):
-            enter(entry, settings.home, settings.place)
+            enter(entry, settings.look)
     except Exception as error:  # noqa: BLE001 - site.py would say it and go on
         _say(f"repro: no flags could be added ({type(error).__name__}: {error})")
         os._exit(70)
@@ -248,12 +262,13 @@ try:
 finally:
     if _first and os.environ.get("REPRO_TRACE") and os.environ.get("REPRO_INSTRUMENT"):
         _asked = os.environ["REPRO_TRACE"]
+        if '"alone": true' in _asked:
+            _watch_imports()
         if '"entry": {' in _asked:
             _enter()
-        When("ray._private.utils", _arm_ray)
-        if '"recorder": false' in _asked:
-            pass
-        else:
+        if '"entry": {' in _asked or '"recorder": false' not in _asked:
+            When("ray._private.utils", _arm_ray)
+        if '"recorder": false' not in _asked:
             When("random", _watch_seeds)
             When("numpy.random", _watch_seeds)
             When("torch", _arm, _seek)
