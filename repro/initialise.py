@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shlex
 import shutil
@@ -13,9 +12,9 @@ from repro_golden.base.canonical import digest
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import CASES, list_cases
 from repro_golden.repository.git import Git
-from repro_golden.store.dvc import Dvc
+from repro_golden.store.dvc import Dvc, private_remotes
 
-__all__ = ["initialise", "next_command", "trainer_source"]
+__all__ = ["fetch_command", "initialise", "next_command", "trainer_source"]
 
 TRAINER = "core/repro_core"
 """Where a repository holds the built-in trainer: this one, a fork of it, or one that asked for the example."""
@@ -94,14 +93,18 @@ def initialise(root: Path, name: str, remote: str | None, *, example: bool = Fal
     """
     done: list[str] = []
     dvc = Dvc(root)
+    if not remote and not str(default_remote(root)).isascii():
+        raise ReproError(f"DVC takes no remote at {default_remote(root)}, which is not ASCII: name one with --remote")
     if not dvc.initialised:
         dvc.init()
         done.append(".dvc/ (dvc init)")
-    if remote or not dvc.has_remote:
+    now = dvc.remote
+    if remote or not (now or _recorded(root)):
         url = remote or str(default_remote(root))
         # a folder of this machine means nothing to others: it stays out of the configuration that git carries
         dvc.set_default_remote("golden", url, local=not remote)
-        done.append(f".dvc/config{'' if remote else '.local'} (remote golden: {url})")
+        before = f", DVC's default in place of {now}" if now and now != url else ""
+        done.append(f".dvc/config{'' if remote else '.local'} (remote golden: {url}{before})")
     if example and not (root / TRAINER).exists():
         for path, text in trainer_source().items():
             file = root / TRAINER / path
@@ -118,6 +121,18 @@ def initialise(root: Path, name: str, remote: str | None, *, example: bool = Fal
         (root / STAGE).write_text(FIRST_STAGE.format(stage=STAGE), encoding="utf-8")
         done.append(f"{STAGE} (check stage: dvc repro {STAGE})")
     return done
+
+
+def fetch_command(root: Path) -> list[str]:
+    """What names the remote of golden runs that another checkout recorded, where this one has none."""
+    if Dvc(root).remote or not _recorded(root):
+        return []
+    return ["repro init --remote URL   # of the checkout that recorded golden/runs: `dvc remote list` says it there"]
+
+
+def _recorded(root: Path) -> bool:
+    """Whether a golden run was recorded, wherever it lies."""
+    return any((root / "golden" / "runs").glob("*/*.dvc"))
 
 
 def next_command(root: Path, name: str | None) -> list[str]:
@@ -167,6 +182,5 @@ def trainer_source() -> dict[str, str]:
 
 
 def default_remote(root: Path) -> Path:
-    """A folder outside the repository: training states must never enter git."""
-    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return data / "repro" / "remotes" / f"{root.name}-{digest(str(root))[:8]}"
+    """A folder outside the repository, of whose name DVC takes ASCII alone."""
+    return private_remotes() / f"{re.sub(r'[^A-Za-z0-9._-]', '_', root.name)}-{digest(str(root))[:8]}"

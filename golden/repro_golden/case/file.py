@@ -25,6 +25,7 @@ from repro_golden.case.subject_tables import (
 from repro_golden.case.tables import Layout, MismatchTable, NightlyTable, OfLayouts, Table, read_tables, unknown_key
 
 __all__ = [
+    "NAME",
     "NO_CASE",
     "Bound",
     "Case",
@@ -40,6 +41,8 @@ __all__ = [
 ]
 
 CASES = Path("golden/cases")
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""What a case may be called: it is a file's name, and a word on a command line."""
 NO_CASE = "`repro golden record NAME -- YOUR COMMAND` writes a first one"
 """What to do then."""
 
@@ -47,7 +50,7 @@ NO_CASE = "`repro golden record NAME -- YOUR COMMAND` writes a first one"
 class Experiment(Table):
     """`[case]`."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(pattern=NAME)
     """The file's name without `.toml`."""
     steps: int = Field(ge=1)
     """Optimizer updates to record."""

@@ -21,7 +21,13 @@ from repro_golden.base.processes import StandstillError, output_of, tree_of
 from repro_golden.repository.git import Git
 from repro_golden.store.pulled import check_pulled, drop_damaged, elsewhere, is_whole, lacking, object_of
 
-__all__ = ["Dvc"]
+__all__ = ["Dvc", "private_remotes"]
+
+
+def private_remotes() -> Path:
+    """Where remotes of one checkout lie, outside of it: training states must never enter git."""
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return data / "repro" / "remotes"
 
 
 class Dvc:
@@ -190,11 +196,13 @@ class Dvc:
                 ) from None
             if not any(said in str(error) for said in ("Checkout failed", "failed to transfer")):
                 raise
+            remote = self.remote
+            private = bool(remote) and Path(remote).is_relative_to(private_remotes())
             cure = (
                 "its DVC remote does not have it: `repro golden push` in the checkout where it was recorded"
-                if self.has_remote
-                else "this checkout has no DVC remote, and the one that `repro init` sets is its own checkout's: `dvc "
-                "remote add --default --local NAME URL` with that one's URL"
+                if remote and not private
+                else f"this checkout has {'a DVC remote of its own alone' if private else 'no DVC remote'}: `repro init "
+                "--remote URL` with that of the checkout where it was recorded, which `dvc remote list` says there"
             )
             raise MachineFailureError(f"{what} cannot be fetched: {cure}") from None
         return message
@@ -231,19 +239,25 @@ class Dvc:
         return not clean and not is_whole(pointer)  # what only the cache has lost is no difference
 
     def set_default_remote(self, name: str, url: str, *, local: bool) -> None:
-        """``dvc remote add --default``; a remote of that name gets the new address.
+        """``dvc remote add --default``; a remote of that name gets the new address, here too if that is for all.
 
         Args:
             name: The remote's name.
             url: Its address; a relative folder starts from the repository's root.
             local: Write to ``.dvc/config.local``, which git ignores, instead of the shared configuration.
         """
+        if not local:  # what this checkout has of its own would go before it
+            for words in (("remote", "remove", "--local", name), ("config", "--local", "--unset", "core.remote")):
+                with contextlib.suppress(MachineFailureError):  # there is none, or the first took the second with it
+                    self.run(*words)
         self.run("remote", "add", "--quiet", "--default", "--force", *(["--local"] if local else []), name, url)
 
     @property
-    def has_remote(self) -> bool:
-        """Whether any remote is configured."""
-        return bool(self.run("remote", "list").strip())
+    def remote(self) -> str:
+        """The address of the default remote, or of any; empty without one."""
+        settings = dict(line.split("=", 1) for line in self.run("config", "--list").splitlines() if "=" in line)
+        urls = {key: url for key, url in settings.items() if key.startswith("remote.") and key.endswith(".url")}
+        return urls.get(f"remote.{settings.get('core.remote')}.url") or next(iter(urls.values()), "")
 
     def run(self, *arguments: str) -> str:
         """Run one DVC command and return its output.
@@ -272,7 +286,10 @@ class Dvc:
                     "Once it does, the same command goes on where this one was"
                 ) from None
         if process.returncode != 0:
-            every = err.decode(errors="replace").strip().splitlines()
+            said = err.decode(errors="replace").strip().splitlines()
+            every = [
+                each for each in said if each.strip() and not each.startswith(("Having any troubles?", "Hit us up"))
+            ]
             lines = [each for each in every if each.startswith("ERROR")] or every[-1:] or [f"exit {process.returncode}"]
             message = " ".join(lines).replace("ERROR: ", "")[:400]
             raise MachineFailureError(f"{line} failed: {message}")
