@@ -15,6 +15,7 @@ from conftest import Repo, environment
 from repro.__main__ import main
 from repro_golden.case.file import read_case
 from repro_golden.repository.checkout import find_checkout
+from repro_golden.store.dvc import Dvc
 from repro_golden.subjects import kind_of
 
 
@@ -282,6 +283,33 @@ def test_init_says_what_it_wrote_and_twice_is_harmless(tmp_path: Path) -> None:
     assert json.loads(repo.repro("init", "--json").stdout)["next"] == ["repro golden record NAME -- YOUR COMMAND"]
     (repo.root / "b" / "train.py").touch()
     assert "repro golden record train -- python b/train.py" in repo.repro("init").stdout
+
+
+def test_init_and_the_remote_that_is_named(tmp_path: Path) -> None:
+    """A remote that is named later is the one from then on, also of a folder beside the one where it was typed.
+
+    A clone with golden runs gets no remote of its own, in which they are not: it is told to name theirs.
+    """
+    repo, clone = Repo(tmp_path / "Bär"), Repo(tmp_path / "clone")
+    (repo.root / "sub").mkdir(parents=True)
+    repo.git("init", "--quiet")
+    assert repo.repro("init").returncode == 0
+    assert Dvc(repo.root).remote.isascii() and "/remotes/B_r-" in Dvc(repo.root).remote
+    done = Repo(repo.root / "sub").repro("init", "--remote", "../../team")
+    assert done.returncode == 0 and "in place of" in done.stdout
+    assert Path(Dvc(repo.root).remote).resolve() == tmp_path / "team"
+    (repo.root / ".dvc" / "config").write_text("")
+    (repo.root / "golden" / "runs" / "machine").mkdir(parents=True)
+    (repo.root / "golden" / "runs" / "machine" / "toy.dvc").touch()
+    repo.commit("Golden runs, and no remote")
+    repo.git("clone", "--quiet", str(repo.root), str(clone.root))
+    done = clone.repro("init")
+    assert done.returncode == 0 and "next: repro init --remote URL" in done.stdout
+    assert Dvc(clone.root).remote == ""
+    for name in ("../../outside", "a b"):
+        done = clone.repro("init", "--example", "--case", name)
+        assert done.returncode == 2 and "is no name of a case" in only_line(done)
+    assert not (clone.root / "core").exists()
 
 
 def test_init_gives_an_example_only_where_it_is_asked_for(tmp_path: Path) -> None:

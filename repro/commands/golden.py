@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -111,7 +112,7 @@ def _record(case: str | None, options: Options, as_json: bool, line: CommandLine
     relative = golden_run.directory.relative_to(checkout.root)
     text = (
         f"golden run of {this_case.name}: {relative}, {len(golden_run.trace.steps)} steps, {len(proved)} proofs\n"
-        f"next: git add golden{_elsewhere(checkout, this_case)} && git commit; "
+        f"next: git add {os.path.relpath(checkout.root / 'golden')}{_elsewhere(checkout, this_case)} && git commit; "
         "`repro golden push` copies the content to the DVC remote\n"
         f"verify with: repro golden verify {this_case.name}"
     )
@@ -125,7 +126,7 @@ def _elsewhere(checkout: Checkout, case: Case) -> str:
         return ""
     pointer = (checkout.root / case.case.rollouts).with_name(f"{Path(case.case.rollouts).name}.dvc")
     written = [path for path in (pointer, pointer.with_name(".gitignore")) if pointer.exists() and path.exists()]
-    return "".join(f" {shlex.quote(str(path.relative_to(checkout.root)))}" for path in written)
+    return "".join(f" {shlex.quote(os.path.relpath(path))}" for path in written)
 
 
 golden.add_command(verify)

@@ -197,13 +197,13 @@ class Dvc:
             if not any(said in str(error) for said in ("Checkout failed", "failed to transfer")):
                 raise
             remote = self.remote
-            private = bool(remote) and Path(remote).is_relative_to(private_remotes())
-            cure = (
-                "its DVC remote does not have it: `repro golden push` in the checkout where it was recorded"
-                if remote and not private
-                else f"this checkout has {'a DVC remote of its own alone' if private else 'no DVC remote'}: `repro init "
-                "--remote URL` with that of the checkout where it was recorded, which `dvc remote list` says there"
-            )
+            if remote and not Path(remote).is_relative_to(private_remotes()):
+                cure = "its DVC remote does not have it: `repro golden push` in the checkout where it was recorded"
+            else:
+                cure = (
+                    f"this checkout has {'a DVC remote of its own alone' if remote else 'no DVC remote'}: `repro init "
+                    "--remote URL` with that of the checkout where it was recorded, which `dvc remote list` says there"
+                )
             raise MachineFailureError(f"{what} cannot be fetched: {cure}") from None
         return message
 

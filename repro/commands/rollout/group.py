@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,9 @@ def record(
         rollouts = record_rollouts(checkout, this_case, how, say, out=out and out.absolute(), replace=replace)
     details, summary = _recorded(rollouts, form, out)
     data = {"rollouts": str(rollouts.directory), "digest": rollouts.digest, **details}
-    then = "" if out else f"next: git add golden && git commit; `repro golden record {this_case.name}` trains on them\n"
+    golden = os.path.relpath(checkout.root / "golden")
+    then = f"next: git add {golden} && git commit; `repro golden record {this_case.name}` trains on them\n"
+    then = "" if out else then
     text = f"{len(rollouts)} rollouts at {rollouts.directory}\n{summary}\n{then}look at them with: repro rollout show "
     emit(as_json, data, text + (str(out) if out else this_case.name))
     return 0
