@@ -385,6 +385,45 @@ def test_code_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert here != here_after and under == under_after
 
 
+def test_packages_that_were_changed_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written into an installed package since, lies beside all of them, or is named by a .pth file, counts.
+
+    What lies in two places with other times and the same content is one.
+    """
+
+    def install(name: str) -> Path:
+        site = tmp_path / name / "site-packages"
+        (site / "tiny-1.0.dist-info").mkdir(parents=True)
+        (site / "tiny.py").write_text("A = 1\n")
+        (site / "tiny-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
+        (site / "tiny-1.0.dist-info" / "RECORD").write_text("tiny.py,sha256=x,6\ntiny-1.0.dist-info/RECORD,,\n")
+        return site
+
+    def ask(site: Path) -> str:
+        monkeypatch.setattr(sys, "path", [str(site)])
+        build.cache_clear()
+        return build(tmp_path / "repo")
+
+    time.sleep(0.02)
+    site, twin = install("one"), install("two")
+    (tmp_path / "linked").mkdir()
+    for place in (site, twin):
+        os.utime(place / "tiny.py", ns=(1, 1))
+    builds = [ask(site)]
+    assert ask(twin) == builds[0]
+    changes = [site / "tiny.py", site / "loose.py", site / "some.pth", tmp_path / "linked" / "code.py"]
+    for path, text in zip(changes, ("A = 2\n", "", f"{tmp_path / 'linked'}\n", ""), strict=True):
+        path.write_text(text)
+        os.utime(path, (time.time() + 5, time.time() + 5))
+        builds.append(ask(site))
+    build.cache_clear()
+    assert len(set(builds)) == 5
+    (twin / "tiny.py").write_text("A = 2\n")
+    os.utime(twin / "tiny.py", (time.time() + 50, time.time() + 50))
+    assert ask(twin) == builds[1]
+    build.cache_clear()
+
+
 def test_data_changed_under_a_search(tmp_path: Path) -> None:
     """A file that was written or put there since is told from one that was not; caches of code do not count."""
     data = tmp_path / "data"

@@ -22,8 +22,13 @@ __all__ = ["build", "importable", "loaded", "main_tree", "modules", "places", "s
 
 _CODE = frozenset((".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".pth", ".py", ".pyd", ".pyx", ".so"))
 """Endings of the files of a folder that a package is imported from in place."""
+_LISTED = re.compile(rf"^([^,\n\"]*(?:{'|'.join(map(re.escape, sorted(_CODE)))})),", re.MULTILINE)
+"""The files of code in a package's list of its files."""
+_LIST = re.compile(r"^([^,\n\"]*\.dist-info/RECORD),", re.MULTILINE)
 _MOST = 20_000
 """Files of such a folder that are looked at."""
+_SITES = ("site-packages", "dist-packages")
+"""Where packages lie."""
 _OURS = "repro-harness"
 """Ours, for which the recorder's version stands."""
 
@@ -77,7 +82,7 @@ def places(*own: str | None) -> dict[str, str]:
         module = sys.modules.get(name)
         files = [*(getattr(module, "__path__", None) or ()), getattr(module, "__file__", None) or ""]
         folder = str(Path(files[0]).absolute().parent) if files[0] else ""
-        installed = any(part in folder for part in ("site-packages", "dist-packages"))
+        installed = any(part in folder for part in _SITES)
         if folder and not installed and not f"{folder}{os.sep}".startswith(tuple(known)):
             folders[name] = folder
     return folders
@@ -109,22 +114,69 @@ def build(root: Path) -> str:
     """What stands for this interpreter and all that it could import: 32 hex digits.
 
     Of each package its version, the list of its files with their hashes, and where it came from: two builds of one
-    version differ. Of one that is imported from a folder in place, the sizes and times of that folder's code.
+    version differ. Of files of it that were written since, what they hold. Of a package that is imported from a folder
+    in place, the sizes and times of that folder's code; so of what lies in ``site-packages`` where no package brought
+    it, and of folders that a ``.pth`` file names.
 
     Args:
         root: The repository under test, whose own code in place is not looked at: commits decide it.
     """
     facts = [sys.executable, sys.version, sys.prefix, sys.base_prefix]
-    folders, root = set(), root.resolve()
+    folders, root = set[Path | None](_linked()), root.resolve()
+    brought = dict[str, set[str]]()
     for key, (_, version, dist) in sorted(_installed().items()):
         if key == _OURS:
             continue
-        link = dist.read_text("direct_url.json") or ""
-        facts += [key, version, dist.read_text("RECORD") or "", link]
+        link, record = dist.read_text("direct_url.json") or "", dist.read_text("RECORD") or ""
+        site = str(dist.locate_file(""))
+        brought.setdefault(site, set()).update(line.partition(",")[0].partition("/")[0] for line in record.splitlines())
+        facts += [key, version, record, link, *_patched(site, record)]
         folders |= {_in_place(dist, link)}
+    for site, names in sorted(brought.items()):
+        facts += _beside(Path(site), names)
     for folder in sorted(folder for folder in folders if folder and root not in (folder, *folder.parents)):
         facts += sources(folder)
     return hashlib.sha256("\0".join(facts).encode(errors="surrogateescape")).hexdigest()[:32]
+
+
+def _patched(site: str, record: str) -> Iterator[str]:
+    """Path and content of each file of code of a package that was written after the list of its files was."""
+    own = _LIST.search(record)
+    if own is None:
+        return
+    listed = os.stat(f"{site}/{own[1]}").st_mtime_ns  # noqa: PTH116 - tens of thousands of files
+    for path in _LISTED.findall(record):
+        try:
+            changed = os.stat(f"{site}/{path}").st_mtime_ns > listed  # noqa: PTH116
+        except OSError:  # it is gone
+            continue
+        if changed:
+            yield f"{path} {hashlib.sha256(Path(site, path).read_bytes()).hexdigest()}"
+
+
+def _beside(site: Path, brought: set[str]) -> Iterator[str]:
+    """What lies in a folder of packages, or is a file of it, and none of them brought."""
+    if site.name not in _SITES:
+        return
+    for path in sorted(site.iterdir()):
+        if path.name in brought or path.name == "__pycache__" or path.name.endswith((".dist-info", ".egg-info")):
+            continue
+        if path.is_dir():
+            yield from (f"{path.name}/{fact}" for fact in sources(path))
+        elif path.suffix in _CODE:
+            yield f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+
+
+def _linked() -> Iterator[Path]:
+    """The folders that a ``.pth`` file puts on the search path."""
+    for site in filter(os.path.isdir, sys.path):
+        for path in sorted(Path(site).glob("*.pth")):
+            with contextlib.suppress(OSError, ValueError):
+                for line in path.read_text(encoding="utf-8").splitlines():
+                    folder = Path(site, line.strip())
+                    code = line.startswith(("#", "import ", "import\t"))
+                    if line.strip() and not code and folder.is_dir() and folder.name not in _SITES:
+                        yield folder.resolve()
 
 
 def _in_place(dist: metadata.Distribution, link: str) -> Path | None:
@@ -136,7 +188,7 @@ def _in_place(dist: metadata.Distribution, link: str) -> Path | None:
     except (ValueError, KeyError, AttributeError):
         return None
     beside = Path(str(dist.locate_file("")))  # `setup.py develop` leaves its notes beside the code
-    return None if link or beside.name in ("site-packages", "dist-packages") else beside.resolve()
+    return None if link or beside.name in _SITES else beside.resolve()
 
 
 def sources(folder: Path) -> Iterator[str]:
