@@ -344,6 +344,30 @@ def test_what_comes_after_suspects_is_told_and_searched(tmp_path: Path) -> None:
     assert f"`repro bisect {mended[:10]}..{last[:10]}`" in done.stdout
 
 
+def test_compiled_extensions(tmp_path: Path) -> None:
+    """Probes at once have folders of their own for them; one at a time, and a command that names one, have the user's.
+
+    A lock that an ended probe left there is gone.
+    """
+    seen, locks = tmp_path / "seen", tmp_path / "locks"
+    train = (
+        f"import os, pathlib\nplace = os.environ.get('TORCH_EXTENSIONS_DIR', '')\n"
+        f"open({str(seen)!r}, 'a').write(place + '\\n')\nif 'repro' in place:\n"
+        f"    lock = pathlib.Path(place, 'kernel', 'lock')\n    open({str(locks)!r}, 'a').write(str(lock.exists()))\n"
+        f"    lock.parent.mkdir(parents=True, exist_ok=True)\n    lock.touch()\n"
+    )
+    repo = start(tmp_path, train + TRAIN, None)
+    good = repo.git("rev-parse", "HEAD")
+    note(repo, "one")
+    edit(repo, SCALE, "scale = 1.0 + 1e-6\n", "Warm up")
+    for jobs, many in (("2", True), ("1", False)):
+        seen.write_text("")
+        bisect(repo, f"{good}..HEAD", "-j", jobs, "--fresh", *COMMAND)
+        places = {Path(line).name for line in seen.read_text().splitlines()}
+        assert places == ({"0", "1"} if many else {""})
+    assert set(locks.read_text()) <= set("False") and "False" in locks.read_text()
+
+
 @pytest.mark.whole
 def test_gpu_slots(tmp_path: Path) -> None:
     """Probes at once get GPUs of their own; more than there are is refused with the number that fits."""

@@ -339,20 +339,22 @@ class Prober:
         return self._seen[bare.digest]
 
     def _known(self, key: str, asked: Request) -> Answer | None:
-        """A journalled probe that answers the question: long enough, or already violating."""
+        """A journalled probe that answers the question: long enough, or already violating.
+
+        What would refuse an end is asked again: what it lacked, such as a file, may be there now, and is in no key.
+        """
         if asked.run == 0 and key in self._first:
             return self._first[key]
         entry = self._journal.find(key, asked.run)
         if entry is None:
             return None
+        good, bad = asked.point == self._history.good, asked.point == self._history.bad
         if entry.skip:
-            return (
-                None
-                if depends_on_the_question(entry.skip)
-                else Skip(without_colours(entry.skip), diagnosis=entry.diagnosis)
-            )
+            again = good or bad or depends_on_the_question(entry.skip)
+            return None if again else Skip(without_colours(entry.skip), diagnosis=entry.diagnosis)
         if entry.code is not None:
-            return Code(entry.code)
+            refused = (good and entry.code != 0) or (bad and entry.code == 0)
+            return None if refused else Code(entry.code)
         try:
             trace = Trace(self._journal.trace_path(entry))
             enough = len(trace.steps) >= asked.steps or _ended_itself(trace)

@@ -23,6 +23,8 @@ from repro_golden.subjects.surroundings import seen
 
 __all__ = ["Local", "default_jobs"]
 
+_EXTENSIONS = "TORCH_EXTENSIONS_DIR"
+
 
 class Local:
     """Runs tasks in processes of this machine, as many at once as it has slots for."""
@@ -35,10 +37,10 @@ class Local:
         """
         self._case, self._rollouts = case, rollouts
         self.slots = max(1, jobs)
-        self._root = checkout.root
+        self._root, self._checkout = checkout.root, checkout
         self._places: queue.SimpleQueue[Mapping[str, str]] = queue.SimpleQueue()
-        for slot in _slots(case, self.slots):
-            self._places.put(slot)
+        for number, slot in enumerate(_slots(case, self.slots)):
+            self._places.put(slot | self._extensions(number))
         self._worktrees = Worktrees(checkout, case.subject.link)
 
     def surroundings(self, case: Case) -> str:
@@ -57,10 +59,19 @@ class Local:
     def _slot(self) -> Iterator[Mapping[str, str]]:
         """Variables that give one task its share of the machine; waits until there is one."""
         variables = self._places.get()
+        if extensions := variables.get(_EXTENSIONS):
+            for left in Path(extensions).glob("*/lock"):  # by a probe that was ended while it compiled
+                left.unlink(missing_ok=True)
         try:
             yield variables
         finally:
             self._places.put(variables)
+
+    def _extensions(self, number: int) -> dict[str, str]:
+        """Where torch compiles extensions: it finds them by name, so of two probes at once one had the other's code."""
+        if self.slots == 1 or not self._case.subject.program or _EXTENSIONS in self._case.subject.env:
+            return {}
+        return {_EXTENSIONS: str(self._checkout.state / "torch-extensions" / str(number))}
 
     def close(self) -> None:
         """Remove the worktrees."""
