@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import Repo
+from history_kit import note
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.case.file import find_case
 from repro_golden.case.tables import joined
 from repro_golden.runs.capture import put, settings_of
-from repro_golden.store.rollout_file import RolloutData
+from repro_golden.store.rollout_file import RolloutData, read_rollout, write_rollout
 from repro_golden.store.rollouts import RolloutSet
 
 _JSON = st.recursive(
@@ -247,3 +248,30 @@ def test_settings_of_a_command_line() -> None:
     assert settings_of(None, None, []) == {}
     with pytest.raises(ReproError, match="KEY=VALUE"):
         settings_of(None, None, ["=1"])
+
+
+@pytest.mark.whole
+def test_rollouts_that_were_numbered_otherwise_are_searched(fork: Repo) -> None:
+    """A replay goes by the folder's numbers, also from a saved state, whatever the rollouts were recorded under."""
+    assert fork.repro("rollout", "record").returncode == 0
+    folder = fork.root / "golden" / "rollouts" / "mini"
+    for number in range(3):
+        rollout = read_rollout(folder / f"{number}.safetensors")
+        write_rollout(
+            folder / f"{number}.safetensors", RolloutData({**rollout.meta, "rollout_id": number + 5}, rollout.tensors)
+        )
+    RolloutSet.write_index(folder)
+    fork.git("rm", "--quiet", "--cached", "--ignore-unmatch", "golden/rollouts/mini.dvc")
+    (fork.root / "golden" / "rollouts" / "mini.dvc").unlink()
+    done = fork.repro("golden", "record")
+    assert done.returncode == 0, done.stderr
+    good = fork.commit("Record")
+    note(fork, "one", "core/notes.py")
+    step = "        optimizer.step()\n"
+    late = "        if self.updates >= 2:\n            gradients['model.norm.weight'].mul_(1.0001)\n"
+    fork.edit("core/repro_core/engines/torch_engine.py", step, f"{late}{step}")
+    culprit = fork.commit("Warm up")
+    note(fork, "two", "core/notes.py")
+    done = fork.repro("bisect", "--no-explain", f"{good}..HEAD", "-j", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["culprit"]["commit"] == culprit
