@@ -75,6 +75,25 @@ def test_what_is_alive_is_found_and_called_what_the_program_calls_it() -> None:
     del optimizer
 
 
+def test_what_the_program_hides_from_the_collector_stays_known() -> None:
+    """`gc.freeze` takes no module away that was found before, and is named: others may be hidden by it."""
+    model, target = Network(), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.fc.parameters(), lr=0.1)
+    beside = Beside()
+    before = {name for step in (0, 1) for name in read(beside, step, model.fc)}
+    try:
+        gc.freeze()
+        beside.changed = True
+        content = read(beside, 2, model.fc)
+    finally:
+        gc.unfreeze()
+    assert set(content) == before and content["module/target/weight"] is target.weight
+    assert "what gc.freeze() hid" in beside.unread
+    read(beside, 4, model.fc)
+    assert "what gc.freeze() hid" not in beside.unread
+    del optimizer
+
+
 def test_a_mapping_that_is_made_anew_keeps_its_name() -> None:
     """What a variable leads to has the place of what it led to before, at every step; what is in use stays as it is."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))

@@ -35,6 +35,7 @@ class Coverage:
         state: Tensors and kinds of numbers of optimizers' states.
         buffers: Buffers of modules that are trained.
         frozen: Their parameters that no optimizer holds.
+        resting: Tensors of optimizers that made steps before.
         columns: Tensors of the input, the forward pass and the loss.
         metrics: Numbers.
         generators: Random number generators.
@@ -54,6 +55,7 @@ class Coverage:
     state: int = 0
     buffers: int = 0
     frozen: int = 0
+    resting: int = 0
     columns: int = 0
     metrics: int = 0
     generators: int = 0
@@ -87,6 +89,7 @@ class Coverage:
             _count(self.gradients, "gradient"),
             _count(self.buffers, "buffer"),
             _count(self.frozen, "frozen parameter"),
+            f"{_count(self.resting, 'tensor')} of optimizers that rest" if self.resting else "",
             "optimizer state" if self.state else "",
             _count(self.columns, "column"),
             _count(self.metrics, "metric" if self.logged else "learning rate"),
@@ -157,6 +160,7 @@ def coverage_of(trace: Trace, alone: Mapping[str, str] | None = None, *, hashes:
         state=kinds["state"] + kinds["number"] + kinds["own"] + kinds["scaler"],
         buffers=kinds["buffer"],
         frozen=kinds["frozen"],
+        resting=kinds["resting"],
         columns=kinds["column"],
         metrics=len(metrics),
         generators=kinds["rng"],

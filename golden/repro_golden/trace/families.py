@@ -35,6 +35,7 @@ FAMILIES = {
     "leaf": "tensors that require a gradient and belong to no module and no optimizer",
     "number": "Python numbers of an optimizer's state, of each kind in the order of its parameters' names",
     "own": "tensors and numbers that an optimizer holds beside its state",
+    "resting": "what an optimizer holds that made steps before and has missed its turn, such as a critic's",
     "scaler": "of a gradient scaler",
     "rng": "states of random number generators",
     "saved": "what the program wrote by torch.save or safetensors, and below {checkpoint}",
@@ -51,7 +52,7 @@ UNREAD = "end/unread"
 BESIDE = frozenset(FAMILIES) - {"number", "own"}
 """Those that belong to no optimizer: where several step in turn, they are read once."""
 
-_OPTIONAL = ("module", "copy", "leaf", "rng")
+_OPTIONAL = ("module", "copy", "leaf", "resting", "rng")
 """Families whose groups say nothing where only one side has them: what is not kept is not looked at either."""
 
 _RANK = re.compile(r"@\d+\Z")
@@ -80,7 +81,7 @@ def family(phase: str, name: str) -> str | None:
 def masks(phase: str, name: str) -> bool:
     """Whether a signal is of a family of which some hold infinities on purpose: masks, and the best value so far."""
     name = plain(name).removeprefix("end/")  # what the end shows are the same objects once more
-    return family(phase, name) not in (None, "frozen", "copy", "leaf")
+    return family(phase, name) not in (None, "frozen", "copy", "leaf", "resting")
 
 
 def unscaled(rows: Iterable[Row]) -> bool:

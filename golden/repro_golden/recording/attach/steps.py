@@ -1,7 +1,8 @@
 """When a step ends: after the outermost step call in flight has returned or is about to.
 
 Optimizers call others (a subclass its base class, a wrapper the wrapped, a gradient scaler its optimizer), and torch's
-hooks fire for each; a call that raised never fires its second hook. So calls are told by their frames.
+hooks fire for each; a call that raised never fires its second hook. So calls are told by their frames, of which no
+more is kept than what they are told by: a frame keeps alive all that its callers hold.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -25,6 +26,10 @@ __all__ = ["Labels", "Steps", "Turns"]
 
 _HOOKED = sys.modules[torch.optim.Optimizer.__module__].__file__
 """Where the frames of step calls live: torch wraps each optimizer's `step` in one."""
+
+
+_Call = tuple[int, CodeType]
+"""A call under way, as long as its frame is: the frame's place and code."""
 
 
 class Steps(threading.local):
@@ -43,9 +48,9 @@ class Steps(threading.local):
         handed_to: Callable[[Any], Sequence[Any]],
     ) -> None:
         self._begun, self._ended, self._handed_to = begun, ended, handed_to
-        self._calls: list[FrameType] = []
+        self._calls: list[_Call] = []
         self._stepped: list[Any] = []
-        self._whole: FrameType | None = None
+        self._whole: _Call | None = None
 
     def enter(self, optimizer: Any) -> None:
         """Torch's hook before a step: the nearest frame of torch's wrapper is the step call."""
@@ -56,7 +61,7 @@ class Steps(threading.local):
 
     def leave(self, optimizer: Any) -> None:
         """Torch's hook after a step: nothing but the hooks is left of it."""
-        self._pop(_step_call())
+        self._pop(_call_of(_step_call()))
         if self._whole is None:
             known = {id(o) for o in self._stepped}
             self._stepped += [each for each in self._handed_to(optimizer) if id(each) not in known]
@@ -82,19 +87,18 @@ class Steps(threading.local):
 
         @functools.wraps(step)
         def call(*args: Any, **kwargs: Any) -> Any:
-            frame = sys._getframe(0)
-            self._push(frame)
+            own = self._push(sys._getframe(0))
             optimizer = inner(*args, **kwargs)
             if optimizer is not None and self._whole is None:
                 for number, each in enumerate([optimizer] if whole else self._handed_to(optimizer)):
                     self._begun(each, len(self._calls) == 1 and not number)
-                self._whole = frame if whole else None
+                self._whole = own if whole else None
             try:
                 out = step(*args, **kwargs)
             except BaseException:
-                self._pop(frame)
+                self._pop(own)
                 raise
-            self._pop(frame)
+            self._pop(own)
             if not self._calls:
                 left_out = skipped(out, bool(self._stepped))
                 self._stepped = self._stepped or ([optimizer] if optimizer is not None else [])
@@ -108,23 +112,29 @@ class Steps(threading.local):
         stepped, self._stepped = self._stepped, []
         self._ended(stepped, skipped)
 
-    def _push(self, frame: FrameType) -> None:
+    def _push(self, frame: FrameType) -> _Call:
         alive = set()
-        outer: FrameType | None = frame
+        outer = frame.f_back  # not itself, which may have the place of one that is gone
         while outer is not None:
-            alive.add(id(outer))
+            alive.add(_call_of(outer))
             outer = outer.f_back
-        if any(id(call) not in alive for call in self._calls):  # a call that raised
-            self._calls = [call for call in self._calls if id(call) in alive]
+        if any(call not in alive for call in self._calls):  # a call that raised
+            self._calls = [call for call in self._calls if call in alive]
             self._stepped = self._stepped if self._calls else []
-            self._whole = self._whole if self._whole is not None and id(self._whole) in alive else None
-        self._calls.append(frame)
+            self._whole = self._whole if self._whole in alive else None
+        own = _call_of(frame)
+        self._calls.append(own)
+        return own
 
-    def _pop(self, frame: FrameType) -> None:
-        if frame is self._whole:
+    def _pop(self, own: _Call) -> None:
+        if own == self._whole:
             self._whole = None
-        while self._calls and self._calls.pop() is not frame:
+        while self._calls and self._calls.pop() != own:
             pass
+
+
+def _call_of(frame: FrameType) -> _Call:
+    return id(frame), frame.f_code
 
 
 def _step_call() -> FrameType:

@@ -92,7 +92,7 @@ class OperationRecorder(TorchDispatchMode):
         self._folder, self.rank, self._dump = folder, rank, frozenset(dump)
         self._root = root.rstrip("/") + "/"
         self._modules = Modules()
-        self._optimizing, self._shown, self._back, self._thread = False, "", False, 0
+        self._optimizing, self._shown, self._back, self._thread, self._in_backward = False, "", False, 0, False
         self._problem = ""
         self._count = 0
         self._file, self._part = -1, Path()
@@ -144,6 +144,7 @@ class OperationRecorder(TorchDispatchMode):
         """Record from here on, until `pause`."""
         self._seen = _next_node() - 1
         self._thread = threading.get_ident()
+        self._in_backward = torch._C._current_graph_task_id() != -1
         self._modules.follow()
         self.__enter__()
 
@@ -153,6 +154,8 @@ class OperationRecorder(TorchDispatchMode):
             self.__exit__(None, None, None)
         elif threading.get_ident() != self._thread:  # torch knows a mode in one thread alone
             self._problem = self._problem or "the step began in one thread and ended in another"
+        elif self._in_backward:  # after which autograd sets back what was entered in it
+            self._problem = self._problem or "the step began in a backward pass: an optimizer steps in a gradient's hook"
         else:  # the program has entered a mode since and not left it, and leaving is by turns
             self._problem = self._problem or "the program left a dispatch mode of its own under way at the step's end"
         self._modules.let_go()

@@ -69,6 +69,7 @@ class Beside:
         self._generators: list[tuple[str, torch.Generator]] = []
         self._searches = 0
         self._called = _Called()
+        self._known: list[weakref.ref[torch.nn.Module]] = []
 
     def watch(self) -> None:
         """Be told of new modules: of their tensors, and of copies, which are made without them."""
@@ -164,6 +165,8 @@ class Beside:
             self._find_generators(end=True)
         read = set(map(id, parameters))  # an optimizer that never steps reads nothing of what it holds
         self.unread = dict(self._packed)
+        if gc.get_freeze_count():
+            self.unread["what gc.freeze() hid"] = "the garbage collector, which is asked for what is alive, is not told"
         out = self._of_modules(read)
         for name, container in self._copies:
             tensors = Tensors()
@@ -239,7 +242,7 @@ class Beside:
         for optimizer in alive.optimizers:
             held |= {id(p): p for group in optimizer.param_groups for p in group["params"]}
         before, self._held = self._held, set(held)
-        self._find_roots(alive.modules)
+        self._find_roots(self._still(alive.modules))
         self._optimizers = [weakref.ref(optimizer) for optimizer in alive.optimizers]
         self._wholes = self._find_wholes()
         owned = Owned.of(alive.modules, alive.optimizers, held.values())
@@ -247,6 +250,15 @@ class Beside:
             self._find_leaves(alive.tensors, owned.ids(), before)
         self._find_copies(list(held.values()), alive.containers, owned, end=end)
         self._find_generators()
+
+    def _still(self, modules: list[torch.nn.Module]) -> list[torch.nn.Module]:
+        """Modules that are alive, with those that were and that the program has hidden from the collector since."""
+        if gc.get_freeze_count():
+            listed = set(map(id, modules))
+            hidden = [module for known in self._known if (module := known()) is not None and id(module) not in listed]
+            modules = [*hidden, *modules]
+        self._known = [weakref.ref(module) for module in modules]
+        return modules
 
     def _find_generators(self, *, end: bool = False) -> None:
         """Look from the variables, for the collector does not know them; at the end no frame leads to any."""

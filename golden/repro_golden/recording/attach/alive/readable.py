@@ -42,6 +42,8 @@ def unreadable(tensor: torch.Tensor) -> str:
     if tensor.layout != torch.strided:
         return f"its layout is {str(tensor.layout).removeprefix('torch.')}"
     try:
+        if tensor._is_zerotensor():
+            return "it is zeros without memory"
         gone = tensor.numel() and not tensor.untyped_storage().nbytes()
     except RuntimeError:  # what stands for a tensor in a transform
         return "it stands for one while torch traces a function"
@@ -56,6 +58,7 @@ def all_readable(tensors: Sequence[torch.Tensor]) -> bool:
             and not any(map(_is_nested, tensors))
             and set(map(_layout, tensors)) <= {torch.strided}
             and {device.type for device in set(map(_device, tensors))} <= _DEVICES
+            and not any(map(torch._C.TensorBase._is_zerotensor, tensors))
             and all(map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors)))
         )
     except RuntimeError:  # what stands for a tensor in `vmap` shows no memory, also where it has no elements

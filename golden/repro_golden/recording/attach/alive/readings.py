@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import hashlib
 import weakref
@@ -267,10 +268,22 @@ def is_leaf(tensor: torch.Tensor) -> bool:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The tensors and numbers in containers (see `everything`), with their path; what is neither is left out."""
+    """The tensors and numbers in containers and records, with their path (see `everything`); all else is left out."""
     if not path and type(value) is dict and all(type(k) is str and type(v) in _LEAVES for k, v in value.items()):
         return iter(list(value.items()))  # what nearly every optimizer keeps of a parameter
-    return ((name, item) for name, item in everything(value, path) if isinstance(item, (torch.Tensor, int, float)))
+    found = everything(value, path, _opened)
+    return ((name, item) for name, item in found if isinstance(item, (torch.Tensor, int, float)))
+
+
+def _opened(item: Any) -> Any:
+    """Records as mappings, and of another object that holds tensors these: a factor and its inverse, say."""
+    if isinstance(item, (torch.Tensor, int, float, str, Mapping, list, tuple, type, torch.nn.Module)):
+        return item
+    if dataclasses.is_dataclass(item):
+        return {field.name: getattr(item, field.name, None) for field in dataclasses.fields(item)}
+    held = getattr(item, "__dict__", None)
+    tensors = {k: v for k, v in held.items() if isinstance(v, torch.Tensor)} if type(held) is dict else {}
+    return tensors or item
 
 
 def everything(
