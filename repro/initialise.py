@@ -8,11 +8,10 @@ import shlex
 import shutil
 from pathlib import Path, PurePosixPath
 
-from repro_golden.base.canonical import digest
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import CASES, list_cases
 from repro_golden.repository.git import Git
-from repro_golden.store.dvc import Dvc, private_remotes
+from repro_golden.store.dvc import Dvc, private_remote
 
 __all__ = ["fetch_command", "initialise", "next_command", "trainer_source"]
 
@@ -93,17 +92,18 @@ def initialise(root: Path, name: str, remote: str | None, *, example: bool = Fal
     """
     done: list[str] = []
     dvc = Dvc(root)
-    if not remote and not str(default_remote(root)).isascii():
-        raise ReproError(f"DVC takes no remote at {default_remote(root)}, which is not ASCII: name one with --remote")
+    now = dvc.remote if dvc.initialised else ""
+    own = private_remote(root)
+    if not (remote or now or _recorded(root) or str(own).isascii()):
+        raise ReproError(f"DVC takes no remote at {own}, which is not ASCII: name one with --remote")
     if not dvc.initialised:
         dvc.init()
         done.append(".dvc/ (dvc init)")
-    now = dvc.remote
     if remote or not (now or _recorded(root)):
-        url = remote or str(default_remote(root))
+        url = remote or str(own)
         # a folder of this machine means nothing to others: it stays out of the configuration that git carries
         dvc.set_default_remote("golden", url, local=not remote)
-        before = f", DVC's default in place of {now}" if now and now != url else ""
+        before = f", DVC's default in place of {now}" if now and now != dvc.remote else ""
         done.append(f".dvc/config{'' if remote else '.local'} (remote golden: {url}{before})")
     if example and not (root / TRAINER).exists():
         for path, text in trainer_source().items():
@@ -179,8 +179,3 @@ def trainer_source() -> dict[str, str]:
     if not modules:
         raise ReproError("the built-in trainer is not installed: `pip install repro-harness` brings it")
     return modules
-
-
-def default_remote(root: Path) -> Path:
-    """A folder outside the repository, of whose name DVC takes ASCII alone."""
-    return private_remotes() / f"{re.sub(r'[^A-Za-z0-9._-]', '_', root.name)}-{digest(str(root))[:8]}"

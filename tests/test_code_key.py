@@ -73,6 +73,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], list[str], list[str]]] = {
     "name": (lambda root: (root / "train.sh").rename(root / "run.sh"), ["."], ["core"]),
     "bytes": (add_latin, ["."], ["core"]),
     "golden": (lambda root: in_golden(root, "runs/x"), ["golden"], [".", "core"]),
+    "notes": (lambda root: in_golden(root, "notes/README.md"), ["golden"], [".", "core"]),
     "package": (lambda root: in_golden(root, "model.py"), [".", "golden"], ["core"]),
     "dvc": (lambda root: (root / ".dvcignore").touch(), [".dvcignore"], [".", "core"]),
 }  # fmt: skip
@@ -437,3 +438,16 @@ def test_a_pull_request_that_changes_no_blob(tmp_path: Path) -> None:
     (result,) = json.loads(done.stdout)["results"]
     assert result["verdict"] == "moved"
     assert [found["commit"]["commit"] for found in result["culprits"]] == [culprit]
+
+
+def test_notes_beside_golden_runs_are_no_change_and_a_package_is(tmp_path: Path) -> None:
+    """What lies untracked in golden/ takes no commit from a checkout, unless it is code."""
+    repo = with_case(tmp_path, "one")
+    file = repo.root / "golden" / "cases" / "toy.toml"
+    file.write_text(CASE.replace('path = "train.py"', 'path = "."'))
+    commit = repo.commit("All of it")
+    checkout, case = find_checkout(repo.root), find_case(repo.root, "toy")
+    (repo.root / "golden" / "README.md").write_text("notes")
+    assert checkout.place(case).commit == commit
+    (repo.root / "golden" / "model.py").write_text("")
+    assert checkout.place(case).commit is None

@@ -13,7 +13,7 @@ from conftest import Repo
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.base.errors import ReproError
 from repro_golden.case.command_line import CommandLine
 from repro_golden.case.file import Case
 from repro_golden.replay.children import ChildFailure, Run, RunResult
@@ -212,7 +212,7 @@ def test_code_from_elsewhere_is_refused(program: Repo, tmp_path: Path) -> None:
     (worktree / "src" / "start.py").write_text(
         f"import sys\nsys.path[0] = {str(program.root / 'src')!r}\nimport train\n"
     )
-    with pytest.raises(MachineFailureError, match="was imported from another working tree"):
+    with pytest.raises(ChildFailure, match="was imported from another working tree"):
         run(program, case(command="{python} src/start.py"), tmp_path / "a", place=place)
     built = case(command=COMMAND, setup="touch src/built.py")
     asked = Run(3, trace=str(tmp_path / "own" / "trace"))

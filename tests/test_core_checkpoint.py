@@ -12,7 +12,7 @@ import pytest
 import torch
 from trainer_kit import TINY, WEIGHT, Recorder, bits, ignore, quiet, run, state_bits, with_rewards
 
-from repro_core.engines.checkpoint import FORMAT, CheckpointError, restore_rng, rng_state
+from repro_core.engines.checkpoint import FORMAT, CheckpointError, load_checkpoint, restore_rng, rng_state
 from repro_core.train.trainer import Trainer
 
 
@@ -114,7 +114,6 @@ def test_bad_checkpoints_are_one_clear_line(tmp_path: Path) -> None:
         "cut": "damaged",
         "flipped": "damaged",
         "gone": "missing",
-        "weights": r"model\.safetensors is damaged",
         "newer": "update repro_core",
         "garbled": "unreadable",
         "list": "unreadable",
@@ -123,6 +122,10 @@ def test_bad_checkpoints_are_one_clear_line(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=message) as caught:
             trainer.load(str(tmp_path / name))
         assert "\n" not in str(caught.value)
+    trainer.load(str(tmp_path / "weights"))  # which reads the state alone
+    trainer.load(str(good))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
+        load_checkpoint(tmp_path / "weights", TINY, TINY.model, sampling=True)
     with pytest.raises(CheckpointError, match=r"model\.intermediate_size is \d+ there and 32 here"):
         quiet(replace(TINY, model=replace(TINY.model, intermediate_size=32))).load(str(good))
     with pytest.raises(CheckpointError, match=r"model\.rope_theta is 10000\.0 there and 500\.0 here"):

@@ -296,7 +296,7 @@ def test_what_cannot_be_fetched_is_told_with_the_cure(recorded: Repo, tmp_path: 
         (clone.root / ".dvc" / "config").write_text("")
     done = clone.repro("golden", "verify")
     assert done.returncode == 2
-    cure = "`repro golden push`" if remote else "`dvc remote add --default --local NAME URL`"
+    cure = "`repro golden push`" if remote else "`repro init --remote URL`"
     assert "cannot be fetched: " in done.stderr.splitlines()[-1] and cure in done.stderr.splitlines()[-1]
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import Repo
 
-from repro_golden.base.errors import MachineFailureError
 from repro_golden.case.file import Case
-from repro_golden.replay.children import Run
+from repro_golden.replay.children import ChildFailure, Run
 from repro_golden.repository.checkout import Place
 from repro_golden.subjects import exit_code, launch
 
@@ -43,7 +42,8 @@ def _trees(tmp_path: Path) -> None:
     for name in ("tree", "other"):
         repo.git("worktree", "add", "--quiet", "--detach", str(tmp_path / name))
     shutil.copytree(repo.root / "src", tmp_path / "free" / "src")
-    shutil.copytree(repo.root, tmp_path / "clone")
+    repo.git("clone", "--quiet", str(repo.root), str(tmp_path / "clone"))
+    (tmp_path / "tree" / "src" / "lib" / "rate.py").write_text("RATE = 2\n")  # of the commit under test
     (tmp_path / "alias").symlink_to(repo.root)
 
 
@@ -65,16 +65,19 @@ def put(tmp_path: Path, source: str, *, early: str = "import lib.rate", late: st
 def test_a_recorded_program(tmp_path: Path, source: str, late: bool) -> None:
     """Of the checkout, also through a symlink, of another worktree and of another clone; first or late imported."""
     place = put(tmp_path, source, **({"early": "", "late": LATE} if late else {}))
-    with pytest.raises(
-        MachineFailureError, match=r"^lib.* was imported from another working tree, not from the commit"
-    ):
+    with pytest.raises(ChildFailure, match=r"^lib.* was imported from another working tree, not from the commit"):
         launch(case(), place, [Run(3, trace=str(tmp_path / "t"))], tmp_path / "log")
 
 
-@pytest.mark.parametrize("source", ["tree", "free"])
+@pytest.mark.parametrize("source", ["tree", "free", "same", "sibling"])
 def test_code_that_is_meant(tmp_path: Path, source: str) -> None:
-    """The tree's own, and what no working tree holds."""
-    place = put(tmp_path, source, late=LATE)
+    """The tree's own, what no working tree holds, what is equal to the tree's, and another repository's."""
+    place = put(tmp_path, "other" if source == "same" else source, late=LATE)
+    if source == "same":
+        shutil.copy(place.root / "src" / "lib" / "rate.py", tmp_path / "other" / "src" / "lib")
+    if source == "sibling":
+        shutil.copytree(tmp_path / "free", tmp_path / "sibling")
+        Repo(tmp_path / "sibling").git("init", "--quiet")
     (result,) = launch(case(), place, [Run(3, trace=str(tmp_path / "t"))], tmp_path / "log")
     assert result.steps == 3
 
@@ -82,13 +85,13 @@ def test_code_that_is_meant(tmp_path: Path, source: str) -> None:
 def test_programs_that_are_not_recorded(tmp_path: Path) -> None:
     """An exit code, a check and a crash before the first step say nothing of a commit whose code was not run."""
     place = put(tmp_path, "home")
-    with pytest.raises(MachineFailureError, match="lib"):
+    with pytest.raises(ChildFailure, match="lib"):
         exit_code(case(), place, tmp_path / "log")
     checked = case(check="{python} train.py", command="{python} -c 1")
-    with pytest.raises(MachineFailureError, match="lib"):
+    with pytest.raises(ChildFailure, match="lib"):
         exit_code(checked, place, tmp_path / "log")
     place = put(tmp_path, "home", early="import lib.rate; lib.rate.GONE")
-    with pytest.raises(MachineFailureError, match="lib"):
+    with pytest.raises(ChildFailure, match="lib"):
         launch(case(), place, [Run(3, trace=str(tmp_path / "t"))], tmp_path / "log")
     assert exit_code(case(), put(tmp_path, "tree"), tmp_path / "log") == 0
 
@@ -100,12 +103,12 @@ def test_a_test_of_the_users_own(tmp_path: Path) -> None:
     mine.write_text("import sys; sys.exit(3)\n")
     assert exit_code(case(command=f"{{python}} {mine}"), place, tmp_path / "log") == 3
     (place.root / "mine.py").write_text("")
-    with pytest.raises(MachineFailureError, match=r"mine\.py was imported"):
+    with pytest.raises(ChildFailure, match=r"mine\.py was imported"):
         exit_code(case(command=f"{{python}} {mine}"), place, tmp_path / "log")
 
 
 def test_a_checkout_with_anothers_code(tmp_path: Path) -> None:
     """A golden run of a checkout is not recorded of another one's code either."""
     place = put(tmp_path, "other")
-    with pytest.raises(MachineFailureError, match="lib"):
+    with pytest.raises(ChildFailure, match="lib"):
         launch(case(), Place(place.root), [Run(3, trace=str(tmp_path / "t"))], tmp_path / "log")

@@ -109,6 +109,10 @@ class ModelConfig:
                 f"num_key_value_heads {kv_heads} must divide num_attention_heads {heads}",
             ),
             (
+                self.has_experts or self.intermediate_size >= 1,
+                f"intermediate_size {self.intermediate_size} must be at least 1",
+            ),
+            (
                 family != "qwen2" or self.attention_bias is not False,
                 "attention_bias cannot be false under qwen2, which always has QKV bias: leave it out, or use qwen3",
             ),
@@ -323,9 +327,9 @@ _RANGES: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
         "at least 1",
         lambda value: value >= 1,
         (
-            *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-            *("num_key_value_heads", "max_position_embeddings", "rollout_batch_size", "n_samples_per_prompt"),
-            *("num_steps_per_rollout", "global_batch_size", "max_response_len", "max_tokens_per_micro_batch"),
+            *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+            *("max_position_embeddings", "rollout_batch_size", "n_samples_per_prompt", "num_steps_per_rollout"),
+            *("global_batch_size", "max_response_len"),
         ),
     ),
     ("in [1, 1024]", lambda value: 1 <= value <= 1024, ("threads",)),  # with many more torch ends in a fault
@@ -335,6 +339,7 @@ _RANGES: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
         (
             *("initializer_range", "max_operand", "lr", "critic_lr", "adam_eps", "weight_decay", "clip_grad"),
             *("eps_clip", "eps_clip_high", "tis_clip", "tis_clip_low", "num_critic_only_steps"),
+            *("max_tokens_per_micro_batch", "intermediate_size"),
         ),
     ),
     ("greater than 0", lambda value: value > 0, ("rms_norm_eps", "rope_theta", "temperature", "value_clip")),
@@ -342,6 +347,8 @@ _RANGES: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
     ("in [0, 1)", lambda value: all(0 <= beta < 1 for beta in value), ("betas",)),
 )
 """What the numbers of `TrainConfig` and `ModelConfig` must be, beside finite."""
+_UNBOUNDED = ("clip_grad", "eps_clip_high", "eps_clip_c", "tis_clip", "value_clip")
+"""Upper bounds that may be infinite: nothing is clipped."""
 
 
 def _beyond(config: ModelConfig | TrainConfig) -> list[tuple[bool, str]]:
@@ -351,7 +358,7 @@ def _beyond(config: ModelConfig | TrainConfig) -> list[tuple[bool, str]]:
         f"{name} {value} must be finite"
         for name, value in values.items()
         for number in (value if isinstance(value, tuple) else (value,))
-        if isinstance(number, float) and not math.isfinite(number)
+        if isinstance(number, float) and not (math.isfinite(number) or (name in _UNBOUNDED and number > 0))
     ]
     broken += [
         f"{name} {values[name]} must be {what}"

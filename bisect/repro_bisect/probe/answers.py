@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from repro_bisect.predicates.predicates import Own, Predicate, UnjudgedError, first_violation
+from repro_bisect.probe.reasons import OTHER_CODE
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.compare.traces import Divergence, first_difference
 from repro_golden.recording.operations.stream import Stream
@@ -94,7 +95,7 @@ def unusable(name: str, answer: Answer) -> str:
     why = f"exit {answer.code}" if isinstance(answer, Code) else "it left no trace"
     why = answer.reason if isinstance(answer, Skip) else why
     known = f" ({answer.diagnosis})" if isinstance(answer, Skip) and answer.diagnosis else ""
-    other_end = "" if links_in(why) else "; choose another end for the range"
+    other_end = "" if links_in(why) or why.startswith(OTHER_CODE) else "; choose another end for the range"
     return f"{name} cannot be tested: {why}{known}{other_end}"
 
 

@@ -96,6 +96,7 @@ class Prober:
         self.cost = Cost()
         self._unkept: dict[tuple[str, int], Made] = {}
         self._first = {self.key(history.good): first} if first else {}
+        self._tried: set[tuple[str, int]] = set()
 
     def probe(
         self,
@@ -341,14 +342,16 @@ class Prober:
     def _known(self, key: str, asked: Request) -> Answer | None:
         """A journalled probe that answers the question: long enough, or already violating.
 
-        What would refuse an end is asked again: what it lacked, such as a file, may be there now, and is in no key.
+        What refused an end in an earlier search is asked again: what it lacked, such as a file, may be there now, and
+        is in no key.
         """
         if asked.run == 0 and key in self._first:
             return self._first[key]
         entry = self._journal.find(key, asked.run)
         if entry is None:
             return None
-        good, bad = asked.point == self._history.good, asked.point == self._history.bad
+        earlier = (key, asked.run) not in self._tried
+        good, bad = (earlier and asked.point == end for end in (self._history.good, self._history.bad))
         if entry.skip:
             again = good or bad or depends_on_the_question(entry.skip)
             return None if again else Skip(without_colours(entry.skip), diagnosis=entry.diagnosis)
@@ -382,6 +385,7 @@ class Prober:
         progress: Progress | None,
     ) -> Answer:
         began = time.monotonic()
+        self._tried.add((key, asked.run))
         with scratch_folder(self._scratch, "probe") as folder:
             outcome = self._run(task, folder, cancel, progress)
             trace = _trace(folder / "trace")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from repro_golden.base.clean import without_colours
 from repro_golden.replay.children import ChildFailure
 
-__all__ = ["MOVED", "depends_on_the_question", "reason_of"]
+__all__ = ["MOVED", "OTHER_CODE", "depends_on_the_question", "reason_of"]
 
+OTHER_CODE = "does not run its own code"
 _OUT_OF_TIME = "runs out of time"
 _CRASHES = "crashes at step"
 _UNRECORDED = "is not recorded whole from step"
@@ -25,6 +26,7 @@ def reason_of(failure: ChildFailure) -> str:
         "step": f"{_CRASHES} {failure.step}",
         "record": f"{_UNRECORDED} {failure.step}",
         "timeout": _OUT_OF_TIME,
+        "other": OTHER_CODE,
     }[failure.stage]
     return without_colours(f"{what}: {failure.message}")
 

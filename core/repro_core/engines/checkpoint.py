@@ -39,6 +39,7 @@ __all__ = [
     "digest_of",
     "fit",
     "load_checkpoint",
+    "model_of",
     "read_meta",
     "restore_rng",
     "rng_state",
@@ -107,13 +108,16 @@ def save_checkpoint(
     shutil.rmtree(stale, ignore_errors=True)
 
 
-def load_checkpoint(directory: str | Path, config: TrainConfig, model: ModelConfig) -> dict[str, Tensor]:
+def load_checkpoint(
+    directory: str | Path, config: TrainConfig, model: ModelConfig, *, sampling: bool = False
+) -> dict[str, Tensor]:
     """The state that `save_checkpoint` wrote.
 
     Args:
         directory: the checkpoint.
         config: of the run that goes on with it.
         model: which that run trains; not what `config` says of one where it starts from a Hugging Face checkpoint.
+        sampling: whether it only samples, from the files in Hugging Face's form; a critic is not asked for then.
 
     Raises:
         CheckpointError: no checkpoint there, one of a newer format, of another model, dtype or policy, or one whose
@@ -122,9 +126,14 @@ def load_checkpoint(directory: str | Path, config: TrainConfig, model: ModelConf
     """
     source = Path(directory)
     meta = read_meta(source, FORMAT, "torch")
-    check_settings(source, meta["config"], config)
-    check_files(source, {_STATE: "", **meta["sha256"]})
-    check_architecture(source, read_config(source), model)
+    check_settings(source, meta["config"], config, critic=not sampling)
+    digests = {_STATE: "", **meta["sha256"]}
+    check_files(source, digests if sampling else {_STATE: digests[_STATE]})
+    of_other_tools = meta["config"].get("hf_checkpoint") is not None
+    if not of_other_tools:
+        check_architecture(source, model_of(source, meta["config"]), model)
+    elif config.hf_checkpoint is not None:  # one that is sampled from by itself has its own model
+        check_architecture(source, read_config(source), model)
     try:
         return dict(load_file(str(source / _STATE)))
     except (OSError, SafetensorError) as error:
@@ -155,14 +164,26 @@ def read_meta(source: Path, newest: int, policy: str) -> dict[str, Any]:
     return dict(meta)
 
 
-def check_settings(source: Path, saved: Mapping[str, Any], config: TrainConfig) -> None:
+def model_of(source: Path, saved: Mapping[str, Any]) -> ModelConfig:
+    """The model of a saved configuration.
+
+    Raises:
+        CheckpointError: it holds none.
+    """
+    try:
+        return ModelConfig(**saved["model"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{source / META} is unreadable ({error}): use another checkpoint") from None
+
+
+def check_settings(source: Path, saved: Mapping[str, Any], config: TrainConfig, *, critic: bool = True) -> None:
     """Refuse a checkpoint of another dtype, or one with a critic where there is none, or the other way round.
 
     Raises:
         CheckpointError: naming both sides.
     """
     ours = config.to_mapping()
-    for key in ("dtype", "advantage_estimator"):
+    for key in ("dtype", "advantage_estimator") if critic else ("dtype",):
         there, here = saved.get(key), ours[key]
         if there != here if key == "dtype" else (there == "ppo") != (here == "ppo"):
             raise CheckpointError(f"{source} does not fit: {key} is {there!r} there and {here!r} here")
@@ -174,7 +195,8 @@ def check_architecture(source: Path, saved: ModelConfig, model: ModelConfig) -> 
     Raises:
         CheckpointError: naming a setting and both sides.
     """
-    for key in (*(field.name for field in fields(model) if field.name not in _FREE), *_RESOLVED):
+    free = (*_FREE, "intermediate_size") if model.has_experts and saved.has_experts else _FREE
+    for key in (*(field.name for field in fields(model) if field.name not in free), *_RESOLVED):
         if (there := getattr(saved, key)) != (here := getattr(model, key)):
             raise CheckpointError(
                 f"{source} is of another architecture: model.{key} is {there!r} there and {here!r} here"

@@ -96,7 +96,7 @@ def read_config(source: Path) -> ModelConfig:
         num_key_value_heads=_size(path, values, "num_key_value_heads"),
         max_position_embeddings=_size(path, {"max_position_embeddings": 32768, **values}, "max_position_embeddings"),
         rms_norm_eps=_positive(path, "rms_norm_eps", values.get("rms_norm_eps", 1e-6)),
-        initializer_range=_positive(path, "initializer_range", values.get("initializer_range", 0.02)),
+        initializer_range=_positive(path, "initializer_range", values.get("initializer_range", 0.02), or_zero=True),
         rope_theta=_rope_theta(path, values),
         tie_word_embeddings=values.get("tie_word_embeddings", False) is True,
         **(_experts(path, values) if family == "qwen3_moe" else {}),
@@ -184,8 +184,8 @@ def _size(path: Path, values: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _positive(path: Path, key: str, value: Any) -> float:
-    if type(value) not in (int, float) or not 0.0 < value < math.inf:
+def _positive(path: Path, key: str, value: Any, *, or_zero: bool = False) -> float:
+    if type(value) not in (int, float) or not (0.0 < value < math.inf or (or_zero and value == 0.0)):
         raise HfError(f"{path}: {key} must be a number greater than 0, not {value!r}: {EXPORT_AGAIN}")
     return float(value)
 

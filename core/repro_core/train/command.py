@@ -131,7 +131,7 @@ def _only_rollouts(config: TrainConfig, options: _Options, checkpoint: Path | No
             if os.environ.get("RANK", "0") != "0":
                 return 0
             if checkpoint is not None:
-                state = load_checkpoint(checkpoint, config, model_of(config, "."))
+                state = load_checkpoint(checkpoint, config, model_of(config, "."), sampling=True)
                 start = int(state["position/rollout_id"])
                 config = replace(config, hf_checkpoint=str(checkpoint.resolve()))
             only = exits.enter_context(contextlib.closing(RolloutsOnly(config, ".", sync)))

@@ -42,7 +42,7 @@ __all__ = [
     "watched",
 ]
 
-Stage = Literal["import", "contract", "build", "load", "start", "step", "record", "timeout"]
+Stage = Literal["import", "contract", "build", "load", "start", "step", "record", "timeout", "other"]
 
 BITS_DEFAULTS = {
     "PYTHONHASHSEED": "0",

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import importlib
+import inspect
 import os
 import shutil
 import sys
@@ -98,6 +99,11 @@ def _watched(options: argparse.Namespace, argv: list[str]) -> int:
 
         rank_group = meet(options.folder)
         observers["sync"] = judge = SyncJudge(rank_group, _say, options.report)
+    if "ended" in observers and "ended" not in inspect.signature(trainer.main).parameters:
+        raise ReproError(
+            "the trainer of this repository is of an earlier repro and does not say when a step ends: take over what "
+            "`repro init --example` writes into an empty repository"
+        )
     code: int = trainer.main(argv, **observers)
     if hashes is not None and not code and not hashes.steps:
         raise ReproError(

@@ -15,7 +15,7 @@ from repro_golden.base.canonical import digest
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.trust import folder_of, trust_of
 from repro_golden.case.file import Case
-from repro_golden.repository.code_key import NOT_CODE, code_keys
+from repro_golden.repository.code_key import code_keys, not_code
 from repro_golden.repository.git import POINTER_MOST, Git, GitFailedError, holds, pointed_at
 
 __all__ = ["Checkout", "Place", "find_checkout", "held_alone", "no_such_code"]
@@ -90,7 +90,10 @@ class Checkout:
         left_out = [str(path) for path in folders if all(map(_OF_TRACES.fullmatch, self._files_in(path)))]
         if folder.is_relative_to(self.root) and folder != self.root:
             left_out += [str(folder.relative_to(self.root))]
-        left_out = [*NOT_CODE, *(path for path in left_out if not self.git.names("ls-files", "-z", "--", path))]
+        left_out = [
+            *not_code(self.root),
+            *(path for path in left_out if not self.git.names("ls-files", "-z", "--", path)),
+        ]
         return commit if commit and not _changed(self.git, [PurePosixPath()], left_out) else None
 
     def _files_in(self, folder: PurePosixPath) -> list[str]:
@@ -114,7 +117,8 @@ class Checkout:
             if not os.path.lexists(self.root / case.subject.path):
                 raise no_such_code([case.subject.path], "HEAD nor in the working tree")
             return Place(self.root)
-        if _changed(self.git, *keys.covers(commit)):
+        paths, left_out = keys.covers(commit)
+        if _changed(self.git, paths, not_code(self.root, left_out)):
             return Place(self.root)
         return Place(self.root, commit, keys.of(commit))
 
@@ -124,7 +128,9 @@ class Checkout:
             return True
         commit = self.git.text("rev-parse", "--verify", "HEAD^{commit}")
         keys = code_keys(self.git, [commit], case.paths())
-        return keys.of(commit) == place.tree and not _changed(self.git, *keys.covers(commit), untracked="no")
+        paths, left_out = keys.covers(commit)
+        unchanged = not _changed(self.git, paths, not_code(self.root, left_out), untracked="no")
+        return keys.of(commit) == place.tree and unchanged
 
     def takes(self, path: str) -> bool:
         """Whether git has a file at a path, or would take one that lies there; True where that is not for this git.
@@ -136,7 +142,9 @@ class Checkout:
         if any(folder.is_symlink() or (folder / ".git").exists() for folder in inner):
             return True
         spec, *left_out = (
-            (f":(top,literal){path}",) if inner else (":(top)", *(f":(top,exclude,literal){name}" for name in NOT_CODE))
+            (f":(top,literal){path}",)
+            if inner
+            else (":(top)", *(f":(top,exclude,literal){name}" for name in not_code(self.root)))
         )
         listed = ("ls-files", "--cached", "--others", "--exclude-standard", "-z")
         return bool(self.git.names(*listed, "--", spec, *left_out))

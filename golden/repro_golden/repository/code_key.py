@@ -13,26 +13,28 @@ import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from repro_golden.base.canonical import digest
 from repro_golden.repository.git import Git, GitFailedError
 
-__all__ = ["NOT_CODE", "CodeKeys", "code_keys"]
+__all__ = ["CodeKeys", "code_keys", "not_code"]
 
 _GOLDEN = "golden"
 _WRITTEN = (
     *("cases", "runs", "rollouts", "nights", "dvc.yaml", "dvc.lock", "check.json", "check-steps.json", ".gitignore"),
 )
 """What recording itself writes into ``golden/``, which may be a package of the user's as well."""
-NOT_CODE = (".dvc", ".dvcignore", *(f"{_GOLDEN}/{name}" for name in _WRITTEN))
+NOT_CODE = (".dvc", ".dvcignore", _GOLDEN)
 """What recording itself writes into a repository: it is no part of the code of a subject that is all of it."""
+_BESIDE_PACKAGE = (".dvc", ".dvcignore", *(f"{_GOLDEN}/{name}" for name in _WRITTEN))
+"""The same where ``golden/`` is a package of the user's: it holds code by itself."""
+_CODE = (b".py", b".pyx", b".so", b".c", b".cc", b".cpp", b".cu", b".sh")
+"""Endings of code, by which a package is told from notes beside golden runs."""
 
 _ATTRIBUTES = ".gitattributes"
 _OF_DVC = frozenset((b".dvc", b".dvcignore"))
 _OF_GOLDEN = frozenset(os.fsencode(name) for name in _WRITTEN)
-_NOT_CODE = tuple(PurePosixPath(path) for path in NOT_CODE)
-_TOP = frozenset(path.parts[0] for path in _NOT_CODE)
 _TREE, _FILE, _LINK, _SUBMODULE = b"40000", b"100644", b"120000", b"160000"
 
 
@@ -71,12 +73,14 @@ class CodeKeys:
         keys: For each of `paths`, the key of each commit; None where it has none there.
         whole: The commits in which a symlink leads from `paths` to something else of the repository.
         attributes: Of each place of a `.gitattributes` above `paths`, its key in each commit.
+        packages: The commits in which ``golden/`` is a package, where that was looked at.
     """
 
     paths: Sequence[str]
     keys: Sequence[Mapping[str, str | None]]
     whole: Mapping[str, _Whole] = field(default_factory=dict)
     attributes: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+    packages: frozenset[str] = frozenset()
 
     def of(self, commit: str) -> str | None:
         """One key for all paths; None where a commit has none of them."""
@@ -95,7 +99,8 @@ class CodeKeys:
         paths = [PurePosixPath(path) for path in self.paths]
         if commit in self.whole:
             return [PurePosixPath()], self.whole[commit].left_out
-        return paths, NOT_CODE if PurePosixPath() in paths else ()
+        left_out = _BESIDE_PACKAGE if commit in self.packages else NOT_CODE
+        return paths, left_out if PurePosixPath() in paths else ()
 
     def absent(self, commits: Iterable[str]) -> list[str]:
         """The paths that none of some commits have."""
@@ -130,12 +135,23 @@ def code_keys(git: Git, commits: Iterable[str], paths: Sequence[str]) -> CodeKey
     leaving = _leaving(git, trees, list(dict.fromkeys(roots.values())), paths)
     wholes = trees.keys({root: root for root in leaving}, ".") if leaving else {}
     # each commit by itself, so that a commit has one key in every range and in a golden run
+    packages = frozenset(commit for commit, root in roots.items() if root in trees.packages)
     whole = {
-        commit: _Whole(root, ()) if leaving[root] else _Whole(wholes[root] or "", NOT_CODE)
+        commit: _Whole(root, ())
+        if leaving[root]
+        else _Whole(wholes[root] or "", _BESIDE_PACKAGE if commit in packages else NOT_CODE)
         for commit, root in roots.items()
         if root in leaving
     }
-    return CodeKeys(paths, keys, whole, attributes)
+    return CodeKeys(paths, keys, whole, attributes, packages)
+
+
+def not_code(root: Path, of_commit: Sequence[str] = NOT_CODE) -> Sequence[str]:
+    """What of a working tree is no code, where that of its commit is known: a package may have come since."""
+    golden = root / _GOLDEN
+    is_package = golden.is_dir() and not golden.is_symlink() and not (golden / ".git").exists()
+    holds_code = is_package and any(os.fsencode(path.suffix) in _CODE for path in golden.iterdir())
+    return _BESIDE_PACKAGE if of_commit and holds_code else of_commit
 
 
 class _Trees:
@@ -144,6 +160,7 @@ class _Trees:
     def __init__(self, git: Git) -> None:
         self._git, self._known = git, dict[str, bytes]()
         self.through: dict[str, set[tuple[PurePosixPath, str]]] = {}  # by root: symlinks on the way to a path
+        self.packages: set[str] = set()  # roots in which golden/ is one
 
     def keys(self, roots: Mapping[str, str], path: str) -> dict[str, str | None]:
         """The key of a path below the tree of each commit."""
@@ -171,11 +188,15 @@ class _Trees:
     def _whole(self, tree: str, golden: _Entry | None) -> str:
         """The id of a root's tree without what is not code."""
         changed: dict[bytes, bytes | None] = dict.fromkeys(_OF_DVC)
-        if golden and golden.mode == _TREE:
-            code = _without(self._known[golden.id], dict.fromkeys(_OF_GOLDEN), len(golden.id))
-            changed[_GOLDEN.encode()] = bytes.fromhex(_tree_id(code, len(golden.id))) if code else None
-        elif golden:  # a submodule or a link, which hold golden runs alone
+        if golden:
             changed[_GOLDEN.encode()] = None
+        if golden and golden.mode == _TREE:
+            content, digits = self._known[golden.id], len(golden.id)
+            names = [name for _, name, _, _ in _entries(content, digits // 2)]
+            if any(name.endswith(_CODE) for name in names):
+                self.packages.add(tree)
+                code = _without(content, dict.fromkeys(_OF_GOLDEN), digits)
+                changed[_GOLDEN.encode()] = bytes.fromhex(_tree_id(code, digits))
         return _tree_id(_without(self._known[tree], changed, len(tree)), len(tree))
 
     def _below(self, entry: _Entry | None, name: bytes, rest: bytes) -> _Entry | None:
@@ -325,8 +346,8 @@ def _leads(link: PurePosixPath, target: bytes, inside: Sequence[PurePosixPath]) 
         del parts[0], at[-1]
     end = PurePosixPath(*at, *parts)
     if ".." in parts:  # after a folder that may itself be a symlink: anywhere
-        return any(name in _TOP for name in parts)
-    left_out = bool(end.parts) and any(end.is_relative_to(path) or path.is_relative_to(end) for path in _NOT_CODE)
+        return any(name in NOT_CODE for name in parts)
+    left_out = bool(end.parts) and end.parts[0] in NOT_CODE
     if any(end.is_relative_to(path) and (path.parts or not left_out) for path in inside):
         return None
     return left_out

@@ -18,6 +18,7 @@ from repro_golden.dumps.rollout.files import NAME, read_rollout_dump
 from repro_golden.repository.checkout import Checkout, Place, held_alone
 from repro_golden.runs.runs import Say, one_line
 from repro_golden.store.golden import Store
+from repro_golden.store.rollout_file import read_rollout
 from repro_golden.store.rollouts import INDEX, Rollouts, RolloutSet, rollouts_of
 from repro_golden.subjects import kind_of
 
@@ -189,17 +190,25 @@ def _refuse_foreign(case: Case, target: Path) -> None:
         return
     ours = _ours(target) if target.is_dir() else set()
     for path in sorted(target.iterdir()) if target.is_dir() else [target]:
-        regular = path.is_file() and not path.is_symlink()
-        if not regular or not (path.name in ours or _is_dump(path, case)):
+        if not path.is_file() or not (path.name in ours or _is_dump(path, case)):  # a link of DVC's to its cache is one
             raise ReproError(f"{path} is no recorded rollout, so --replace leaves {target} alone: name another folder")
 
 
 def _ours(folder: Path) -> set[str]:
-    """Names of the files of rollouts in our own form; empty where there are none."""
+    """Names of the files of rollouts in our own form, also where their index is damaged; empty where there are none."""
     try:
         return {INDEX, *(f"{number}.safetensors" for number in range(len(RolloutSet(folder))))}
     except ReproError:
-        return set()
+        names = {path.name for path in folder.glob("*.safetensors") if path.stem.isdecimal() and _is_rollout(path)}
+        return {INDEX, *names} if names else set()
+
+
+def _is_rollout(path: Path) -> bool:
+    try:
+        read_rollout(path)
+    except ReproError:
+        return False
+    return True
 
 
 def _is_dump(path: Path, case: Case) -> bool:

@@ -97,6 +97,8 @@ _CRITIC = ("critic/", "critic-")
 def perturbations(trace: Trace, needed: Sequence[str] = _PLANTED) -> list[tuple[int, str, str]]:
     """One signal per phase in the first step to change by one ULP: a column, an activation, a gradient, a weight.
 
+    Gradient and weight are the policy's, in the first step that it makes.
+
     Args:
         trace: The golden run's.
         needed: Phases that must have one; without any, metrics serve too, and one phase is enough.
@@ -104,13 +106,15 @@ def perturbations(trace: Trace, needed: Sequence[str] = _PLANTED) -> list[tuple[
     Raises:
         ReproError: a needed phase has no floating-point tensor, so that nothing could be shown of it.
     """
-    rows = trace.rows(0)
+    rows, late = trace.rows(0), _policys_first(trace)
+    later = trace.rows(late)
     kinds = _FLOATING if needed else (*_FLOATING, "metric")
-    gradients = {r.name for r in rows if r.phase == "grad"} & {r.name for r in rows if r.phase == "update"}
+    gradients = {r.name for r in later if r.phase == "grad"} & {r.name for r in later if r.phase == "update"}
     chosen = []
     for phase in _PLANTED:
         dtypes = _FLOATING if phase == "update" else kinds  # a learning rate is no parameter
-        fit = [r for r in rows if r.phase == phase and r.dtype in dtypes and 0 not in r.shape]
+        index = late if phase in ("grad", "update") else 0  # where a critic is trained alone first, it has these alone
+        fit = [r for r in (later if index else rows) if r.phase == phase and r.dtype in dtypes and 0 not in r.shape]
         if not fit and phase not in needed:
             continue
         if not fit:
@@ -122,7 +126,7 @@ def perturbations(trace: Trace, needed: Sequence[str] = _PLANTED) -> list[tuple[
         named = [r for r in fit if r.name in wanted] or fit
         common = [r for r in named if "@" not in r.name] or named  # else of one rank
         policys = [r for r in common if not r.name.startswith(_CRITIC)] or common
-        chosen.append((trace.steps[0].step, phase, policys[-1].name))
+        chosen.append((trace.steps[index].step, phase, policys[-1].name))
     if not chosen:
         raise ReproError("the first step holds no floating-point signal: nothing can be proved of the run")
     return chosen

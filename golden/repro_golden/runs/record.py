@@ -296,7 +296,7 @@ class _Recording:
         folders = [self.scratch / f"perturbed-{phase}" for _, phase, _ in planted]
         base = str(golden.directory)
         runs = [
-            Run(1, place_of(rollouts), trace=str(folder), baseline=base, perturbation=change)
+            Run(change[0] + 1, place_of(rollouts), trace=str(folder), baseline=base, perturbation=change)
             for folder, change in zip(folders, planted, strict=True)
         ]
         self._launch("perturbations", runs)

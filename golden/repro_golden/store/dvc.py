@@ -14,20 +14,20 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from repro_golden.base.canonical import write_atomic
+from repro_golden.base.canonical import digest, write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.extras import require
 from repro_golden.base.processes import StandstillError, output_of, tree_of
 from repro_golden.repository.git import Git
 from repro_golden.store.pulled import check_pulled, drop_damaged, elsewhere, is_whole, lacking, object_of
 
-__all__ = ["Dvc", "private_remotes"]
+__all__ = ["Dvc", "private_remote"]
 
 
-def private_remotes() -> Path:
-    """Where remotes of one checkout lie, outside of it: training states must never enter git."""
+def private_remote(root: Path) -> Path:
+    """The remote of one checkout alone, outside of it: training states must never enter git. DVC takes ASCII alone."""
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return data / "repro" / "remotes"
+    return data / "repro" / "remotes" / f"{re.sub(r'[^A-Za-z0-9._-]', '_', root.name)}-{digest(str(root))[:8]}"
 
 
 class Dvc:
@@ -197,12 +197,13 @@ class Dvc:
             if not any(said in str(error) for said in ("Checkout failed", "failed to transfer")):
                 raise
             remote = self.remote
-            if remote and not Path(remote).is_relative_to(private_remotes()):
+            if remote and Path(remote) != private_remote(self.root):
                 cure = "its DVC remote does not have it: `repro golden push` in the checkout where it was recorded"
             else:
+                has = "a DVC remote of its own alone" if remote else "no DVC remote"
                 cure = (
-                    f"this checkout has {'a DVC remote of its own alone' if remote else 'no DVC remote'}: `repro init "
-                    "--remote URL` with that of the checkout where it was recorded, which `dvc remote list` says there"
+                    f"this checkout has {has}: in the one where it was recorded `repro golden push`, and here `repro "
+                    "init --remote URL` with what `dvc remote list` says there"
                 )
             raise MachineFailureError(f"{what} cannot be fetched: {cure}") from None
         return message
@@ -246,11 +247,10 @@ class Dvc:
             url: Its address; a relative folder starts from the repository's root.
             local: Write to ``.dvc/config.local``, which git ignores, instead of the shared configuration.
         """
-        if not local:  # what this checkout has of its own would go before it
-            for words in (("remote", "remove", "--local", name), ("config", "--local", "--unset", "core.remote")):
-                with contextlib.suppress(MachineFailureError):  # there is none, or the first took the second with it
-                    self.run(*words)
         self.run("remote", "add", "--quiet", "--default", "--force", *(["--local"] if local else []), name, url)
+        for key in () if local else (f"remote.{name}.url", "core.remote"):  # this checkout's own would go before it
+            with contextlib.suppress(MachineFailureError):  # it has none; credentials stay
+                self.run("config", "--local", "--unset", key)
 
     @property
     def remote(self) -> str:

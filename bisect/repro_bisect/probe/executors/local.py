@@ -69,7 +69,7 @@ class Local:
 
     def _extensions(self, number: int) -> dict[str, str]:
         """Where torch compiles extensions: it finds them by name, so of two probes at once one had the other's code."""
-        if self.slots == 1 or not self._case.subject.program or _EXTENSIONS in self._case.subject.env:
+        if self.slots == 1 or not self._case.subject.program or _EXTENSIONS in {*self._case.subject.env, *os.environ}:
             return {}
         return {_EXTENSIONS: str(self._checkout.state / "torch-extensions" / str(number))}
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from repro_core.config import ModelConfig, TrainConfig
+from repro_core.config import TrainConfig
 from repro_core.data.rollout_file import replace_file
 from repro_core.engines.checkpoint import (
     META,
@@ -28,6 +28,7 @@ from repro_core.engines.checkpoint import (
     check_settings,
     digest_of,
     fit,
+    model_of,
     read_meta,
 )
 from repro_core.engines.megatron.engine import MegatronEngine
@@ -117,7 +118,7 @@ def load(
     with _together() as lead:
         meta = read_meta(source, FORMAT, "megatron")
         check_settings(source, meta["config"], config)
-        check_architecture(source, _model_of(source, meta["config"]), config.model)
+        check_architecture(source, model_of(source, meta["config"]), config.model)
         check_files(source, meta["sha256"], whole=lead)
     with _together(), _quiet(), torch.no_grad():
         state = dist_checkpointing.load(_sharded(engines, loading=True), str(source))
@@ -193,13 +194,6 @@ def _held(main: Main) -> Iterator[tuple[str, Tensor]]:
         yield "fp32_param", main.main
     for kind in ("exp_avg", "exp_avg_sq"):
         yield kind, main.moment(kind)
-
-
-def _model_of(source: Path, saved: Mapping[str, Any]) -> ModelConfig:
-    try:
-        return ModelConfig(**saved["model"])
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{source / META} is unreadable ({error}): use another checkpoint") from None
 
 
 def _digests(directory: Path) -> dict[str, str | None]:

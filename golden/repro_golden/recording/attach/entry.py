@@ -8,6 +8,7 @@ This runs inside foreign programs before anything else, with the standard librar
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -67,7 +68,8 @@ def _listen(path: Path, ours: Sequence[str], parsed: Callable[[], None]) -> None
     def parse_known_args(self: Any, *args: Any, **kwargs: Any) -> Any:
         namespace, extras = parse(self, *args, **kwargs)
         _append(path, _said(self, namespace, extras, ours))
-        parsed()
+        with contextlib.suppress(Exception):  # the program's parser is its own
+            parsed()
         return namespace, extras
 
     argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign]

@@ -135,7 +135,7 @@ def build(root: Path) -> str:
     for site, names in sorted(brought.items()):
         facts += _beside(Path(site), names)
     for folder in sorted(folder for folder in folders if folder and root not in (folder, *folder.parents)):
-        facts += sources(folder)
+        facts += sources(folder, root)
     return hashlib.sha256("\0".join(facts).encode(errors="surrogateescape")).hexdigest()[:32]
 
 
@@ -169,8 +169,8 @@ def _beside(site: Path, brought: set[str]) -> Iterator[str]:
 
 def _linked() -> Iterator[Path]:
     """The folders that a ``.pth`` file puts on the search path."""
-    for site in filter(os.path.isdir, sys.path):
-        for path in sorted(Path(site).glob("*.pth")):
+    for site in (site for site in sys.path if Path(site).name in _SITES and os.path.isdir(site)):  # noqa: PTH112
+        for path in sorted(Path(site).glob("*.pth")):  # where Python looks for them, and no checkpoints lie
             with contextlib.suppress(OSError, ValueError):
                 for line in path.read_text(encoding="utf-8").splitlines():
                     folder = Path(site, line.strip())
@@ -191,11 +191,14 @@ def _in_place(dist: metadata.Distribution, link: str) -> Path | None:
     return None if link or beside.name in _SITES else beside.resolve()
 
 
-def sources(folder: Path) -> Iterator[str]:
-    """Path, size and time of each file of code in a folder, up to a bound."""
+def sources(folder: Path, without: Path | None = None) -> Iterator[str]:
+    """Path, size and time of each file of code in a folder but for one in it, up to a bound."""
     left = _MOST
     for place, below, names in os.walk(folder):
-        below[:] = sorted(name for name in below if not name.startswith(".") and name != "__pycache__")
+        below[:] = sorted(
+            name for name in below
+            if left and not name.startswith(".") and name != "__pycache__" and Path(place, name) != without
+        )  # fmt: skip
         for name in sorted(names):
             path = Path(place, name)
             if path.suffix in _CODE and left:

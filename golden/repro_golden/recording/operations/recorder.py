@@ -155,7 +155,9 @@ class OperationRecorder(TorchDispatchMode):
         elif threading.get_ident() != self._thread:  # torch knows a mode in one thread alone
             self._problem = self._problem or "the step began in one thread and ended in another"
         elif self._in_backward:  # after which autograd sets back what was entered in it
-            self._problem = self._problem or "the step began in a backward pass: an optimizer steps in a gradient's hook"
+            self._problem = (
+                self._problem or "the step began in a backward pass: an optimizer steps in a gradient's hook"
+            )
         else:  # the program has entered a mode since and not left it, and leaving is by turns
             self._problem = self._problem or "the program left a dispatch mode of its own under way at the step's end"
         self._modules.let_go()

@@ -229,7 +229,7 @@ def _watch_imports() -> None:
             instrument()
             from repro_golden.recording.attach.settings import VARIABLE, Settings
 
-            Settings.from_text(os.environ[VARIABLE]).look()
+            Settings.from_text(os.environ[VARIABLE]).look(end=True)
 
     atexit.register(look)
 
