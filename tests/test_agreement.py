@@ -330,7 +330,7 @@ def test_what_is_planted_is_a_parameter_also_where_ranks_hold_parts() -> None:
     """A gradient and a weight of one rank serve where no rank has a whole one, as under FSDP's flat parameters."""
     value = column("update", "_flat_param@0", 1.0)
     rows = [replace(value, phase="grad"), value, replace(value, name="step/_flat_param")]
-    trace = SimpleNamespace(rows=lambda _: rows, steps=[SimpleNamespace(step=0)])
+    trace = SimpleNamespace(rows=lambda _: rows, steps=[SimpleNamespace(step=0, metrics={})])
     wanted = [(0, "grad", "_flat_param@0"), (0, "update", "_flat_param@0")]
     assert perturbations(trace, ("grad", "update")) == wanted  # type: ignore[arg-type]
     rows += [replace(value, name="head"), replace(value, phase="grad", name="head")]

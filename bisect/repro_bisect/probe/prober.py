@@ -340,16 +340,13 @@ class Prober:
         return self._seen[bare.digest]
 
     def _known(self, key: str, asked: Request) -> Answer | None:
-        """A journalled probe that answers the question: long enough, or already violating.
-
-        What refused an end in an earlier search is asked again: what it lacked, such as a file, may be there now, and
-        is in no key.
-        """
+        """A journalled probe that answers the question: long enough, or already violating."""
         if asked.run == 0 and key in self._first:
             return self._first[key]
         entry = self._journal.find(key, asked.run)
         if entry is None:
             return None
+        # what refused an end in an earlier search is asked again: the file that it lacked, say, is in no key
         earlier = (key, asked.run) not in self._tried
         good, bad = (earlier and asked.point == end for end in (self._history.good, self._history.bad))
         if entry.skip:

@@ -33,6 +33,7 @@ from repro_golden.recording.attach.by_hand import ByHand
 from repro_golden.recording.attach.by_identity import ByIdentity
 from repro_golden.recording.attach.guard import harmless, without_collection
 from repro_golden.recording.attach.identify import loaded, main_tree, places
+from repro_golden.recording.attach.resting import resting
 from repro_golden.recording.attach.rounds import JOINED
 from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.steps import Labels, Turns
@@ -85,7 +86,6 @@ class Session:
         self._began: float | None = None
         self._metrics = Metrics(self.settings.ignore)
         self._met: dict[int, tuple[Callable[[], Any], str]] = {}  # optimizers and their labels
-        self._last: dict[str, int] = {}  # by label, the last step that an optimizer made
         self._kept: list[Any] = []
         self._final: Mapping[str, str] = {}
         self._gone: dict[str, str] = {}
@@ -284,9 +284,7 @@ class Session:
             if id(optimizer) not in self._met:  # a wrapper that does not say before what it makes step
                 self._label(optimizer)
                 self._start(optimizer)
-        labels = {self._met[id(optimizer)][1] for optimizer in optimizers}
-        self._labels.stepped(labels)
-        self._last |= dict.fromkeys(labels, self._step)
+        self._labels.stepped({self._met[id(optimizer)][1] for optimizer in optimizers}, self._step)
         if not self.settings.record:
             self._held = ({name: float(value) for name, value in logged.items()}, frozenset())
             self._step += 1
@@ -321,30 +319,10 @@ class Session:
                 self._take("update", prefix + name, rate)
         if skipped:
             self._take("update", "skipped", 1.0)
-        for prefix, held in self._resting():
-            for kind, reading in held.kinds(state=self.settings.state_after(self._step)):
-                self._read("update", prefix + kind, reading, whole=False)
+        for prefix, reading in resting(self._met.values(), self._labels.last, self._step, self._held_of, self.settings):
+            self._read("update", prefix, reading, whole=False)
         for prefix, reading in self._beside(end=end):
             self._read("update", prefix, reading, whole=False)
-
-    def _resting(self) -> Iterator[tuple[str, Held]]:
-        """Optimizers that missed their turn, such as a critic's that was trained before, by the prefix of their names.
-
-        One whose parameters another has taken over is none.
-        """
-        met = [(label, reference()) for reference, label in self._met.values()]
-        alive = sorted(((label, o) for label, o in met if o is not None), key=lambda pair: pair[0])
-        if len(alive) < 2:
-            return
-        behind = [self._step - self._last.get(label, self._step) > len(alive) for label, _ in alive]
-        stepping = {
-            id(p) for (_, o), late in zip(alive, behind, strict=True) if not late
-            for p in self._held_of(o).parameters.values()
-        }  # fmt: skip
-        for number, ((_, optimizer), late) in enumerate(zip(alive, behind, strict=True)):
-            held = self._held_of(optimizer)
-            if late and not stepping.issuperset(map(id, held.parameters.values())):
-                yield f"resting/{number}/", held
 
     def begin_by_hand(self, given: Mapping[int, tuple[torch.Tensor, torch.Tensor]] | None = None) -> None:
         """A backward pass has ended in a program without an optimizer: what it does next is a step.

@@ -153,6 +153,7 @@ class Labels:
         self._copies = ByIdentity[bool]()
         self._holders: dict[tuple[str, int], weakref.ref[Any]] = {}
         self._rounds = Rounds()
+        self.last: dict[str, int] = {}  # the last step that each made
 
     def knows(self, optimizer: Any) -> bool:
         """Whether it is known when the program made it."""
@@ -184,9 +185,10 @@ class Labels:
         self._holders[label, place] = weakref.ref(optimizer)
         return f"{label} {place:04d}"
 
-    def stepped(self, labels: set[str]) -> None:
+    def stepped(self, labels: set[str], step: int) -> None:
         """A step of these was made."""
         self._rounds.step(frozenset(labels))
+        self.last |= dict.fromkeys(labels, step)
 
     def again(self, label: str) -> bool:
         """Whether a step of this one begins a round."""

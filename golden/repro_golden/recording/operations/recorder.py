@@ -150,16 +150,15 @@ class OperationRecorder(TorchDispatchMode):
 
     def pause(self) -> None:
         """Record nothing more, until `begin`."""
+        why = "the program left a dispatch mode of its own under way at the step's end"  # and leaving is by turns
         if _innermost() is self:
             self.__exit__(None, None, None)
+            why = ""
         elif threading.get_ident() != self._thread:  # torch knows a mode in one thread alone
-            self._problem = self._problem or "the step began in one thread and ended in another"
+            why = "the step began in one thread and ended in another"
         elif self._in_backward:  # after which autograd sets back what was entered in it
-            self._problem = (
-                self._problem or "the step began in a backward pass: an optimizer steps in a gradient's hook"
-            )
-        else:  # the program has entered a mode since and not left it, and leaving is by turns
-            self._problem = self._problem or "the program left a dispatch mode of its own under way at the step's end"
+            why = "the step began in a backward pass: an optimizer steps in a gradient's hook"
+        self._problem = self._problem or why
         self._modules.let_go()
 
     def abandon(self) -> None:
@@ -172,14 +171,10 @@ class OperationRecorder(TorchDispatchMode):
     def close(self) -> None:
         """Write the stream's end; only now it goes by its own name."""
         with _unseen():
-            by_source: dict[Any, list[str]] = {
-                None: [_hex(s[0].lanes.a, s[0].lanes.b) for s in self._collector.finish().result()]
-            }
-            by_source |= {
-                single: [_hex(*lanes) for lanes in single.result()]
-                for single in self._singles.values()
-                if single is not None
-            }
+            scans = self._collector.finish().result()
+            by_source: dict[Any, list[str]] = {None: [_hex(s[0].lanes.a, s[0].lanes.b) for s in scans]}
+            for single in filter(None, self._singles.values()):
+                by_source[single] = [_hex(*lanes) for lanes in single.result()]
             contents = [by_source[source][number] for source, number in self._readings]
             kept = self._results.write(kept_path(self._folder, self.rank), contents)
         self._line({"contents": contents})
