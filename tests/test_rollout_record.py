@@ -89,9 +89,14 @@ def test_replacing_leaves_folders_that_are_no_rollouts(fork: Repo, tmp_path: Pat
     done = fork.repro("rollout", "record", "--replace", "--out", str(work))
     assert done.returncode == 2 and "0.pt is no recorded rollout" in done.stderr and (work / "0.pt").is_dir()
     (work / "0.pt").rmdir()
-    (work / "index.json").write_text("{}")  # which Hugging Face's folders may have too
+    (work / "index.json").write_text("{}")  # damaged: it is recorded again
     done = fork.repro("rollout", "record", "--replace", "--out", str(work))
+    assert done.returncode == 0 and len(RolloutSet(work)) == 3
+    for name, text in (("index.json", "{}"), ("0.safetensors", "mine")):  # as in a folder of Hugging Face's
+        (tmp_path / name).write_text(text)
+    done = fork.repro("rollout", "record", "--replace", "--out", str(tmp_path))
     assert done.returncode == 2 and "0.safetensors is no recorded rollout" in done.stderr
+    assert (tmp_path / "0.safetensors").read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".repro")) == []
 
 
