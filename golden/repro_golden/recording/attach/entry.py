@@ -39,7 +39,7 @@ def is_entry(names: Sequence[str], argv: Sequence[str], original: Sequence[str])
     return any(path == name or path.endswith(f"/{name}") for name in names)
 
 
-def enter(asked: Mapping[str, Any], parsed: Callable[[], None]) -> None:
+def enter(asked: Mapping[str, Any], parsed: Callable[[], None] = lambda: None) -> None:
     """Add the flags to this process's command line, and have its parsers say what they made of it.
 
     Args:
