@@ -125,7 +125,7 @@ def initialise(root: Path, name: str, remote: str | None, *, example: bool = Fal
 
 def fetch_command(root: Path) -> list[str]:
     """What names the remote of golden runs that another checkout recorded, where this one has none."""
-    if Dvc(root).remote or not _recorded(root):
+    if not _recorded(root) or Dvc(root).remote:
         return []
     return ["repro init --remote URL   # of the checkout that recorded golden/runs: `dvc remote list` says it there"]
 

@@ -344,8 +344,8 @@ def test_what_comes_after_suspects_is_told_and_searched(tmp_path: Path) -> None:
     assert f"`repro bisect {mended[:10]}..{last[:10]}`" in done.stdout
 
 
-def test_compiled_extensions(tmp_path: Path) -> None:
-    """Probes at once have folders of their own for them; one at a time, and a command that names one, have the user's.
+def test_compiled_extensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes at once have folders of their own for them, unless the user names one; one at a time has the user's.
 
     A lock that an ended probe left there is gone.
     """
@@ -360,11 +360,13 @@ def test_compiled_extensions(tmp_path: Path) -> None:
     good = repo.git("rev-parse", "HEAD")
     note(repo, "one")
     edit(repo, SCALE, "scale = 1.0 + 1e-6\n", "Warm up")
-    for jobs, many in (("2", True), ("1", False)):
+    for jobs, named, expected in (("2", "", {"0", "1"}), ("1", "", {""}), ("2", str(tmp_path / "mine"), {"mine"})):
         seen.write_text("")
+        if named:
+            monkeypatch.setenv("TORCH_EXTENSIONS_DIR", named)
         bisect(repo, f"{good}..HEAD", "-j", jobs, "--fresh", *COMMAND)
         places = {Path(line).name for line in seen.read_text().splitlines()}
-        assert places == ({"0", "1"} if many else {""})
+        assert places == expected
     assert set(locks.read_text()) <= set("False") and "False" in locks.read_text()
 
 

@@ -75,6 +75,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], list[str], list[str]]] = {
     "golden": (lambda root: in_golden(root, "runs/x"), ["golden"], [".", "core"]),
     "notes": (lambda root: in_golden(root, "notes/README.md"), ["golden"], [".", "core"]),
     "package": (lambda root: in_golden(root, "model.py"), [".", "golden"], ["core"]),
+    "package below": (lambda root: in_golden(root, "nets/small/model.py"), [".", "golden"], ["core"]),
     "dvc": (lambda root: (root / ".dvcignore").touch(), [".dvcignore"], [".", "core"]),
 }  # fmt: skip
 
@@ -449,5 +450,9 @@ def test_notes_beside_golden_runs_are_no_change_and_a_package_is(tmp_path: Path)
     checkout, case = find_checkout(repo.root), find_case(repo.root, "toy")
     (repo.root / "golden" / "README.md").write_text("notes")
     assert checkout.place(case).commit == commit
-    (repo.root / "golden" / "model.py").write_text("")
-    assert checkout.place(case).commit is None
+    for name in ("model.py", "nets/small/model.py"):
+        (repo.root / "golden" / name).parent.mkdir(parents=True, exist_ok=True)
+        (repo.root / "golden" / name).write_text("")
+        assert checkout.place(case).commit is None
+        (repo.root / "golden" / name).unlink()
+    assert checkout.place(case).commit == commit

@@ -78,6 +78,8 @@ def test_code_that_is_meant(tmp_path: Path, source: str) -> None:
     if source == "sibling":
         shutil.copytree(tmp_path / "free", tmp_path / "sibling")
         Repo(tmp_path / "sibling").git("init", "--quiet")
+        for repository, key in (("sibling", "remote.origin.url"), ("home", "submodule.lib.url")):
+            Repo(tmp_path / repository).git("config", key, "https://example.com/lib")
     (result,) = launch(case(), place, [Run(3, trace=str(tmp_path / "t"))], tmp_path / "log")
     assert result.steps == 3
 

@@ -36,7 +36,7 @@ _ROOM = 1 << 16  # results that a step's chunk holds at first
 
 
 class Shape(NamedTuple):
-    """How a program works, as it was fastest on an H200."""
+    """How a program works."""
 
     block: int  # words at a time
     unroll: int  # blocks in flight

@@ -28,7 +28,7 @@ _WRITTEN = (
 NOT_CODE = (".dvc", ".dvcignore", _GOLDEN)
 """What recording itself writes into a repository: it is no part of the code of a subject that is all of it."""
 _BESIDE_PACKAGE = (".dvc", ".dvcignore", *(f"{_GOLDEN}/{name}" for name in _WRITTEN))
-"""The same where ``golden/`` is a package of the user's: it holds code by itself."""
+"""The same where ``golden/`` is a package of the user's: it holds code beside that, at any depth."""
 _CODE = (b".py", b".pyx", b".so", b".c", b".cc", b".cpp", b".cu", b".sh")
 """Endings of code, by which a package is told from notes beside golden runs."""
 
@@ -149,9 +149,13 @@ def code_keys(git: Git, commits: Iterable[str], paths: Sequence[str]) -> CodeKey
 def not_code(root: Path, of_commit: Sequence[str] = NOT_CODE) -> Sequence[str]:
     """What of a working tree is no code, where that of its commit is known: a package may have come since."""
     golden = root / _GOLDEN
-    is_package = golden.is_dir() and not golden.is_symlink() and not (golden / ".git").exists()
-    holds_code = is_package and any(os.fsencode(path.suffix) in _CODE for path in golden.iterdir())
-    return _BESIDE_PACKAGE if of_commit and holds_code else of_commit
+    if not of_commit or not golden.is_dir() or golden.is_symlink() or (golden / ".git").exists():
+        return of_commit
+    for place, below, names in os.walk(golden):
+        below[:] = [name for name in below if Path(place) != golden or name not in _WRITTEN]
+        if any(os.fsencode(name).endswith(_CODE) for name in names):
+            return _BESIDE_PACKAGE
+    return of_commit
 
 
 class _Trees:
@@ -190,14 +194,26 @@ class _Trees:
         changed: dict[bytes, bytes | None] = dict.fromkeys(_OF_DVC)
         if golden:
             changed[_GOLDEN.encode()] = None
-        if golden and golden.mode == _TREE:
-            content, digits = self._known[golden.id], len(golden.id)
-            names = [name for _, name, _, _ in _entries(content, digits // 2)]
-            if any(name.endswith(_CODE) for name in names):
-                self.packages.add(tree)
-                code = _without(content, dict.fromkeys(_OF_GOLDEN), digits)
-                changed[_GOLDEN.encode()] = bytes.fromhex(_tree_id(code, digits))
+        if golden and golden.mode == _TREE and self._holds_code(golden.id):
+            self.packages.add(tree)
+            code = _without(self._known[golden.id], dict.fromkeys(_OF_GOLDEN), len(tree))
+            changed[_GOLDEN.encode()] = bytes.fromhex(_tree_id(code, len(tree)))
         return _tree_id(_without(self._known[tree], changed, len(tree)), len(tree))
+
+    def _holds_code(self, golden: str) -> bool:
+        """Whether there is code in a tree, at any depth, beside what recording writes."""
+        level, written = [golden], _OF_GOLDEN
+        while level:
+            self._read(level)
+            below = list[str]()
+            for content in map(self._known.__getitem__, level):
+                for mode, name, _, end in _entries(content, len(golden) // 2):
+                    if mode != _TREE and name.endswith(_CODE) and name not in written:
+                        return True
+                    if mode == _TREE and name not in written:
+                        below.append(content[end - len(golden) // 2 : end].hex())
+            level, written = below, frozenset()
+        return False
 
     def _below(self, entry: _Entry | None, name: bytes, rest: bytes) -> _Entry | None:
         if entry and entry.mode in (_SUBMODULE, _LINK):

@@ -116,10 +116,14 @@ def _is_of_same(top: str, here: str) -> bool:
 
 
 def _remotes(common: str) -> list[str]:
-    """The addresses that a repository's configuration names, folders without links."""
+    """The addresses of a repository's remotes, folders without links; its submodules are other repositories."""
+    urls, inside = list[str](), False
     try:
         with open(os.path.join(common, "config"), encoding="utf-8", errors="replace") as file:  # noqa: PTH118, PTH123
-            urls = [line.partition("=")[2].strip() for line in file if line.strip().startswith("url")]
+            for line in map(str.strip, file):
+                inside = line.startswith("[remote ") if line.startswith("[") else inside
+                key, _, value = line.partition("=")
+                urls += [value.strip()] if inside and key.strip() == "url" and value.strip() else []
     except OSError:
         return []
     return [os.path.realpath(url) if os.path.isdir(url) else url for url in urls]  # noqa: PTH112
