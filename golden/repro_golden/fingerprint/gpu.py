@@ -29,6 +29,7 @@ __all__ = ["Gpu", "check", "own_memory", "stream_id"]
 _PIECE = 1 << 15  # words (256 KiB) that one program takes
 _BLOCK = 256  # words
 _ROW = 1 << 11  # a row of so many words is a piece by itself
+_REGISTERS = {F32: 40, BF16: 48, F16: 48}
 _KEPT, _BYTES = 256, 24 << 20  # tables of jobs, and of words, that stay on the device, and their bytes
 _TURNS = 6  # those of the last turns stay also beyond that: a step is one, and each file and number that it brings late
 _MOST = 4  # times as many in any case, for what is asked for may never be read
@@ -42,15 +43,17 @@ class Shape(NamedTuple):
     unroll: int  # blocks in flight
     warps: int
     registers: int | None  # at most: with more of them fewer programs run at once
+    ptx: bool  # as in `_triton.pieces`
 
 
 def shape(kind: int, rows: int, ptx: bool) -> Shape:
-    """For a kind of numbers, in a stretch or in rows; `ptx` as in `_triton.pieces`."""
+    """For a kind of numbers, in a stretch or in rows; `ptx`: the device has what `_triton.pieces` writes out."""
+    ptx = ptx and kind != NONE  # without statistics memory is the bound, and odd starts were slower with it
     if rows:
-        return Shape(_BLOCK, 2, 4, None)
+        return Shape(_BLOCK, 2, 4, None, ptx)
     if kind == NONE:
-        return Shape(_BLOCK, 16, 4, None)
-    return Shape(_BLOCK // 2, 8, 4, 40 if ptx and kind in (F32, BF16, F16) else None)
+        return Shape(_BLOCK, 16, 4, None, ptx)
+    return Shape(_BLOCK // 2, 8, 4, _REGISTERS.get(kind) if ptx else None, ptx)
 
 
 class _Chunk:
@@ -247,7 +250,7 @@ class Gpu:
             options = {"num_warps": of.warps} | ({"maxnreg": of.registers} if of.registers else {})
             self._launch(_triton.pieces, end - begin, ready.table, chunk.device[at:], tables, begin, options=options,
                          KIND=look.kind, WIDTH=ready.width, ROWS=look.rows, ALIGNED=look.aligned, ITEM=look.item,
-                         ACROSS=look.across, PTX=self._memory.ptx,
+                         ACROSS=look.across, PTX=of.ptx,
                          BLOCK=of.block, UNROLL=of.unroll, STEP=_step(of.block))  # fmt: skip
         self._runs.append((chunk, at, ready, base))
 
