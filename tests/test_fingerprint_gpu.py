@@ -83,10 +83,10 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_here(kind: int) -> None:
     scattered = [i for i in (1, 2, 4, 8) if kind == NONE or i in (WIDTHS[kind], 2 * WIDTHS[kind])]
     ways = [*itertools.product((0, 1), (1, 8, 16), [0], [0]), *itertools.product([1], [1], scattered, (0, 1))]
     for (rows, aligned, item, across), ptx in itertools.product(ways, (False, True)):
-        block, unroll, warps, registers = gpu.shape(kind, rows, ptx)
+        block, unroll, warps, registers, written_out = gpu.shape(kind, rows, ptx)
         constants = {
             "KIND": kind, "WIDTH": 5 if kind else 2, "ROWS": rows, "ALIGNED": aligned, "ITEM": item, "ACROSS": across,
-            "PTX": ptx, "BLOCK": block, "UNROLL": unroll, "STEP": gpu._step(block),
+            "PTX": written_out, "BLOCK": block, "UNROLL": unroll, "STEP": gpu._step(block),
         }  # fmt: skip
         pointers = {"table": "*i64", "out": "*i64", "luts": "*fp64", "begin": "i32"}
         source = ASTSource(
