@@ -359,7 +359,7 @@ def test_a_golden_run_is_never_gone_while_it_is_replaced(tmp_path: Path, calls: 
     shutil.copytree(new, tmp_path / "staged")
     with pytest.raises(KeyboardInterrupt):
         store.keep(tmp_path / "staged", "m", "toy", replace_reason="x")
-    assert Store(repo.root).load("m", "toy").trace.chain == chains[calls]
+    assert Store(repo.root).read("m", "toy").trace.chain == chains[calls]
     assert Store(repo.root).keep(new, "m", "toy", replace_reason="x").trace.chain == chains[1]
     assert Store(repo.root).load("m", f"toy~{chains[0][:8]}").trace.chain == chains[0]
     assert (old.parent / "toy.dvc").exists()
@@ -396,6 +396,39 @@ def test_pointers_that_git_cannot_be_made_to_see_are_refused_before_any_work(tmp
         dvc = ignoring(tmp_path / name, f"# ours\n{rule}\n")
         with pytest.raises(ReproError, match=re.escape(f"git ignores golden/runs by .gitignore:2:{rule}: take")):
             dvc.check()
+
+
+def test_a_store_that_is_busy_is_waited_for(tmp_path: Path) -> None:
+    """While another command holds DVC's lock for longer than DVC itself waits, nothing that was recorded is lost."""
+    dvc = ignoring(tmp_path, "")
+    holds = "import sys\nfrom dvc.repo import Repo\nwith Repo('.').lock:\n    print(flush=True), sys.stdin.readline()"
+    with subprocess.Popen(
+        [sys.executable, "-c", holds], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder, ThreadPoolExecutor(1) as pool:  # fmt: skip
+        assert holder.stdin and holder.stdout and holder.stdout.readline()
+        adding = pool.submit(dvc.add, tmp_path / "golden" / "runs" / "m" / "case")
+        time.sleep(8)
+        assert not adding.done()
+        holder.stdin.close()
+        adding.result()
+    assert (tmp_path / "golden" / "runs" / "m" / "case.dvc").exists()
+
+
+def test_what_dvc_would_leave_out_is_refused(tmp_path: Path) -> None:
+    """By a .dvcignore: before any work where we know the file's name, else before a part passes for the whole."""
+    (tmp_path / "a").mkdir()
+    dvc = ignoring(tmp_path / "a", "")
+    (tmp_path / "a" / ".dvcignore").write_text("# ours\n*.jsonl\n")
+    with pytest.raises(
+        ReproError, match=r"DVC leaves golden/runs/machine/case/trace/steps\.jsonl out by .*2:\*\.jsonl"
+    ):
+        dvc.check()
+    (tmp_path / "a" / ".dvcignore").write_text("*.odd\n")
+    case = tmp_path / "a" / "golden" / "runs" / "m" / "case"
+    (case / "x.odd").write_text("x")
+    with pytest.raises(ReproError, match=r"DVC left out 1 of the 2 files of "):
+        dvc.add(case)
+    assert not case.with_name("case.dvc").exists()
 
 
 def test_a_list_that_names_a_file_elsewhere_removes_none(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.git import rewritten
 from repro_golden.repository.linked import refuse_tracked
 from repro_golden.store.golden import GoldenRun, Store
+from repro_golden.store.pulled import pointer_of
 from repro_golden.store.rollouts import Rollouts, place_of
 from repro_golden.subjects import identity_of, kind_of, packages_of
 from repro_golden.subjects.environments.cache import forget
@@ -191,9 +192,9 @@ def _golden_of(store: Store, case: Case, axis: Axis, machine: str, rollouts: str
     path = store.run_path(machine, case.name)
     if list(axis.paths) != case.paths() or kind_of(case).other_pythons(root):  # it does not say what those held
         return None
-    if not (path.exists() or path.with_name(path.name + ".dvc").exists()):
+    if not (path.exists() or pointer_of(path).exists()):
         return None
-    golden = store.load(machine, case.name)
+    golden = store.read(machine, case.name)
     tree = axis.tree(axis.good)
     same = tree is not None and golden.record.get("tree") == tree
     current = golden.record["case"] == case.canonical() and golden.record["rollouts"] == rollouts

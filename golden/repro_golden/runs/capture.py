@@ -18,6 +18,7 @@ from repro_golden.dumps.rollout.files import NAME, read_rollout_dump
 from repro_golden.repository.checkout import Checkout, Place, held_alone
 from repro_golden.runs.runs import Say, one_line
 from repro_golden.store.golden import Store
+from repro_golden.store.pulled import pointer_of
 from repro_golden.store.rollout_file import read_rollout
 from repro_golden.store.rollouts import INDEX, Rollouts, RolloutSet, rollouts_of
 from repro_golden.subjects import kind_of
@@ -102,7 +103,7 @@ def keep(store: Store, case: Case, captured: Path | None) -> None:
         return
     if captured is not None:
         put(captured, target)
-    known = captured is None and target.with_name(target.name + ".dvc").exists()
+    known = captured is None and pointer_of(target).exists()
     if not known and not store.in_git(target):
         store.dvc.add(target)
 
@@ -161,7 +162,7 @@ def record_rollouts(
 def _record_rollouts(
     checkout: Checkout, case: Case, how: Capture, say: Say, store: Store, target: Path, *, kept: bool, replace: bool
 ) -> Rollouts:
-    pointer = target.with_name(target.name + ".dvc")
+    pointer = pointer_of(target)
     if not replace and (target.exists() or pointer.exists()):
         where = f"at {target} already" if target.exists() else f"behind {pointer} (`repro golden pull` brings them)"
         raise ReproError(f"there are rollouts {where}: --replace takes their place, --out FOLDER leaves them")

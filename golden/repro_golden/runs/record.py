@@ -31,6 +31,7 @@ from repro_golden.runs.capture import Capture, capture, keep
 from repro_golden.runs.proofs import measure_noise
 from repro_golden.runs.runs import Say, run_children, train
 from repro_golden.store.golden import GoldenRun, Store, write_record
+from repro_golden.store.pulled import pointer_of
 from repro_golden.store.rollouts import Rollouts, RolloutSet, place_of
 from repro_golden.subjects import kind_of, loaded_by, try_out, who_is
 from repro_golden.subjects.environments.builds import Who
@@ -144,7 +145,8 @@ def _refuse_existing(store: Store, who: Who, case: Case, options: Options) -> st
     with contextlib.suppress(NotVerifiableError):
         machine = store.find(case, who.identity, who.versions).machine
     path = store.run_path(machine, case.name)
-    if path.with_name(path.name + ".dvc").exists() and options.replace_reason is None:
+    store.refuse_dirty(path)
+    if pointer_of(path).exists() and options.replace_reason is None:
         raise ReproError(
             f"{case.name} already has a golden run for {machine}: "
             f"`repro golden approve {case.name} --reason ...` replaces it and keeps the old one beside it"

@@ -19,9 +19,22 @@ from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.extras import require
 from repro_golden.base.processes import StandstillError, output_of, tree_of
 from repro_golden.repository.git import Git
-from repro_golden.store.pulled import check_pulled, drop_damaged, elsewhere, is_whole, lacking, object_of
+from repro_golden.store.pulled import (
+    check_pulled,
+    drop_damaged,
+    elsewhere,
+    is_whole,
+    lacking,
+    object_of,
+    pointer_of,
+    without_a_part,
+)
 
 __all__ = ["Dvc", "private_remote"]
+
+_OF_A_RUN = ("run.json", "trace/header.json", "trace/rank-00000.parquet", "trace/steps.index", "trace/steps.jsonl")
+_RULE = re.compile(r"^\s*[^#\s]", re.MULTILINE)
+"""What a .dvcignore holds beside comments."""
 
 
 def private_remote(root: Path) -> Path:
@@ -69,12 +82,25 @@ class Dvc:
                 raise ReproError(
                     f"git ignores golden/{folder} by {rule}: take that line out, or what is recorded is in no commit"
                 )
+        if rule := self._left_out():
+            raise ReproError(f"DVC leaves {rule}: take that rule out, or a part of what is recorded is kept nowhere")
 
     def _ignored(self, folder: str) -> str:
         """The rule by which git would not see pointers below ``golden/FOLDER``; empty where there is none."""
         rule = Git(self.root).text("check-ignore", "--verbose", f"golden/{folder}/machine/case.dvc", none=1)
         place = rule.partition("\t")[0]
         return "" if place.rpartition(":")[2].startswith("!") else place
+
+    def _left_out(self) -> str:
+        """A file of a golden run that DVC would not keep, and by which rule; empty where it keeps all that we know."""
+        files = [folder / ".dvcignore" for folder in (self.root, self.root / "golden", self.root / "golden" / "runs")]
+        if not any(_RULE.search(file.read_text(errors="replace")) for file in files if file.is_file()):
+            return ""  # without asking DVC, which takes a second
+        said = ""
+        with contextlib.suppress(MachineFailureError):  # it ends with 1 where it ignores none
+            said = self.run("check-ignore", "--details", *(f"golden/runs/machine/case/{name}" for name in _OF_A_RUN))
+        rule, _, path = said.partition("\n")[0].partition("\t")
+        return f"{path} out by {rule}" if path else ""
 
     def init(self) -> None:
         """``dvc init``."""
@@ -84,10 +110,17 @@ class Dvc:
         """Track folders: DVC copies their content to its cache and writes a pointer beside each.
 
         Raises:
-            ReproError: the repository has no DVC.
+            ReproError: the repository has no DVC, or DVC left a file out.
         """
         self.check()
         self.run("add", "--quiet", *self._relative(paths))
+        for pointer in map(pointer_of, paths):
+            if part := without_a_part(pointer):
+                pointer.unlink()  # it would be pushed and pulled as if it were all
+                raise ReproError(
+                    f"DVC left out {part} of {pointer.with_suffix('')}: `dvc check-ignore --details` with their names "
+                    "tells by which rule of a .dvcignore; take that out"
+                )
 
     def move(self, source: Path, target: Path) -> None:
         """Rename a tracked folder together with its pointer."""
@@ -274,7 +307,7 @@ class Dvc:
         with (
             self._lock(fcntl.LOCK_SH),
             tree_of(
-                [sys.executable, "-m", "dvc", *arguments], cwd=self.root, environment=environment,
+                [sys.executable, "-m", "dvc", "--wait-for-lock", *arguments], cwd=self.root, environment=environment,
                 output=subprocess.PIPE, errors=subprocess.PIPE, apart=False,  # it may ask for a password
             ) as process,
         ):  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from repro_golden.case.file import Case, find_case, list_cases
 from repro_golden.case.identity import Difference, Identity, versions_of
 from repro_golden.repository.git import Git
 from repro_golden.store.dvc import Dvc
+from repro_golden.store.pulled import pointed_md5, pointer_of
 from repro_golden.store.rollouts import RolloutFiles, Rollouts, rollouts_of
 from repro_golden.trace import Trace
 from repro_golden.trace.model import checked, to_checked_line
@@ -113,7 +115,7 @@ class Store:
     def has_rollouts(self, case: Case) -> bool:
         """Whether the case has rollouts, in the working tree or behind a pointer."""
         path = self.rollouts_path(case)
-        return path is not None and (path.exists() or _pointer(path).exists())
+        return path is not None and (path.exists() or pointer_of(path).exists())
 
     def rollouts(self, case: Case) -> Rollouts:
         """A case's rollouts, pulled when only their pointer is here."""
@@ -144,7 +146,17 @@ class Store:
         return sorted({name for _, name, _ in self.entries() if _PREVIOUS not in name} - cases)
 
     def load(self, machine: str, case: str) -> GoldenRun:
-        """Open a golden run, pulled when only its pointer is here.
+        """The golden run of this commit, pulled when only its pointer is here.
+
+        Raises:
+            ReproError: there is none, its record is unreadable or newer, or what lies there is another commit's.
+        """
+        golden = self.read(machine, case)
+        self.refuse_unknown(golden.directory)  # what is whole in itself may be of an older pointer
+        return golden
+
+    def read(self, machine: str, case: str) -> GoldenRun:
+        """As `load`, of whatever commit: for who asks its record itself which code it is of.
 
         Raises:
             ReproError: there is none, or its record is unreadable or newer.
@@ -165,6 +177,8 @@ class Store:
     def find(self, case: Case, identity: Identity, versions: Mapping[str, str], vary: Sequence[str] = ()) -> GoldenRun:
         """The golden run that a run here may be compared with; of several, the one that differs least.
 
+        It is opened as by `read`.
+
         Args:
             case: The case.
             identity: See `GoldenRun.differences`.
@@ -173,6 +187,7 @@ class Store:
 
         Raises:
             NotVerifiableError: there is one for other machines only, or none; the closest one's differences are named.
+                Or there are several for machines like this one, which contradict each other.
         """
         machines = [machine for machine, name, _ in self.entries() if name == case.name]
         if identity.machine not in machines and self.run_path(identity.machine, case.name).exists():
@@ -182,15 +197,20 @@ class Store:
                 f"no golden run of {case.name} for this machine ({identity.machine}): "
                 f"record one with `repro golden record {case.name}`"
             )
-        candidates = []
+        candidates, alike = [], list[GoldenRun]()
         for machine in sorted(machines, key=lambda machine: machine != identity.machine):
             golden = self._near(machine, case.name, identity)
             if golden is None:
                 continue
             differences = golden.differences(identity, versions)
-            if not differences:
+            if not differences and machine == identity.machine:
                 return golden
-            candidates.append((differences, golden))
+            if differences:
+                candidates.append((differences, golden))
+            else:
+                alike.append(golden)
+        if alike:
+            return _agreed(case, alike)
         if not candidates:
             raise NotVerifiableError(
                 f"no golden run of {case.name} for this machine ({identity.machine}); its golden runs are for "
@@ -211,11 +231,11 @@ class Store:
     def _near(self, machine: str, case: str, identity: Identity) -> GoldenRun | None:
         """A golden run whose content is here, or is fetched because it is of this machine or of one like it."""
         if machine == identity.machine or self.run_path(machine, case).exists():
-            return self.load(machine, case)
+            return self.read(machine, case)
         if machine.rpartition("-")[0] != identity.machine.rpartition("-")[0]:
             return None
         try:
-            return self.load(machine, case)
+            return self.read(machine, case)
         except ReproError:  # no remote, say: it is as if it were of a machine unlike this one
             return None
 
@@ -226,13 +246,14 @@ class Store:
             staged: A complete run folder; it is moved.
             machine: The identity's short name.
             case: The case's name.
-            replace_reason: Allows a golden run to be replaced; the old one stays beside it as ``CASE~CHAIN``.
+            replace_reason: Allows a golden run to be replaced; the old one stays beside it as ``CASE~CHAIN``, or as
+                ``CASE~CHAIN-2`` and so on where there is one with the same numbers.
 
         Raises:
             ReproError: there is a golden run and no reason to replace it, or its files were changed.
         """
         path = self.run_path(machine, case)
-        pointer = _pointer(path)
+        pointer = pointer_of(path)
         if pointer.exists():
             if replace_reason is None:
                 raise ReproError(
@@ -240,9 +261,8 @@ class Store:
                     f"`repro golden approve {case} --reason ...` replaces it"
                 )
             self.refuse_dirty(path)
-            old = self.load(machine, case)
-            aside = path.with_name(f"{case}{_PREVIOUS}{old.record['chain'][:8]}")
-            if not _pointer(aside).exists():
+            aside = _aside(path, self.read(machine, case).record["chain"])
+            if not pointer_of(aside).exists():
                 shutil.rmtree(aside, ignore_errors=True)  # half a copy of one that was killed
                 shutil.copytree(path, aside)
                 self.dvc.add(aside)
@@ -253,7 +273,7 @@ class Store:
         if staged.exists() and not path.exists():
             shutil.move(staged, path)
         self.dvc.add(path)
-        return self.load(machine, case)
+        return self.read(machine, case)
 
     def refuse_dirty(self, path: Path) -> None:
         """Refuse to go on over files that DVC does not know.
@@ -261,7 +281,7 @@ class Store:
         Raises:
             ReproError: the content differs from its pointer.
         """
-        pointer = _pointer(path)
+        pointer = pointer_of(path)
         if pointer.exists() and not _names_output(pointer):
             raise ReproError(f"{pointer} names no output, as DVC writes it: `git checkout {pointer}` brings it back")
         if self.dvc.dirty(pointer):
@@ -276,7 +296,7 @@ class Store:
         Raises:
             ReproError: they have no pointer and are not in git, or are not those of their pointer.
         """
-        pointer = _pointer(path)
+        pointer = pointer_of(path)
         if pointer.exists():
             self.refuse_dirty(path)
         elif not self.in_git(path):
@@ -305,7 +325,7 @@ class Store:
         for name in (p.stem for p in list_cases(self.root) if case in (None, p.stem)):
             with contextlib.nullcontext() if case else contextlib.suppress(ReproError):  # of all, those that can be
                 cases.append(find_case(self.root, name))
-        rollouts = {_pointer(path) for each in cases if (path := self.rollouts_path(each)) is not None}
+        rollouts = {pointer_of(path) for each in cases if (path := self.rollouts_path(each)) is not None}
         chosen = {p for p in paths if case is None or p.stem.split(_PREVIOUS)[0] == case}
         return sorted(chosen | {pointer for pointer in rollouts if pointer.exists()})
 
@@ -319,8 +339,35 @@ class Store:
         )
 
     def _fetch(self, path: Path, last: str = "") -> None:
-        if not (path / last).exists() and _pointer(path).exists():
-            self.dvc.pull(_pointer(path))
+        if not (path / last).exists() and pointer_of(path).exists():
+            self.dvc.pull(pointer_of(path))
+
+
+def _agreed(case: Case, golden: Sequence[GoldenRun]) -> GoldenRun:
+    """One of those that a run here may be compared with; that of the case as it is now, if there is one.
+
+    Raises:
+        NotVerifiableError: by two of them the same run would pass and fail.
+    """
+    current = [each for each in golden if each.record["case"] == case.canonical()] or golden
+    numbers = {each.machine: [step.root for step in each.trace.steps] for each in current if not each.noisy}
+    first = next((each for each in current if not each.noisy), current[0])
+    if others := [machine for machine, roots in numbers.items() if roots != numbers[first.machine]]:
+        raise NotVerifiableError(
+            f"the golden runs of {case.name} for {first.machine} and {others[0]} are both of machines like this one, "
+            f"and their numbers differ: `repro golden record {case.name}` records one of this machine"
+        )
+    return first
+
+
+def _aside(path: Path, chain: str) -> Path:
+    """Where a golden run stays once it is replaced: at a name that is free, or holds this very one."""
+    for count in itertools.count(1):
+        aside = path.with_name(f"{path.name}{_PREVIOUS}{chain[:8]}" + (f"-{count}" if count > 1 else ""))
+        known = pointed_md5(pointer_of(aside))
+        if not pointer_of(aside).exists() or (known and known == pointed_md5(pointer_of(path))):
+            return aside
+    raise AssertionError
 
 
 def write_record(directory: Path, record: dict[str, Any]) -> None:
@@ -338,7 +385,3 @@ def _names_output(pointer: Path) -> bool:
     """Whether a pointer says which files it is of; one that says nothing is no change to DVC."""
     text = pointer.read_text(errors="replace")
     return all(re.search(key, text, re.MULTILINE) for key in (r"^outs:", r"^[-\s]*path:"))
-
-
-def _pointer(path: Path) -> Path:
-    return path.with_name(path.name + ".dvc")

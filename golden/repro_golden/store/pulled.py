@@ -14,13 +14,30 @@ from typing import Any
 from repro_golden.base.canonical import parse_json
 from repro_golden.base.errors import ReproError
 
-__all__ = ["check_pulled", "drop_damaged", "elsewhere", "file_md5", "is_whole", "lacking", "object_of", "pointed_md5"]
+__all__ = [
+    "check_pulled",
+    "drop_damaged",
+    "elsewhere",
+    "file_md5",
+    "is_whole",
+    "lacking",
+    "object_of",
+    "pointed_md5",
+    "pointer_of",
+    "without_a_part",
+]
 
 _OUT = re.compile(r"^\s*-?\s*md5:\s*([0-9a-f]{32}(?:\.dir)?)\s*$", re.MULTILINE)
 _HASH = re.compile(r"^\s*hash:\s*md5\s*$", re.MULTILINE)
 """Pointers of DVC 2 have none: there text files were hashed with other line ends."""
 _REMOTE = re.compile(r"^\s*-?\s*remote:\s*\S", re.MULTILINE)
+_FILES = re.compile(r"^\s*-?\s*nfiles:\s*(\d+)\s*$", re.MULTILINE)
 _SUFFIX = ".dir"
+
+
+def pointer_of(path: Path) -> Path:
+    """The ``.dvc`` file that stands for a file or folder."""
+    return path.with_name(f"{path.name}.dvc")
 
 
 def pointed_md5(pointer: Path) -> str | None:
@@ -39,6 +56,13 @@ def elsewhere(pointer: Path) -> bool:
         return bool(_REMOTE.search(pointer.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return False
+
+
+def without_a_part(pointer: Path) -> str:
+    """How many of a folder's files a pointer that was just written does not stand for; empty where it has all."""
+    there = sum(path.is_file() for path in pointer.with_suffix("").rglob("*"))
+    kept = _FILES.search(pointer.read_text(encoding="utf-8"))
+    return f"{there - int(kept[1])} of the {there} files" if kept and int(kept[1]) < there else ""
 
 
 def file_md5(path: Path) -> str:

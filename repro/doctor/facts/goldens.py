@@ -14,7 +14,7 @@ from typing import Any
 from repro.doctor.artefacts.kinds import Golden
 from repro_golden.base.errors import ReproError
 from repro_golden.repository.git import Git, GitFailedError
-from repro_golden.store.pulled import file_md5, pointed_md5
+from repro_golden.store.pulled import file_md5, pointed_md5, pointer_of
 from repro_golden.trace import Row, Trace
 
 __all__ = [
@@ -107,7 +107,7 @@ def changed_keys(a: Any, b: Any, prefix: str = "") -> list[str]:
 
 def recorded_md5(path: Path) -> str | None:
     """The md5 that DVC's pointer beside a folder gives its content; None without one, or in another form."""
-    known = pointed_md5(path.with_name(path.name + ".dvc"))
+    known = pointed_md5(pointer_of(path))
     return known.removesuffix(".dir") if known and known.endswith(".dir") else None
 
 
