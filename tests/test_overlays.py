@@ -24,7 +24,8 @@ from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.case.file import Case
 from repro_golden.replay.children import CancelledError, ChildFailure
 from repro_golden.repository.checkout import Place
-from repro_golden.subjects.environments.overlays import Overlay, held_overlay
+from repro_golden.subjects.environments import releases
+from repro_golden.subjects.environments.overlays import Overlay, held_overlay, sources_of
 
 
 def tiny(folder: Path, version: str, **more: object) -> Wheel:
@@ -217,7 +218,7 @@ def test_one_package_is_replaced_and_nothing_else(repo: Repo, index: Index, base
 
 
 def test_the_version_that_is_there_is_used_as_it_is(repo: Repo, index: Index, base: str, tmp_path: Path) -> None:
-    """Nothing is built for it; any build of a public version is that version, but a checkout of it is no release."""
+    """Nothing is built for it. Any build of a public version is that version; a checkout is none, nor an edited one."""
     for pins in ({"tiny-scale": "1.0"}, {"TINY.scale": "1.0.0", "helper": "1.5"}):
         with using(repo, base, pins, index.url) as environment:
             assert environment.python == base
@@ -242,11 +243,41 @@ def test_the_version_that_is_there_is_used_as_it_is(repo: Repo, index: Index, ba
             assert environment.python == str(other)
     assert kept(repo) == set()
     (about,) = tmp_path.glob("v/lib/python*/site-packages/*.dist-info")
-    (about / "direct_url.json").write_text('{"url": "file:///x", "dir_info": {"editable": true}}')
     (about.parent / "pip").symlink_to(Path(str(distribution("pip").locate_file("pip"))))
+    module = about.parent / "scale" / "__init__.py"
+    told, times = module.read_text(), (module.stat().st_atime_ns, module.stat().st_mtime_ns)
+    module.write_text(told.replace("2.6", "2.7"))
+    os.utime(module, ns=times)
+    with using(repo, str(other), {"tiny-scale": "2.6"}, index.url) as environment:
+        assert environment.python != str(other), "its file was edited, whatever its time says"
+    module.write_text(told)
+    (about / "direct_url.json").write_text('{"url": "file:///x", "dir_info": {"editable": true}}')
     with using(repo, str(other), {"tiny-scale": "2.6"}, index.url) as environment:
         assert environment.python != str(other)
         assert "tiny_scale==2.6+cpu" in environment.packages
+
+
+def test_where_versions_come_from_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What pip's and uv's own files say, and the files that lie there, part two probes; without pins nothing does."""
+    settings, folder, uv = tmp_path / "pip.conf", tmp_path / "wheels", tmp_path / "config" / "uv" / "uv.toml"
+    folder.mkdir()
+    uv.parent.mkdir(parents=True)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    told = []
+    for path, text in (
+        (settings, "[global]\nindex-url = https://one.example/simple\n"),
+        (settings, "[global]\nindex-url = https://two.example/simple\n"),
+        (settings, f"[global]\nindex-url = https://two.example/simple\nfind-links = {folder}\n"),
+        (folder / "a-1-py3-none-any.whl", "1"),
+        (uv, "prerelease = 'allow'\n"),
+    ):
+        path.write_text(text)
+        releases._pip_files.cache_clear()
+        told.append(tuple(sources_of(toy(packages={"tiny-scale": "1.0"}), tmp_path)))
+    releases._pip_files.cache_clear()
+    assert len(set(told)) == len(told)
+    assert sources_of(toy(), tmp_path) == []
 
 
 @pytest.mark.whole

@@ -23,8 +23,8 @@ from repro_golden.subjects import build_of, kind_of
 from repro_golden.subjects.environments import builds as environments
 from repro_golden.subjects.surroundings import (
     CANNOT_MATTER,
+    Outside,
     _is_everything,
-    changed_since,
     folders_of,
     outside_of,
     seen,
@@ -396,7 +396,9 @@ def test_packages_that_were_changed_in_place(tmp_path: Path, monkeypatch: pytest
         (site / "tiny-1.0.dist-info").mkdir(parents=True)
         (site / "tiny.py").write_text("A = 1\n")
         (site / "tiny-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
-        (site / "tiny-1.0.dist-info" / "RECORD").write_text("tiny.py,sha256=x,6\ntiny-1.0.dist-info/RECORD,,\n")
+        (site / "tiny-1.0.dist-info" / "RECORD").write_text(
+            "tiny.py,sha256=Bu289DNhZaJx5lJAJaZDnDyqMkb9B5bxFncieXB6UyU,6\ntiny-1.0.dist-info/RECORD,,\n"
+        )
         return site
 
     def ask(site: Path) -> str:
@@ -418,26 +420,48 @@ def test_packages_that_were_changed_in_place(tmp_path: Path, monkeypatch: pytest
         builds.append(ask(site))
     build.cache_clear()
     assert len(set(builds)) == 5
+    (site / "loose.py").write_text("")
+    (site / "tiny.py").write_text("A = 3\n")
+    os.utime(site / "tiny.py", ns=(1, 1))
+    assert ask(site) not in builds, "a copy that keeps an older time"
+    (site / "tiny.py").unlink()
+    assert ask(site) not in builds
     (twin / "tiny.py").write_text("A = 2\n")
     os.utime(twin / "tiny.py", (time.time() + 50, time.time() + 50))
     assert ask(twin) == builds[1]
     build.cache_clear()
 
 
-def test_data_changed_under_a_search(tmp_path: Path) -> None:
-    """A file that was written or put there since is told from one that was not; caches of code do not count."""
-    data = tmp_path / "data"
-    (data / "__pycache__").mkdir(parents=True)
-    (data / "a").write_text("1")
-    subject = {"kind": "command", "command": f"a {data}"}
-    case = Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject})
-    then = max(path.stat().st_ctime_ns for path in data.iterdir()) + 50_000_000
-    time.sleep(0.1)
-    assert not changed_since(case, tmp_path / "repo", then)
+@pytest.mark.parametrize("how", ["written", "put there", "led elsewhere", "behind a link"])
+def test_data_changed_under_a_search(tmp_path: Path, how: str) -> None:
+    """What a case names is told from what it was, also by files that are old; the same content, written anew, is not.
+
+    Caches of code do not count.
+    """
+    data, old, linked = tmp_path / "data", tmp_path / "old", tmp_path / "linked"
+    for folder, text in ((data / "__pycache__", ""), (data, "1"), (old, "2"), (linked, "1")):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "a").write_text(text)
+    (data / "behind").symlink_to(linked)
+    current = tmp_path / "current"
+    current.symlink_to(data)
+    time.sleep(0.02)
+    subject = {"kind": "command", "command": f"a {current}/a {data}"}
+    outside = Outside(Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject}), tmp_path / "repo")
     (data / "__pycache__" / "a.pyc").write_text("1")
-    assert not changed_since(case, tmp_path / "repo", then)
+    assert outside.is_as_it_was()
     (data / "a").write_text("1")
-    assert changed_since(case, tmp_path / "repo", then)
+    assert outside.is_as_it_was()
+    if how == "led elsewhere":
+        current.unlink()
+        current.symlink_to(old)
+    else:
+        ({"written": data / "a", "put there": data / "b", "behind a link": linked / "a"}[how]).write_text("2")
+    assert not outside.is_as_it_was()
+    if how == "led elsewhere":
+        current.unlink()
+        current.symlink_to(data)
+        assert outside.is_as_it_was()
 
 
 def test_what_a_search_must_not_leave_to_the_next(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ from repro_golden.case.identity import Identity
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Checkout
 from repro_golden.subjects import identity_of
-from repro_golden.subjects.surroundings import changed_since, outside_of
+from repro_golden.subjects.environments.overlays import sources_of
+from repro_golden.subjects.surroundings import Outside
 from repro_golden.trace import Trace, dump_path
 
 __all__ = ["Prober"]
@@ -90,7 +91,7 @@ class Prober:
         self.search = self._journal.search
         self._lock, self._examine = threading.Lock(), examine
         self._root, self._git = checkout.root, checkout.git
-        self._outside: dict[str, tuple[list[str], int]] = {}  # and when they were looked at
+        self._outside: dict[str, Outside] = {}
         self._seen = {case.digest: (identity, executor.surroundings(case))}
         self._known_around: dict[int, tuple[Case, tuple[str, ...]]] = {}  # a case is held, so that no other gets its id
         self.cost = Cost()
@@ -322,9 +323,9 @@ class Prober:
         known = self._known_around.get(id(case))
         if known is None:
             if case.digest not in self._outside:
-                now = time.time_ns()
-                self._outside[case.digest] = outside_of(case, self._root), now
-            rest = around(case, self._rollouts, *self._seen_by(case), self._outside[case.digest][0])
+                self._outside[case.digest] = Outside(case, self._root)
+            outside = [*self._outside[case.digest].facts, *sources_of(case, self._root)]
+            rest = around(case, self._rollouts, *self._seen_by(case), outside)
             known = self._known_around[id(case)] = case, rest
         return known[1]
 
@@ -446,8 +447,7 @@ class Prober:
             self._unkept[key, asked.run] = Made(commit, self.search)
             return trace.rename(self._scratch / f"dumped-{name}")
         case = self._case(asked.point)
-        outside, then = self._outside[case.digest]
-        lasting = not changed_since(case, self._root, then) or outside_of(case, self._root) == outside
+        lasting = self._outside[case.digest].is_as_it_was()
         if name and not lasting:  # its trace goes with this search, which is who may use it
             entry = replace(entry, folder=str(self._scratch / name))
         with self._lock:

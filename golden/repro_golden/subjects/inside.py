@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ABOUT", "BEHIND", "COMMON", "MODULES", "OUTSHONE", "PIP", "SEEN"]
+__all__ = ["ABOUT", "BEHIND", "COMMON", "EDITED", "MODULES", "OUTSHONE", "PIP", "SEEN"]
 
 COMMON = ("benchmarks", "docs", "examples", "scripts", "test", "tests", "tools")
 """Names that tell no package: many install their tests by the name that a repository's own have."""
@@ -107,6 +107,28 @@ for wanted in sys.argv[1:]:
 print(json.dumps(found))
 """
 """What each distribution offers to `import`: the shortest names that are a module or a package with an `__init__`."""
+
+EDITED = """\
+import hashlib, json, os, sys
+from base64 import urlsafe_b64encode
+from importlib import metadata
+def content(path):
+    found = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            for piece in iter(lambda: file.read(1 << 20), b""):
+                found.update(piece)
+    except OSError:
+        return ""
+    return urlsafe_b64encode(found.digest()).decode().rstrip("=")
+edited = []
+for wanted in sys.argv[1:]:
+    files = [file for file in metadata.distribution(wanted).files or () if file.hash and file.hash.mode == "sha256"]
+    if any(content(str(file.locate())) != file.hash.value for file in files if not str(file).startswith("..")):
+        edited.append(wanted)
+print(json.dumps(edited))
+"""
+"""Which distributions are not what their lists of files say; scripts name their Python, and are left out."""
 
 SEEN = """\
 import importlib.util, json

@@ -20,7 +20,7 @@ from repro_golden.case.file import Case
 from repro_golden.recording.attach.identify import sources
 from repro_golden.replay.children import base_environment
 
-__all__ = ["CANNOT_MATTER", "changed_since", "folders_of", "outside_of", "seen", "variables_digest", "variables_of_key"]
+__all__ = ["CANNOT_MATTER", "Outside", "folders_of", "outside_of", "seen", "variables_digest", "variables_of_key"]
 
 CANNOT_MATTER: Mapping[str, tuple[str, ...]] = {
     "terminals and their colours": (
@@ -157,25 +157,59 @@ def outside_of(case: Case, root: Path) -> list[str]:
     return facts
 
 
-def changed_since(case: Case, root: Path, then: int) -> bool:
-    """Whether a file that `outside_of` looks at was written, or put there, after a time in nanoseconds."""
-    then -= 20_000_000  # a kernel's clock for files is behind by some ticks
-    paths = {path for word in _words(case) for path in _paths(word, root)}
-    for file in (file for path in paths for file in itertools.islice(_files(path, root), _MOST)):
-        with contextlib.suppress(OSError):
-            if file.stat().st_ctime_ns > then:
-                return True
-    return False
+class Outside:
+    """What `outside_of` a case was at one time.
+
+    Attributes:
+        facts: What it said.
+    """
+
+    def __init__(self, case: Case, root: Path) -> None:
+        self._case, self._root = case, root
+        self._places = _places(case, root)  # before the content: what changes meanwhile is seen
+        self.facts = outside_of(case, root)
+
+    def is_as_it_was(self) -> bool:
+        """Whether nothing was written, put there or led elsewhere since, or all has the content that it had."""
+        return _places(self._case, self._root) == self._places or outside_of(self._case, self._root) == self.facts
+
+
+def _places(case: Case, root: Path) -> dict[str, tuple[int, ...]]:
+    """Where the files that `outside_of` looks at lie, and when they last changed; so of links that lead to them."""
+    paths = {path for word in _words(case) for path in _paths(word, root)} | {root / name for name in case.subject.link}
+    known: dict[str, tuple[int, ...]] = {}
+    for path in paths:
+        for place in [path, *path.parents, *itertools.islice(_files(path, root), _MOST)]:
+            with contextlib.suppress(OSError):
+                told = place.lstat()
+                if stat.S_ISLNK(told.st_mode):
+                    known[f"{place}@"] = told.st_ino, told.st_ctime_ns
+                status = place.stat()
+                changed = status.st_ctime_ns if stat.S_ISREG(status.st_mode) else 0  # a folder's is that of its list
+                known[str(place)] = status.st_dev, status.st_ino, status.st_size if changed else 0, changed
+    return known
 
 
 def _files(path: Path, root: Path) -> Iterator[Path]:
-    """A file, or those of a folder that are looked at."""
+    """A file, or what `_walked` finds in a folder that is looked at."""
     if path.is_file():
         yield path
     elif not _is_everything(path, root):
-        for place, below, names in os.walk(path):
-            below[:] = [name for name in below if name not in (".git", "__pycache__")]
-            yield from (Path(place, name) for name in names if not name.endswith(".pyc"))
+        yield from _walked(path, root)
+
+
+def _walked(folder: Path, root: Path) -> Iterator[Path]:
+    """The files in a folder, and behind the links in it that lead to other folders; before those the links."""
+    places, known = [folder], {folder.resolve()}
+    while places:
+        for place, below, names in os.walk(places.pop()):
+            below[:] = sorted(name for name in below if name not in (".git", "__pycache__"))
+            for link in [path for name in below if (path := Path(place, name)).is_symlink()]:
+                yield link  # the walk does not follow it
+                if (real := link.resolve()) not in known and not _is_everything(real, root):  # so that circles end
+                    known.add(real)
+                    places.append(link)
+            yield from (Path(place, name) for name in sorted(names) if not name.endswith(".pyc"))
 
 
 def folders_of(case: Case, root: Path) -> list[Path]:
@@ -232,28 +266,19 @@ def _is_everything(folder: Path, root: Path) -> bool:
 
 def _listing(folder: Path, root: Path) -> Iterator[str]:
     left, budget = _MOST, _BUDGET
-    places, known = [folder], {folder.resolve()}
-    while places:
-        for place, below, names in os.walk(places.pop()):
-            below[:] = sorted(name for name in below if name not in (".git", "__pycache__"))
-            for path in [link for name in below if (link := Path(place, name)).is_symlink()]:
-                real = path.resolve()  # the walk does not follow it
-                yield f"{path.relative_to(folder)} -> {real}"
-                if real not in known and not _is_everything(real, root):  # so that links in a circle end
-                    known.add(real)
-                    places.append(path)
-            for name in sorted(names):
-                path = Path(place, name)
-                if not left or path.suffix == ".pyc":
-                    continue
-                left -= 1
-                try:
-                    status = path.stat()
-                    if stat.S_ISREG(status.st_mode):
-                        budget -= min(status.st_size, _WHOLE)
-                        yield f"{path.relative_to(folder)} {_content(path, status, _WHOLE if budget > 0 else 0)}"
-                except OSError:  # a link to nowhere, or not ours to read
-                    yield f"{path.relative_to(folder)} -"
+    for path in _walked(folder, root):
+        name = path.relative_to(folder)
+        if path.is_dir():
+            yield f"{name} -> {path.resolve()}"
+        elif left:
+            left -= 1
+            try:
+                status = path.stat()
+                if stat.S_ISREG(status.st_mode):
+                    budget -= min(status.st_size, _WHOLE)
+                    yield f"{name} {_content(path, status, _WHOLE if budget > 0 else 0)}"
+            except OSError:  # a link to nowhere, or not ours to read
+                yield f"{name} -"
 
 
 def _content(path: Path, status: os.stat_result, most: int) -> str:

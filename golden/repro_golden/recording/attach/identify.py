@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import sysconfig
+from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -22,11 +23,13 @@ __all__ = ["build", "importable", "loaded", "main_tree", "modules", "places", "s
 
 _CODE = frozenset((".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".pth", ".py", ".pyd", ".pyx", ".so"))
 """Endings of the files of a folder that a package is imported from in place."""
-_LISTED = re.compile(rf"^([^,\n\"]*(?:{'|'.join(map(re.escape, sorted(_CODE)))})),", re.MULTILINE)
-"""The files of code in a package's list of its files."""
+_LISTED = re.compile(rf"^([^,\n\"]*(?:{'|'.join(map(re.escape, sorted(_CODE)))})),(?:sha256=([^,\n]*))?", re.MULTILINE)
+"""The files of code in a package's list of its files, and their hashes."""
 _LIST = re.compile(r"^([^,\n\"]*\.dist-info/RECORD),", re.MULTILINE)
 _MOST = 20_000
 """Files of such a folder that are looked at."""
+_LARGE = 1 << 24
+"""Bytes of a file that is not read for a digest of it."""
 _SITES = ("site-packages", "dist-packages")
 """Where packages lie."""
 _OURS = "repro-harness"
@@ -114,9 +117,9 @@ def build(root: Path) -> str:
     """What stands for this interpreter and all that it could import: 32 hex digits.
 
     Of each package its version, the list of its files with their hashes, and where it came from: two builds of one
-    version differ. Of files of it that were written since, what they hold. Of a package that is imported from a folder
-    in place, the sizes and times of that folder's code; so of what lies in ``site-packages`` where no package brought
-    it, and of folders that a ``.pth`` file names.
+    version differ. Of files of it that are others than its list says, what they hold. Of a package that is imported
+    from a folder in place, that folder's code; so of what lies in ``site-packages`` where no package brought it, and of
+    folders that a ``.pth`` file names.
 
     Args:
         root: The repository under test, whose own code in place is not looked at: commits decide it.
@@ -140,18 +143,31 @@ def build(root: Path) -> str:
 
 
 def _patched(site: str, record: str) -> Iterator[str]:
-    """Path and content of each file of code of a package that was written after the list of its files was."""
+    """Path and content of each file of code of a package that is not the one in the list of its files.
+
+    Looked at are those that came after the list. A copy may keep an older time, but not that of its own change.
+    """
     own = _LIST.search(record)
     if own is None:
         return
-    listed = os.stat(f"{site}/{own[1]}").st_mtime_ns  # noqa: PTH116 - tens of thousands of files
-    for path in _LISTED.findall(record):
+    listed = os.stat(f"{site}/{own[1]}")  # noqa: PTH116 - tens of thousands of files
+    for path, told in _LISTED.findall(record):
         try:
-            changed = os.stat(f"{site}/{path}").st_mtime_ns > listed  # noqa: PTH116
-        except OSError:  # it is gone
+            status = os.stat(f"{site}/{path}")  # noqa: PTH116
+        except OSError:
+            yield f"{path} -"
             continue
-        if changed:
-            yield f"{path} {hashlib.sha256(Path(site, path).read_bytes()).hexdigest()}"
+        if status.st_mtime_ns > listed.st_mtime_ns or status.st_ctime_ns > listed.st_ctime_ns:
+            found = _content(Path(site, path), status)
+            if found != told:
+                yield f"{path} {found}"
+
+
+def _content(path: Path, status: os.stat_result) -> str:
+    """The SHA-256 of a file as a list of files writes it; of a large one, its size, its time and where it lies."""
+    if status.st_size > _LARGE:
+        return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
+    return urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).decode().rstrip("=")
 
 
 def _beside(site: Path, brought: set[str]) -> Iterator[str]:
@@ -164,7 +180,7 @@ def _beside(site: Path, brought: set[str]) -> Iterator[str]:
         if path.is_dir():
             yield from (f"{path.name}/{fact}" for fact in sources(path))
         elif path.suffix in _CODE:
-            yield f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+            yield f"{path.name} {_content(path, path.stat())}"
 
 
 def _linked() -> Iterator[Path]:
@@ -192,7 +208,7 @@ def _in_place(dist: metadata.Distribution, link: str) -> Path | None:
 
 
 def sources(folder: Path, without: Path | None = None) -> Iterator[str]:
-    """Path, size and time of each file of code in a folder but for one in it, up to a bound."""
+    """Path and content of each file of code in a folder but for one in it, up to a bound."""
     left = _MOST
     for place, below, names in os.walk(folder):
         below[:] = sorted(
@@ -204,8 +220,7 @@ def sources(folder: Path, without: Path | None = None) -> Iterator[str]:
             if path.suffix in _CODE and left:
                 left -= 1
                 with contextlib.suppress(OSError):  # a link to nowhere
-                    stat = path.stat()
-                    yield f"{path.relative_to(folder)} {stat.st_size} {stat.st_mtime_ns}"
+                    yield f"{path.relative_to(folder)} {_content(path, path.stat())}"
 
 
 def say(threads: int, ranks: int) -> None:

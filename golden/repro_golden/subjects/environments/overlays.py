@@ -40,13 +40,13 @@ from repro_golden.case.file import Case, CommandSubject, CoreSubject
 from repro_golden.case.subject_tables import checked_pins
 from repro_golden.replay.children import ChildFailure, base_environment
 from repro_golden.repository.checkout import Place, find_checkout
-from repro_golden.subjects.argv import replaced
+from repro_golden.subjects.argv import interpreter, replaced
 from repro_golden.subjects.environments.cache import Slot, environments_of, kept
 from repro_golden.subjects.environments.releases import asked, index_urls, pip_settings, readable, sources
-from repro_golden.subjects.inside import ABOUT, BEHIND, COMMON, MODULES, OUTSHONE, PIP, SEEN
+from repro_golden.subjects.inside import ABOUT, BEHIND, COMMON, EDITED, MODULES, OUTSHONE, PIP, SEEN
 from repro_golden.subjects.needs import Packages, declared, lacking, unmet
 
-__all__ = ["Overlay", "held_overlay"]
+__all__ = ["Overlay", "held_overlay", "sources_of"]
 
 _DEPTH = 8
 """How often what is needed is looked for anew."""
@@ -136,7 +136,9 @@ def held_overlay(
     variables = _variables(case, subject, place, base_python)
     base = _Base(base_python, asked(base_python, ABOUT, variables=variables))
     checked = _checked(pins)
-    wanted = {name: version for name, version in checked.items() if not base.has(name, version)}
+    there = [name for name, version in checked.items() if base.has(name, version)]
+    edited = asked(base_python, EDITED, *there, variables=variables) if there else []
+    wanted = {name: version for name, version in checked.items() if name not in there or name in edited}
     if not wanted:
         prefix, base_scripts = Path(base.said["prefix"]), [str(Path(base_python).parent)]
         yield Overlay(prefix, base.key({}, ()), base_python, _listed(base.packages), base_scripts, sorted(checked))
@@ -149,6 +151,20 @@ def held_overlay(
         scripts = [str(folder / key / "bin"), str(Path(base_python).parent)]
         moved = sorted({*about["moved"], *checked})
         yield Overlay(folder / key, key, str(folder / key / "bin" / "python"), about["packages"], scripts, moved)
+
+
+def sources_of(case: Case, root: Path) -> list[str]:
+    """What decides which files the versions are that a case asks for (`releases.sources`); nothing without any.
+
+    Args:
+        case: The case.
+        root: The user's checkout.
+    """
+    subject = case.subject
+    if not subject.packages:
+        return []
+    python = interpreter(subject, root)
+    return sources(None, python, _fetching() | _variables(case, subject, Place(root), python))
 
 
 def _variables(case: Case, subject: CommandSubject | CoreSubject, place: Place, python: str) -> dict[str, str]:

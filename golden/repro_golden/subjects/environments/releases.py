@@ -37,7 +37,7 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
-from repro_golden.base.canonical import parse_json
+from repro_golden.base.canonical import digest, parse_json
 from repro_golden.base.credentials import handed_on
 from repro_golden.base.errors import MachineFailureError, ReproError
 
@@ -319,8 +319,28 @@ _OF_UV = (
 def sources(index: str | None, python: str, variables: Mapping[str, str]) -> list[str]:
     """What decides which files are installed for a version, without credentials; the arguments of `index_urls`."""
     settings = pip_settings(python, variables) | ({"index-url": index} if index else {})
-    told = [f"{name}={settings[name]}" for name in _DECIDING if settings.get(name)]
-    return list(map(redacted, [*told, *(f"{name}={variables[name]}" for name in _OF_UV if variables.get(name))]))
+    told = {name: settings[name] for name in _DECIDING if settings.get(name)}
+    told |= {name: variables[name] for name in _OF_UV if variables.get(name)}
+    local = [*(word for value in told.values() for word in value.split()), *_uv_files(variables)]
+    return [*(redacted(f"{name}={value}") for name, value in told.items()), *filter(None, map(_lies_at, local))]
+
+
+def _uv_files(variables: Mapping[str, str]) -> list[str]:
+    """Where uv's own settings lie, of the user and of the machine."""
+    own = variables.get("XDG_CONFIG_HOME") or str(Path(variables.get("HOME", "~"), ".config").expanduser())
+    return [] if variables.get("UV_NO_CONFIG") else [f"{own}/uv/uv.toml", "/etc/uv/uv.toml"]
+
+
+def _lies_at(place: str) -> str:
+    """What stands for a file of settings, or for the files in a folder of packages; empty for any other word."""
+    path = Path(unquote(place.removeprefix("file://")))
+    if path.is_file():
+        return f"{path} {digest('settings', path.read_bytes())}"
+    if not path.is_absolute() or not path.is_dir():
+        return ""
+    files = sorted(file for depth in ("*", "*/*") for file in path.glob(depth) if file.is_file())
+    listed = ((file, file.stat()) for file in files)
+    return f"{path} {digest('folder', *(f'{file} {about.st_size} {about.st_mtime_ns}' for file, about in listed))}"
 
 
 @functools.cache
