@@ -452,12 +452,14 @@ def test_data_changed_under_a_search(tmp_path: Path, how: str) -> None:
     assert outside.is_as_it_was()
     (data / "a").write_text("1")
     assert outside.is_as_it_was()
+    places = {"written": data / "a", "put there": data / "b", "led elsewhere": current, "behind a link": linked / "a"}
     if how == "led elsewhere":
         current.unlink()
         current.symlink_to(old)
     else:
-        ({"written": data / "a", "put there": data / "b", "behind a link": linked / "a"}[how]).write_text("2")
+        places[how].write_text("2")
     assert not outside.is_as_it_was()
+    assert [Path(changed).resolve() for changed in outside.changed] == [places[how].resolve()]
     if how == "led elsewhere":
         current.unlink()
         current.symlink_to(data)

@@ -153,7 +153,10 @@ class Searching(ABC, Generic[R]):
             accepted=accepted or {good: "GOOD", bad: "BAD"},
             one_step=self.one_step,
             looked=looked_between(self.predicate, self.endpoints.baseline, self.endpoints.last),
-            remarks=self.endpoints.remarks,
+            remarks=[
+                *self.endpoints.remarks,
+                *(f"{place} was changed meanwhile" for place in scheduler.prober.changed),
+            ],
             seconds=time.monotonic() - self._began,
             answered=self.answered,
             machine=self.scheduler.machine,

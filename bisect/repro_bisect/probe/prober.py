@@ -23,7 +23,7 @@ from repro_bisect.probe.request import Made, Request
 from repro_golden.base.canonical import digest
 from repro_golden.base.clean import without_colours
 from repro_golden.base.errors import ReproError
-from repro_golden.base.files import scratch_folder
+from repro_golden.base.files import scratch_folder, size_of
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
 from repro_golden.replay.children import ChildFailure
@@ -209,7 +209,7 @@ class Prober:
             return Skip(f"it ends before step {steps[0]}")
         if not streams:
             return Skip(f"no operation of step {steps[0]} was recorded: only those of steps of torch's optimizers are")
-        size = _size(folder / recordings.FOLDER) + _size(trace.directory / "dumps")
+        size = size_of(folder / recordings.FOLDER) + size_of(trace.directory / "dumps")
         if outcome.failure or size > _DUMPED or any(stream.problem for stream in streams):
             return Recording(trace, streams, seconds)
         recordings.seal(folder)
@@ -443,7 +443,7 @@ class Prober:
             key, asked.run, commit, reason, steps, seconds, name, code, known, _undumped(trace, asked),
             self.search,
         )  # fmt: skip
-        if name and _size(trace / "dumps") > _DUMPED:  # for this bisect only
+        if name and size_of(trace / "dumps") > _DUMPED:  # for this bisect only
             self._unkept[key, asked.run] = Made(commit, self.search)
             return trace.rename(self._scratch / f"dumped-{name}")
         case = self._case(asked.point)
@@ -462,6 +462,11 @@ class Prober:
         points = (self._history.good, *self._history.parents)
         return self._journal.count({self.key(point) for point in points if self._history.tree(point)})
 
+    @property
+    def changed(self) -> list[str]:
+        """Places beside the commits that were not the same all the time."""
+        return sorted(set().union(*(outside.changed for outside in self._outside.values())))
+
     def close(self) -> None:
         """Remove what is not journalled."""
         self._exit.close()
@@ -475,11 +480,6 @@ def _dumped(trace: Path, signals: Sequence[Signal]) -> list[Signal]:
 def _undumped(trace: Path, asked: Request) -> tuple[Signal, ...]:
     """Those whose whole content was asked for, and does not lie there."""
     return tuple(sorted(set(asked.dump) - set(_dumped(trace, asked.dump))))
-
-
-def _size(folder: Path) -> int:
-    """Bytes of the files in a folder, which need not be there."""
-    return sum(path.stat().st_size for path in folder.glob("*"))
 
 
 def _trace(folder: Path) -> Trace | None:

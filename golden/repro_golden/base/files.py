@@ -15,7 +15,7 @@ from typing import IO, BinaryIO
 
 from repro_golden.base.errors import ReproError
 
-__all__ = ["exchanged", "is_still", "open_regular", "read_regular", "scratch_folder", "sweep"]
+__all__ = ["exchanged", "is_still", "open_regular", "read_regular", "scratch_folder", "size_of", "sweep"]
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -98,6 +98,11 @@ def sweep(base: Path) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if is_still(lock, folder / "lock"):
                 _remove(folder)
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files right in a folder, which need not be there."""
+    return sum(path.stat().st_size for path in folder.glob("*"))
 
 
 def is_still(lock: IO[str], path: Path) -> bool:

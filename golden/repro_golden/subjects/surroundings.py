@@ -162,16 +162,24 @@ class Outside:
 
     Attributes:
         facts: What it said.
+        changed: Places that were found to be others, or to hold others, since.
     """
 
     def __init__(self, case: Case, root: Path) -> None:
         self._case, self._root = case, root
         self._places = _places(case, root)  # before the content: what changes meanwhile is seen
-        self.facts = outside_of(case, root)
+        self.facts, self.changed = outside_of(case, root), set[str]()
 
     def is_as_it_was(self) -> bool:
         """Whether nothing was written, put there or led elsewhere since, or all has the content that it had."""
-        return _places(self._case, self._root) == self._places or outside_of(self._case, self._root) == self.facts
+        now = _places(self._case, self._root)
+        if now == self._places:
+            return True
+        if outside_of(self._case, self._root) == self.facts:
+            self._places = now
+            return True
+        self.changed.add(min(place.rstrip("@") for place, _ in now.items() ^ self._places.items()))
+        return False
 
 
 def _places(case: Case, root: Path) -> dict[str, tuple[int, ...]]:
