@@ -289,6 +289,31 @@ def test_what_is_refused_before_anything_is_replayed(tmp_path: Path) -> None:
         assert "replaying" not in progress
 
 
+def test_a_case_that_was_lost_is_not_judged(tmp_path: Path) -> None:
+    """Its golden run remains, as a pointer or in git itself, and asks for it: a night is kept that is no pass."""
+    repo = kit.start(tmp_path, case=None)
+    approve(repo, "elsewhere", case="lost")
+    approve(repo, "elsewhere", case="lost~1a2b3c4d")
+    folder = repo.root / "golden/runs/elsewhere/too"
+    folder.mkdir()
+    (folder / "run.json").write_text("{}")
+    repo.commit("One that git keeps itself")
+    data, progress = ask(repo, code=3)
+    nights = Nights(repo.root / "golden/nights").read()
+    assert [(night.case, night.status) for night in nights] == [("lost", "not judged"), ("too", "not judged")]
+    assert [night["case"] for night in data["nights"]] == ["lost", "too"] and "replaying" not in progress
+    why = "it has a golden run, and no case: bring golden/cases/lost.toml back"
+    assert nights[0].checks == [Check("baseline", "not judged", why)]
+    assert why in Path(data["reports"][0]).read_text() and len(data["files"]) == 2
+    data, _ = ask(repo, "l*", code=3)
+    assert [night["case"] for night in data["nights"]] == ["lost"]
+    assert "no case 'nix'" in ask(repo, "nix", code=2)[0]["error"]
+    done = repo.repro("golden", "verify", "--all", "--json")
+    assert done.returncode == 3 and list(json.loads(done.stdout)) == ["lost", "too"]
+    done = repo.repro("report", "publish", "--out", str(tmp_path / "site"))
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.whole
 def test_nights_that_fail_are_written_and_the_others_go_on(tmp_path: Path) -> None:
     """Of four cases one crashes, one is flaky, one has NaN, one is well: each has its file, its word and its reason."""

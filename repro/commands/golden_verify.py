@@ -39,17 +39,17 @@ def verify(
 ) -> int:
     """Replay CASE on the working tree and compare it with its golden run, signal by signal."""
     from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
-    from repro_golden.case.file import find_case, list_cases
+    from repro_golden.case.file import find_case
     from repro_golden.repository.checkout import find_checkout
     from repro_golden.runs.verify import verify as run_verify
-    from repro_golden.store.golden import Store
+    from repro_golden.store.golden import CASE_LOST, Store
     from repro_golden.store.rollouts import engine_text
 
     if every and case:
         raise ReproError(f"--all verifies every case, {case} too: give one of them")
     checkout = find_checkout(Path.cwd())
-    known = [p.stem for p in list_cases(checkout.root)] if every else []
-    names = known or [find_case(checkout.root, case).name]
+    guarded = Store(checkout.root).guarded() if every else {}
+    names = list(guarded) or [find_case(checkout.root, case).name]
     results: dict[str, Any] = {}
     small: dict[str, Any] = {}
     steps: dict[str, Any] = {}
@@ -66,6 +66,8 @@ def verify(
     for n, name in enumerate(names, start=1):
         of = f"case {n} of {len(names)}: " if len(names) > 1 else ""
         try:
+            if every and guarded[name] is None:
+                raise NotVerifiableError(CASE_LOST.format(name))
             this_case = find_case(checkout.root, name)
             with progress("replaying") as say:
                 result = run_verify(checkout, this_case, _counted(say, of), vary)
@@ -83,8 +85,6 @@ def verify(
         if engine := result.golden.record.get("engine"):
             texts.append(f"its rollouts are by {engine_text(engine)}")
         codes.append(0 if result.agrees else 1)
-    for name in Store(checkout.root).without_a_case() if every else ():
-        unanswered(name, NotVerifiableError(f"it has a golden run, and no case: bring golden/cases/{name}.toml back"))
     for path, data in ((metrics, small), (plots, steps)):
         if path:
             _write(path, data)

@@ -27,11 +27,12 @@ from repro_golden.base.observed import tellings
 from repro_golden.base.usage import spent_of
 from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Checkout
+from repro_golden.store.golden import CASE_LOST
 from repro_golden.store.rollouts import sampled_by
 from repro_golden.subjects import identity_of
 from repro_golden.trace import Trace
 
-__all__ = ["Asked", "exit_code", "night_of", "overall"]
+__all__ = ["Asked", "exit_code", "night_of", "night_without_case", "overall"]
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,16 @@ def night_of(checkout: Checkout, case: Case, commit: str, nights: Sequence[Night
         status: Status = "not judged" if isinstance(error, NotVerifiableError) else "error"
         night.checks.append(Check("baseline" if night.trace else "run-to-run", status, line(error)))
     return night.night()
+
+
+def night_without_case(checkout: Checkout, name: str, commit: str, asked: Asked) -> Night:
+    """The night of a golden run whose case file is gone: nothing can judge it."""
+    check = Check("baseline", "not judged", line(CASE_LOST.format(name)))
+    return Night(
+        case=name, machine="unknown", at=now(), commit=_info(checkout, commit), tree="", key="", rollouts="",
+        identity={}, status=overall([check]), steps=0, chain="", checks=[check], baseline=Baseline("none"), metrics={},
+        kl={}, reproduce=asked.reproduce, version=asked.version,
+    )  # fmt: skip
 
 
 @dataclass
@@ -215,7 +226,6 @@ class _Night:
 
     def night(self) -> Night:
         """All of it."""
-        info: PointInfo = Commits(self.checkout, self.commit, {}, ["."]).info(self.commit)
         judgement = self.judgement
         compared = judgement.compared if judgement else None
         spent = spent_of(self.trace.end) if self.trace else None
@@ -223,7 +233,7 @@ class _Night:
             case=self.case.name,
             machine=self.machine,
             at=self.at,
-            commit=_plain(asdict(info)),
+            commit=_info(self.checkout, self.commit),
             tree=self.tree,
             key=self.case.digest,
             rollouts=self.rollouts,
@@ -262,6 +272,11 @@ class _Night:
             return {name: places["worst"][1] for name, places in judgement.compared.drift.kl.items()}
         equal = judgement.baseline.chain == trace.chain
         return {"k1": 0.0, "k3": 0.0} if equal and trace.row(0, "forward", "log_probs") else {}
+
+
+def _info(checkout: Checkout, commit: str) -> dict[str, Any]:
+    info: PointInfo = Commits(checkout, commit, {}, ["."]).info(commit)
+    return _plain(asdict(info))  # type: ignore[no-any-return]
 
 
 def _plain(value: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 from repro_golden.base.canonical import check_format, read_json, write_atomic
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.base.files import exchanged
-from repro_golden.case.file import Case, find_case, list_cases
+from repro_golden.case.file import CASES, Case, find_case, list_cases
 from repro_golden.case.identity import Difference, Identity, versions_of
 from repro_golden.repository.git import Git
 from repro_golden.store.dvc import Dvc
@@ -24,9 +24,11 @@ from repro_golden.store.rollouts import RolloutFiles, Rollouts, rollouts_of
 from repro_golden.trace import Trace
 from repro_golden.trace.model import checked, to_checked_line
 
-__all__ = ["RUN_FORMAT", "GoldenRun", "Store"]
+__all__ = ["CASE_LOST", "RUN_FORMAT", "GoldenRun", "Store"]
 
 RUN_FORMAT = 1
+CASE_LOST = f"it has a golden run, and no case: bring {CASES}/{{}}.toml back"
+"""What is said of such a name, which belongs in it."""
 _PREVIOUS = "~"  # CASE~CHAIN is a baseline that a later one replaced
 
 
@@ -140,10 +142,16 @@ class Store:
         for pointer in sorted((self.root / "golden" / "runs").glob("*/*.dvc")):
             yield pointer.parent.name, pointer.stem, pointer.with_suffix("").exists()
 
-    def without_a_case(self) -> list[str]:
-        """Names of golden runs, of whatever machine, that no case file is there for; replaced ones are none."""
-        cases = {path.stem for path in list_cases(self.root)}
-        return sorted({name for _, name, _ in self.entries() if _PREVIOUS not in name} - cases)
+    def guarded(self) -> dict[str, Path | None]:
+        """The case file of all that is guarded here, by name; None where golden runs alone are left (`CASE_LOST`).
+
+        Golden runs count on whatever machine they were recorded, by their pointer or as files of git's; replaced ones
+        do not.
+        """
+        kept = Git(self.root).names("ls-files", "-z", "--", ":(glob)golden/runs/*/*/run.json")
+        runs = {name for _, name, _ in self.entries()} | {Path(path).parent.name for path in kept}
+        known = dict.fromkeys(name for name in runs if _PREVIOUS not in name)
+        return dict(sorted({**known, **{path.stem: path for path in list_cases(self.root)}}.items()))
 
     def load(self, machine: str, case: str) -> GoldenRun:
         """The golden run of this commit, pulled when only its pointer is here.

@@ -52,7 +52,7 @@ def nightly(
     out: Path | None,
     as_json: bool,
 ) -> int:
-    """Judge each CASE (names or globs; all by default) on one commit, and keep what came of it.
+    """Judge each CASE (names or globs; all that is guarded by default) on one commit, and keep what came of it.
 
     Two fresh replays must agree; their numbers are compared with the golden run of this machine or, without one, with
     the last green commit, replayed here; other thread counts, batches and layouts where the case asks for them; and
@@ -66,8 +66,8 @@ def nightly(
     """
     from repro import __version__
     from repro.live import bisect_view
-    from repro.nightly.nightly import Asked, exit_code, night_of
-    from repro.nightly.records import Night, Nights
+    from repro.nightly.nightly import Asked, exit_code, night_of, night_without_case
+    from repro.nightly.records import Nights
     from repro.nightly.report import annotate, nightly_text, write_report
     from repro_bisect.axes.commits import resolve
     from repro_bisect.probe.progress import Event
@@ -76,7 +76,7 @@ def nightly(
 
     require("a report", "report", *["tensorboard"] * bool(tensorboard or baseline))
     checkout = find_checkout(Path.cwd())
-    cases = _chosen(checkout.root, names)
+    cases, lost = _chosen(checkout.root, names)
     _refuse(cases, last, baseline)
     commit = resolve(checkout, at)
     store = Nights(results if results is not None else checkout.root / "golden" / "nights")
@@ -96,8 +96,8 @@ def nightly(
     def again(*which: str) -> str:
         return " ".join(["repro report nightly", *map(shlex.quote, which), f"--at {commit[:10]}", *more])
 
-    nights: list[Night] = []
-    files: list[Path] = []
+    nights = [night_without_case(checkout, name, commit, Asked(again(name), __version__)) for name in lost]
+    files = [store.write(night) for night in nights]
     for case in cases:
         asked = Asked(again(case.name), __version__, jobs, not no_bisect, last, events)
         with bisect_view() as watch:
@@ -130,22 +130,24 @@ def nightly(
     return code
 
 
-def _chosen(root: Path, names: Sequence[str]) -> list[Case]:
-    """The cases that names and globs mean, each once, in the order of their names.
+def _chosen(root: Path, names: Sequence[str]) -> tuple[list[Case], list[str]]:
+    """The cases that names and globs mean, each once, in the order of their names; and those whose file is gone.
 
     Raises:
         ReproError: one means none, there is none, or a case file cannot be used.
     """
     from repro_golden.base.errors import ReproError
-    from repro_golden.case.file import CASES, NO_CASE, list_cases, read_case, unknown_case
+    from repro_golden.case.file import CASES, NO_CASE, read_case, unknown_case
+    from repro_golden.store.golden import Store
 
-    paths = {path.stem: path for path in list_cases(root)}
-    if not paths:
+    guarded = Store(root).guarded()
+    if not guarded:
         raise ReproError(f"no case in {root / CASES}: {NO_CASE}")
     for name in names:
-        if not any(fnmatchcase(stem, name) for stem in paths):
+        if not any(fnmatchcase(known, name) for known in guarded):
             raise unknown_case(root, name)
-    return [read_case(path) for stem, path in paths.items() if not names or any(fnmatchcase(stem, n) for n in names)]
+    chosen = {known: path for known, path in guarded.items() if not names or any(fnmatchcase(known, n) for n in names)}
+    return [read_case(path) for path in chosen.values() if path], [known for known, path in chosen.items() if not path]
 
 
 def _refuse(cases: Sequence[Case], last: int | None, baseline: Path | None) -> None:
