@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import Repo
 from history_kit import CASE, edit, note, start
+from nightly_kit import approve
 from pull_kit import flat, pair, with_step
 
 from repro.pulls.cases import PullCases
@@ -46,7 +47,8 @@ def results(tmp_path: Path) -> dict[str, PairResult]:
     [
         (CASE, "# words\n" + CASE, "", ("identical", "within", "moved")),
         (CASE, CASE.replace("10m", "20m"), "", ("identical", "within", "moved")),
-        (CASE, CASE + 'pass_env = ["HF_TOKEN"]\n', "", ("identical", "within", "moved")),
+        (CASE, CASE + 'pass_env = ["HF_TOKEN"]\n', "subject.pass_env", ("identical", "within", "moved")),
+        (CASE, CASE + "[observe]\nactivations = ['x']\n", "observe.activations", ("identical", "within", "moved")),
         (CASE, CASE.replace("steps = 6", "steps = 1"), "case.steps 6 -> 1", ("unverifiable", "unverifiable", "moved")),
         (CASE, CASE.replace('path = "train.py"', 'path = "docs"'), "subject.path 'train.py' -> 'docs'",
          ("unverifiable", "unverifiable", "moved")),
@@ -54,13 +56,15 @@ def results(tmp_path: Path) -> dict[str, PairResult]:
          ("unverifiable", "unverifiable", "moved")),
         (CASE + BOUNDS.format(0.01), CASE + BOUNDS.format(10), "compare.bounds.loss.rtol 0.01 -> 10.0",
          ("unverifiable", "unverifiable", "moved")),
-        (CASE, CASE + BOUNDS.format(10), "compare.mode", ("identical", "unverifiable", "moved")),
+        (CASE + OBSERVE, CASE + BOUNDS.format(10), "compare.mode", ("identical", "unverifiable", "moved")),
         (CASE + OBSERVE, CASE, "observe.metrics", ("unverifiable", "unverifiable", "moved")),
         (CASE + 'pass_env = ["HF_TOKEN"]\n', CASE, "subject.pass_env", ("unverifiable", "unverifiable", "moved")),
         (CASE + BOUNDS.format(10), CASE + BOUNDS.format(0.1), "compare.bounds.loss.rtol 10.0 -> 0.1",
          ("identical", "within", "moved")),
         (CASE, CASE + '[mismatch]\nmax = 0.5\n', "mismatch.max", ("identical", "within", "moved")),
-        (CASE, CASE + OBSERVE, "", ("identical", "within", "moved")),
+        (CASE, CASE + OBSERVE, "observe.metrics", ("unverifiable", "unverifiable", "moved")),
+        (CASE + BOUNDS.format(0.1), CASE + BOUNDS.format(0.1).replace("+)']", "+)', 'step (?P<loss>[0-9]+)']"),
+         "observe.metrics", ("unverifiable", "unverifiable", "moved")),
         (CASE, CASE + "[observe]\nignore = ['x']\n", "observe.ignore", ("unverifiable", "unverifiable", "moved")),
         (CASE, CASE.replace('"train.py"\n', '"./train.py"\n'), "", ("identical", "within", "moved")),
         (CASE.replace("command = ", "comand = "), CASE, "its file", ("unverifiable", "unverifiable", "moved")),
@@ -69,7 +73,10 @@ def results(tmp_path: Path) -> dict[str, PairResult]:
 def test_no_agreement_rests_on_a_case_that_head_changed(
     tmp_path: Path, before: str, after: str, told: str, verdicts: tuple[str, str, str]
 ) -> None:
-    """What HEAD's case says is equal says nothing of what BASE's said; that numbers moved stays true, with a note."""
+    """What HEAD's case says is equal says nothing of what BASE's said; that numbers moved stays true, with a note.
+
+    A pattern for one more metric may take the name of one that was judged: it is no mere growth.
+    """
     repo = start(tmp_path, case=before)
     base = repo.git("rev-parse", "HEAD")
     head = changed(repo, after)
@@ -129,6 +136,28 @@ def test_other_rollouts_and_a_linked_case_are_changes_too(tmp_path: Path) -> Non
     fewer = repo.commit("Fewer steps")
     judged = PullCases(find_checkout(repo.root), other, fewer).judged(result)
     assert judged.verdict == "unverifiable" and "case.steps 6 -> 1" in judged.reason
+
+
+def test_no_case_goes_unseen(tmp_path: Path) -> None:
+    """One that HEAD takes from a folder that is a link, or that is here all the same, and a golden run without any."""
+    repo = start(tmp_path, case=None)
+    folder, link = repo.root / "kept", repo.root / "golden/cases"
+    folder.mkdir()
+    link.parent.mkdir()
+    link.symlink_to("../kept")
+    for name in ("toy", "other"):
+        (folder / f"{name}.toml").write_text(CASE.replace('"toy"', f'"{name}"'))
+    base = repo.commit("Cases")
+    (folder / "toy.toml").unlink()
+    gone, checkout = repo.commit("Take one away"), find_checkout(repo.root)
+    cases = PullCases(checkout, base, gone)
+    assert cases.names == ["other", "toy"] and "HEAD takes golden/cases/toy.toml away" in cases.absent("toy")
+    (folder / "toy.toml").write_text(CASE)
+    assert "HEAD takes" in PullCases(checkout, base, gone).absent("toy"), "it is no case of HEAD's"
+    approve(repo, "m1", case="lost")
+    cases = PullCases(checkout, base, base)
+    assert cases.names == ["lost", "other", "toy"] and [cases.absent(name) for name in ("other", "toy")] == ["", ""]
+    assert cases.absent("lost") == "it has a golden run, and no case: bring golden/cases/lost.toml back"
 
 
 def test_only_what_the_branch_did_to_its_case_counts(tmp_path: Path) -> None:

@@ -310,6 +310,8 @@ def test_a_case_that_was_lost_is_not_judged(tmp_path: Path) -> None:
     assert "no case 'nix'" in ask(repo, "nix", code=2)[0]["error"]
     done = repo.repro("golden", "verify", "--all", "--json")
     assert done.returncode == 3 and list(json.loads(done.stdout)) == ["lost", "too"]
+    done = repo.repro("report", "pr", "HEAD~..HEAD", "--json")
+    assert done.returncode == 3 and {r["verdict"] for r in json.loads(done.stdout)["results"]} == {"unverifiable"}
     done = repo.repro("report", "publish", "--out", str(tmp_path / "site"))
     assert done.returncode == 0, done.stderr
 
