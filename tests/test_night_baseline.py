@@ -236,6 +236,51 @@ def test_what_is_green_elsewhere_approves_nothing_here(tmp_path: Path) -> None:
     assert tonight(repo, trace, first, red, there).last_green is None, "an approval begins anew"
 
 
+def test_a_red_night_is_lifted_by_no_other_machine(tmp_path: Path) -> None:
+    """A commit on top of the red one may be green elsewhere: the change is in it, and nobody approved it here."""
+    repo = kit.start(tmp_path, case=kit.CASE + OBSERVE)
+    trace = made(tmp_path / "a", 1.0, 2.0)
+    approved = approve(repo, "m0")
+    commits = [kit.note(repo, f"work {k}") for k in range(3)]
+    moved = [Check("run-to-run", "green", "two replays agree"), Check("baseline", "changed", "other bits")]
+
+    def at(commit: str, day: int, machine: str = "m1", **given: Any) -> Night:
+        time = f"2026-01-{day:02}T00:00:00Z"
+        return earlier(repo, trace, commit=commit, tree=_tree(repo, commit), machine=machine, at=time, **given)
+
+    def last(*nights: Night) -> Night | None:
+        return tonight(repo, trace, *nights).last_green
+
+    red = at(commits[1], 1, status="changed", checks=moved, baseline=Baseline("approved", approved))
+    between, after = at(commits[0], 2, "m2"), at(commits[2], 2, "m2")
+    assert last(between, after) == after
+    assert last(red, after) is None and last(red, between) is None, "the change may be in either"
+    for other in (replace(red, key="other"), replace(red, rollouts="others"), replace(red, steps=9)):
+        assert last(other, after) is None, "another case does not take the change away"
+    found = baseline_of(replace(tonight(repo, trace, red, after), commit=approved, tree=_tree(repo, approved)))
+    assert said(found)[:2] == ("green", "approved") and found.baseline.commit == approved
+    known = replace(red, baseline=Baseline("last green", commits[0]))
+    assert last(known, between, after) == between, "its own baseline stays one"
+    late = replace(red, baseline=Baseline("golden", commits[2]))
+    assert last(late, after) is None and last(late, between) is None, "a golden run of later code bounds no change"
+    own, failed = at(commits[2], 3), at(commits[2], 3, status="error", checks=[Check("run-to-run", "error", "")])
+    assert last(red, after, own) == own and last(red, after, failed) is None
+    within = replace(own, compared={"verdict": "within"})
+    assert last(red, after, within) == after, "lifted"
+    assert last(red, after, at(commits[0], 3, compared={"verdict": "within"})) is None, "not by what came before it"
+    assert last(red, after, replace(within, key="other")) is None, "nor by what was asked otherwise"
+
+
+def test_a_green_night_of_another_case_is_no_baseline(tmp_path: Path) -> None:
+    """Nor one of other rollouts, or of other steps, which the key of a case does not tell."""
+    repo, trace = kit.start(tmp_path, case=kit.CASE + OBSERVE), made(tmp_path / "a", 1.0, 2.0)
+    green = earlier(repo, trace)
+    assert tonight(repo, trace, green).last_green == green
+    for machine in ("m1", "m2"):
+        others = [replace(green, machine=machine, **{key: "x"}) for key in ("key", "rollouts")]
+        assert tonight(repo, trace, *others, replace(green, machine=machine, steps=1)).last_green is None
+
+
 def test_bounds_where_the_code_is_the_same(tmp_path: Path) -> None:
     """In bounds mode other bits are no change; metrics of the earlier night that left their bounds are."""
     repo = kit.start(tmp_path, case=kit.CASE + BOUNDS)

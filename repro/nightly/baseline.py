@@ -87,27 +87,49 @@ class Tonight:
     def last_green(self) -> Night | None:
         """The green night since the newest approval that tonight may be compared with: this machine's, else any.
 
-        Not one of another machine whose code was red here: this machine's numbers changed there, and that they did not
-        elsewhere approves nothing. Nor one that was only within bounds: from night to night they add up.
+        Not one of another case, other rollouts or steps, nor one that was only within bounds: from night to night they
+        add up. After a red night that stands, of another machine's only one of what that red night was compared with,
+        or of what came before: this machine's numbers changed since, and that they did not elsewhere approves nothing.
         """
-        exact = [n for n in self.nights if n.compared is None and n.commit["commit"] in self.past.since]
+        exact = [n for n in self.nights if n.compared is None and self._asks_the_same(n) and self._since(n)]
         own, red = [n for n in exact if n.machine == self.machine], self._red()
-        return newest_green(own, self.past) or newest_green([n for n in exact if n.tree not in red], self.past)
+        known = [self._known_before(night) for night in red]
+        changed = {night.tree for night in red}
+        others = [n for n in exact if n.tree not in changed and all(n.commit["commit"] in before for before in known)]
+        return newest_green(own, self.past) or newest_green(others, self.past)
 
-    def _red(self) -> set[str]:
-        """Hashes of the code that this machine's last night to judge it, since the newest approval, found changed.
+    def _since(self, night: Night) -> bool:
+        return night.commit["commit"] in self.past.since
 
-        Whatever else befell that night. A night that was flaky or failed has judged nothing.
+    def _asks_the_same(self, night: Night) -> bool:
+        now = (self.case.digest, self.rollouts, len(self.trace.steps))
+        return (night.key, night.rollouts, night.steps) == now
+
+    def _red(self) -> list[Night]:
+        """The nights of this machine, since the newest approval, that found a change and still stand.
+
+        Whatever else befell such a night, and whatever the case was then. A later green one, of tonight's case, lifts
+        those of its code and of the commits that its own holds. One that was flaky or failed has judged nothing.
         """
-        identity = (self.machine, self.case.digest, self.rollouts)
-        red: set[str] = set()
+        red: list[Night] = []
         for night in self.nights:
-            if (night.machine, night.key, night.rollouts) == identity and night.commit["commit"] in self.past.since:
-                if any(check.status == "changed" for check in night.checks):
-                    red.add(night.tree)
-                elif any((check.name, check.status) == ("baseline", "green") for check in night.checks):
-                    red.discard(night.tree)
+            if night.machine != self.machine or not self._since(night):
+                continue
+            if any(check.status == "changed" for check in night.checks):
+                red.append(night)
+            elif (
+                red
+                and self._asks_the_same(night)
+                and any((check.name, check.status) == ("baseline", "green") for check in night.checks)
+            ):
+                held = self.past.held_by(night.commit["commit"])
+                red = [r for r in red if r.tree != night.tree and r.commit["commit"] not in held]
         return red
+
+    def _known_before(self, red: Night) -> frozenset[str]:
+        """The commits before the change that a red night found: what it was compared with, and what that holds."""
+        known = self.past.held_by(red.baseline.commit)
+        return known if red.commit["commit"] not in known else frozenset()
 
     def say(self, text: str) -> None:
         """A line of progress."""
@@ -233,8 +255,8 @@ def _last_green(tonight: Tonight) -> Judgement:
     if not known:
         return _judgement(
             "not judged",
-            f"nothing to compare with: no golden run of this machine ({tonight.machine}), no green night and no "
-            f"golden run of another machine in git: `repro golden record {case.name}` makes a first one",
+            f"nothing to compare with: no golden run of this machine ({tonight.machine}), no green night of this "
+            f"case and no golden run of another machine in git: `repro golden record {case.name}` makes a first one",
             Baseline("none"),
         )
     good = min(known, key=lambda commit: past.order[commit])

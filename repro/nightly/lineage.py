@@ -24,13 +24,26 @@ class Lineage:
         order: Every commit that it holds, itself first: none comes before one that holds it.
         approved: Where the golden runs that it holds, or last held, were first all there; empty where there is none.
         since: Those that hold `approved` (all where there is none) and no golden run that was put back since.
+        parents: Those of each of them.
         cut_off: Whether `approved` is empty because a shallow clone may have left that commit out.
     """
 
     order: Mapping[str, int]
     approved: str
     since: frozenset[str]
+    parents: Mapping[str, Sequence[str]]
     cut_off: bool = False
+
+    def held_by(self, commit: str) -> frozenset[str]:
+        """The commits that one of them holds, itself among them; none where it is not in this past."""
+        held: set[str] = set()
+        next_ones = [commit]
+        while next_ones:
+            one = next_ones.pop()
+            if one in self.parents and one not in held:
+                held.add(one)
+                next_ones += self.parents[one]
+        return frozenset(held)
 
 
 def lineage(checkout: Checkout, case: str, commit: str) -> Lineage:
@@ -52,7 +65,7 @@ def lineage(checkout: Checkout, case: str, commit: str) -> Lineage:
     wanted = frozenset(kept[commit].values())
     valid = frozenset(c for c in parents if wanted.issuperset(held[c].values()))
     if not wanted:
-        return Lineage(order, "", valid)
+        return Lineage(order, "", valid, parents)
     after: dict[str, frozenset[str]] = {}  # of each commit, those of the contents that had come by then
     for c in reversed(parents):
         come = frozenset().union(*(after[p] for p in parents[c]), wanted.intersection(held[c].values()))
@@ -61,7 +74,7 @@ def lineage(checkout: Checkout, case: str, commit: str) -> Lineage:
     since = valid.intersection(_holding(parents, whole[-1]))
     # what a shallow clone left out may have held any of them before
     cut_off = not checkout.git.cut_off().isdisjoint(parents)
-    return Lineage(order, "" if cut_off else whole[-1], since, cut_off)
+    return Lineage(order, "" if cut_off else whole[-1], since, parents, cut_off)
 
 
 def _held(
