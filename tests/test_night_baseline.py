@@ -271,6 +271,39 @@ def test_a_red_night_is_lifted_by_no_other_machine(tmp_path: Path) -> None:
     assert last(red, after, replace(within, key="other")) is None, "nor by what was asked otherwise"
 
 
+def test_numbers_are_approved_of_a_case_and_its_rollouts(tmp_path: Path) -> None:
+    """What changes how a case is run changes what is approved, also where the machine has no golden run of its own."""
+    text = kit.CASE + OBSERVE
+    repo = kit.start(tmp_path, case=None)
+    approve(repo, "m0")
+    path, trace = repo.root / "golden/cases/toy.toml", made(tmp_path / "a", 1.0, 2.0)
+    path.parent.mkdir(parents=True)
+
+    def ask(case: str, *nights: Night) -> tuple[Status, str, str]:
+        path.write_text(case)
+        return said(baseline_of(tonight(repo, trace, *nights)))
+
+    status, kind, why = ask(text)
+    assert (status, kind) == ("not judged", "none") and "has no golden/cases/toy.toml" in why
+    repo.commit("Add the case")
+    approved = approve(repo, "m1")
+    assert ask(text)[:2] == ask(f"# words\n{text}\n[nightly]\nleast = 2\n")[:2] == ("green", "approved")
+    green = earlier(repo, trace)
+    assert ask(text, green)[:2] == ("green", "last green")
+    for old, new, told in (
+        ("--steps 6", "--lr 9", "subject.command"), ("'loss=", "'total=", "observe.metrics"),
+        ("steps = 6", "steps = 2", "case.steps 6 -> 2"),
+    ):  # fmt: skip
+        other = text.replace(old, new)
+        status, kind, why = ask(other, green)
+        assert (status, kind) == ("error", "none") and told in why and f"approved commit {approved[:10]}" in why
+        assert "`repro golden approve toy --reason ...`" in why and "\n" not in why
+        poisoned = replace(green, key=find_case(repo.root, None).digest)
+        assert ask(other, poisoned)[0] == "error", "a green night approves no case"
+    repo.commit("Other steps")
+    assert approve(repo, "m2") and ask(path.read_text())[:2] == ("green", "approved"), "until a newer approval"
+
+
 def test_a_green_night_of_another_case_is_no_baseline(tmp_path: Path) -> None:
     """Nor one of other rollouts, or of other steps, which the key of a case does not tell."""
     repo, trace = kit.start(tmp_path, case=kit.CASE + OBSERVE), made(tmp_path / "a", 1.0, 2.0)
@@ -279,6 +312,34 @@ def test_a_green_night_of_another_case_is_no_baseline(tmp_path: Path) -> None:
     for machine in ("m1", "m2"):
         others = [replace(green, machine=machine, **{key: "x"}) for key in ("key", "rollouts")]
         assert tonight(repo, trace, *others, replace(green, machine=machine, steps=1)).last_green is None
+
+
+def test_rollouts_that_nobody_approved(tmp_path: Path) -> None:
+    """Another pointer, committed or not, is another question; rollouts that git does not know are none at all."""
+    repo = kit.start(tmp_path, case=kit.CASE.replace("steps = 6", 'steps = 6\nrollouts = "data/x"') + OBSERVE)
+    trace, folder = made(tmp_path / "a", 1.0, 2.0), repo.root / "data/x"
+    folder.mkdir(parents=True)
+    (folder / "0.txt").write_text("1")
+    (repo.root / ".gitignore").write_text("/data/\n")
+    approve(repo, "m1")
+
+    def ask() -> tuple[Status, str, str]:
+        return said(baseline_of(tonight(repo, trace)))
+
+    status, _, why = ask()
+    assert status == "not judged" and "git has no data/x and no pointer to it" in why
+    (repo.root / ".gitignore").unlink()
+    approve(repo, "m2")
+    assert ask()[:2] == ("green", "approved")
+    (folder / "1.txt").write_text("one more, which git does not know")
+    assert ask()[0] == "error"
+    repo.git("add", "--all")
+    assert "case.content of rollouts" in ask()[2]
+    repo.commit("Other rollouts")
+    status, _, why = ask()
+    assert status == "error" and "case.content of rollouts" in why
+    approve(repo, "m3")
+    assert ask()[:2] == ("green", "approved")
 
 
 def test_bounds_where_the_code_is_the_same(tmp_path: Path) -> None:

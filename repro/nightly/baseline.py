@@ -21,9 +21,10 @@ from repro_bisect.probe.progress import Event, Watch
 from repro_bisect.probe.request import Request
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.base.observed import tellings
-from repro_golden.case.file import Bound, Case
+from repro_golden.case.file import CASES, Bound, Case
 from repro_golden.compare.coverage import Coverage
 from repro_golden.compare.traces import identity_differences
+from repro_golden.repository.cases import ROLLOUTS, CommittedCases, differences, in_words, of_checkout
 from repro_golden.repository.checkout import Checkout
 from repro_golden.runs.verify import find_golden
 from repro_golden.store.golden import GoldenRun, Store, describe
@@ -259,6 +260,8 @@ def _last_green(tonight: Tonight) -> Judgement:
             f"case and no golden run of another machine in git: `repro golden record {case.name}` makes a first one",
             Baseline("none"),
         )
+    if past.approved:
+        _refuse_changed(tonight, past.approved)
     good = min(known, key=lambda commit: past.order[commit])
     baseline = Baseline("last green" if good == last else "approved", good)
     name = f"{'the last green commit' if baseline.kind == 'last green' else 'the approved commit'} {short(good)}"
@@ -280,6 +283,32 @@ def _last_green(tonight: Tonight) -> Judgement:
     if compared.verdict == "within":
         return _judgement("green", f"within the case's bounds of {name}: {_where(compared)}", baseline, compared)
     return _moved(tonight, baseline, name, base, compared, kept=cached)
+
+
+def _refuse_changed(tonight: Tonight, approved: str) -> None:
+    """Refuse to go on where the numbers were approved of another case, or on other rollouts, than tonight's.
+
+    Raises:
+        NotVerifiableError: the commit does not say of what.
+        ReproError: they were.
+    """
+    case, git = tonight.case, tonight.checkout.git
+    cases = CommittedCases(git, approved)
+    then = cases.read(case.name)
+    cure = f"`repro golden approve {case.name} --reason ...`, then commit golden"
+    if then is None:
+        raise NotVerifiableError(f"the approved commit {short(approved)} has no {CASES / case.name}.toml: {cure}")
+    asked = cases.asked(then)
+    if changed := differences(asked, of_checkout(git, case)):
+        what = f"the case {case.name} was changed since the approved commit {short(approved)}"
+        raise ReproError(f"{what} ({in_words(changed)}): {cure}")
+    store = Store(tonight.checkout.root)
+    rollouts = store.rollouts_path(case)
+    if rollouts is None:
+        return
+    if not asked["case"][ROLLOUTS]:
+        raise NotVerifiableError(f"git has no {case.case.rollouts} and no pointer to it: {cure}")
+    store.refuse_unknown(rollouts)
 
 
 def _moved(
