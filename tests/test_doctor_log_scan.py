@@ -14,9 +14,10 @@ from examples_kit import at_most
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro.doctor.artefacts.kinds import Hit, Log, Series
+from repro.doctor.artefacts.kinds import Aside, Hit, Log, Series
+from repro.doctor.artefacts.logs.asides import aside
 from repro.doctor.artefacts.logs.files import log_files, read_log
-from repro.doctor.artefacts.logs.scan import KEPT, SHOWN, Scan, safe, scan
+from repro.doctor.artefacts.logs.scan import BEHIND, KEPT, NEAR, SHOWN, Scan, safe, scan
 from repro.doctor.logs import LOG, RAY_SESSION
 from repro_golden.base.errors import ReproError
 from repro_golden.base.printed import labelled
@@ -34,7 +35,8 @@ def naive(data: bytes, phrases: list[str]) -> Scan:
             if start >= 0:
                 scan.counts[phrase] += 1
                 if scan.counts[phrase] <= KEPT:
-                    scan.hits[phrase].append(Hit(number, offset, _shown(line, start, start + len(phrase.encode()))))
+                    end = start + len(phrase.encode())
+                    scan.hits[phrase].append(Hit(number, offset, _shown(line, start, end), _why(line, start, end)))
         offset += len(line) + 1
     return scan
 
@@ -47,10 +49,31 @@ def _shown(line: bytes, start: int, end: int) -> str:
     return safe(line[:160] + b" ... " + line[max(160, start - 60) : start + 160]).strip()
 
 
+def _why(line: bytes, start: int, end: int) -> Aside:
+    before = line[:start] if start <= NEAR else line[:160] + line[start - NEAR : start]
+    behind = line[: -1 if line.endswith(b"\r") and len(line) > end else None][end : end + BEHIND]
+    return aside(*(part.decode("utf-8", "replace") for part in (before, line[start:end], behind)))
+
+
 TEXTS = st.lists(
     st.one_of(
         st.sampled_from(
-            [b"abc", b"ab", b"bca", b"\n", b"\r\n", b"\x1b[31m", b"\xff", b"\0", b"\xc3\xa9", b" ", b"aaaa"]
+            [
+                b" 'it ",
+                b"' ",
+                b'INFO "',
+                b"abc",
+                b"ab",
+                b"bca",
+                b"\n",
+                b"\r\n",
+                b"\x1b[31m",
+                b"\xff",
+                b"\0",
+                b"\xc3\xa9",
+                b" ",
+                b"aaaa",
+            ]
         ),
         st.binary(max_size=6),
         st.sampled_from([b"x" * 300, b"y" * 1700, b"z" * 5000]),
@@ -75,7 +98,7 @@ def test_scan_equals_a_naive_reading(data: bytes, phrases: list[str], block: int
 @pytest.mark.parametrize("block", [7, 64])
 def test_phrases_across_pieces_of_a_long_line(block: int) -> None:
     """A line that is searched in pieces loses no phrase, wherever the pieces end, and shows what a whole one would."""
-    for start in range(3000, 6000):
+    for start in range(4000, 7000):
         data = b"begin " + b"z" * start + b"abc" + b"y" * 700 + b"\nabc"
         assert scan(io.BytesIO(data), ["abc", "zab"], block=block, long=1).hits == naive(data, ["abc", "zab"]).hits
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy.typing as npt
 
@@ -17,9 +17,10 @@ from repro_golden.dumps.train.joining import Joined
 from repro_golden.trace import Trace
 
 __all__ = [
-    "Checkout", "Flag", "Golden", "GoldenValues", "HfCheckpoint", "HfConfig", "Hit", "Launch", "Log", "Machine",
-    "MegatronCheckpoint", "NotRead", "Origin", "ParserDump", "PromptData", "PythonCode", "Reader", "RewardFunction",
-    "Rollout", "Series", "TensorInfo", "TensorStats", "Tokenizer", "TraceRun", "TrainStep", "Variable",
+    "Aside", "Checkout", "Flag", "Golden", "GoldenValues", "HfCheckpoint", "HfConfig", "Hit", "Launch", "Log",
+    "Machine", "MegatronCheckpoint", "NotRead", "Origin", "ParserDump", "PromptData", "PythonCode", "Reader",
+    "RewardFunction", "Rollout", "Series", "TensorInfo", "TensorStats", "Tokenizer", "TraceRun", "TrainStep",
+    "Variable",
 ]  # fmt: skip
 
 
@@ -233,12 +234,18 @@ class Series:
         return Where(str(self.path), self.lines.get((kind, number)), f"{kind} {number} {metric}", f"{value:.6g}")
 
 
+Aside = Literal["", "level", "quoted", "shown"]
+"""Why a phrase in a line is no sign by itself: ``level``, the line is INFO or DEBUG; ``quoted``, another text quotes it
+or advises on it; ``shown``, it stands in a sample, in what a tool gave, or in a command that ``set -x`` shows."""
+
+
 class Hit(NamedTuple):
     """A line of a log that holds a phrase: its number from 1, its offset in bytes, its text (cut at 400 characters)."""
 
     line: int
     offset: int
     text: str
+    aside: Aside = ""
 
 
 @dataclass(frozen=True)
@@ -249,7 +256,7 @@ class Log:
         path: The file.
         size: Bytes.
         lines: How many.
-        hits: By phrase, the first hundred lines that hold it.
+        hits: By phrase, the first hundred lines that hold it as a sign, and the first hundred that hold it aside.
         counts: By phrase, how many lines hold it.
         series: Its metrics.
         rank: Of the process, where the file's name or its lines say so.

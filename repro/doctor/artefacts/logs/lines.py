@@ -7,14 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from repro.doctor.artefacts.kinds import Hit, Launch, Log
+from repro.doctor.artefacts.logs.asides import aside
 
 __all__ = [
     "MEMORY", "SYNC", "OutOfMemory", "above", "argument", "below", "colocated", "fails", "goes_on", "memory_errors",
     "rank", "rank_of", "rollouts_before", "said", "speaker", "steps_before", "times",
 ]  # fmt: skip
-
-_SAMPLES = ("First rollout sample:", "Finish rollout:", "GenerateReqInput(", "text_preview=")
-"""Lines that quote prompts and responses, in which any message can stand."""
 
 _RAY = re.compile(r"^\((\w[^()]*?(?:\([^()]*\))?) pid=(\d+)(?:, ip=([^\s)]+))?\)")
 _RANK = re.compile(r"\[[Rr]ank ?(\d{1,6})\]|(?:^|[ _])rank(\d{1,6})\]")
@@ -27,6 +25,12 @@ _FAILS = re.compile(
     r"|Watchdog caught|Timed out waiting|wait timeout after|Timeout at NCCL work|NCCL error|Segmentation fault"
     r"|Not enough memory|hit an exception|exit(?:ed with)? code [1-9]|\bJob '[^']{1,200}' failed|(?:^|\s)Killed$"
 )
+
+_FAULT = re.compile(
+    rf"{_FAILS.pattern}|illegal memory access|ILLEGAL_ADDRESS|IllegalAddress|No space left|quota exceeded"
+    r"|SIG(?:SEGV|ABRT)"
+)
+"""Phrases that tell a fault, which a line of level INFO only mentions. Others are told at any level."""
 
 MEMORY = (
     "CUDA out of memory", "torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "CUDA error: out of memory",
@@ -43,6 +47,8 @@ _TRAINER = (
     "loss.backward",
 )  # fmt: skip
 _STARTS = ("Traceback (most recent call last)", "RayTaskError")
+_ASKED = 20
+"""Lines that hold a phrase aside whose surroundings are looked at."""
 _BACKWARD = ("loss.backward", "run_backward", "torch/autograd", "backward_step", ".backward(")
 
 
@@ -65,15 +71,43 @@ class OutOfMemory(NamedTuple):
 
 
 def said(log: Log, *phrases: str) -> list[Hit]:
-    """The lines that hold one of the phrases, in order, each once, without those that quote what a model wrote."""
-    hits = {hit.line: hit for phrase in reversed(phrases) for hit in log.hits.get(phrase, ())}
-    return [hits[n] for n in sorted(hits) if not _quotes(hits[n].text)]
+    """The lines that say one of the phrases, in order, each once: not those that only quote it or advise on it."""
+    hits = {hit.line: hit for phrase in reversed(phrases) for hit in _signs(log, phrase)}
+    return [hits[n] for n in sorted(hits)]
+
+
+def _signs(log: Log, phrase: str) -> list[Hit]:
+    """The lines that hold a phrase as a sign, or aside in what is borne out by the lines around it."""
+    hits, fault, asked = log.hits.get(phrase, ()), bool(_FAULT.search(phrase)), 0
+    signs = []
+    for hit in hits:
+        if hit.aside == "shown":
+            continue
+        if hit.aside == "quoted" or (hit.aside == "level" and fault):
+            asked += 1
+            if asked > _ASKED or not _borne_out(log, hit):
+                continue
+        signs.append(hit)
+    return signs
+
+
+def _borne_out(log: Log, hit: Hit) -> bool:
+    """Whether the process that printed a line was telling an exception there, or fails right behind it."""
+    source = _source(hit.text)
+    before = [text for text in above(log, hit, 12)[:-1] if _source(text) == source][-3:]
+    after = [text for text in below(log, hit, 40)[1:] if _source(text) == source]
+    return _any(before, (*_STARTS, 'File "')) or any(fails(text) for text in after)
 
 
 def times(log: Log, *phrases: str) -> str:
     """`` (on 12 lines)``, by the commonest of the phrases; '' for one line."""
-    count = max((log.counts.get(phrase, 0) for phrase in phrases), default=0)
+    count = max((_count(log, phrase) for phrase in phrases), default=0)
     return f" (on {count} lines)" if count > 1 else ""
+
+
+def _count(log: Log, phrase: str) -> int:
+    """How many lines hold a phrase, without those that are known to hold it aside."""
+    return log.counts.get(phrase, 0) - (len(log.hits.get(phrase, ())) - len(_signs(log, phrase)))
 
 
 def above(log: Log, hit: Hit, lines: int = 60) -> list[str]:
@@ -126,7 +160,7 @@ def goes_on(log: Log, hit: Hit) -> bool:
     if any(at > hit.line for _, at in lines):
         return True
     later = [*below(log, hit, 900)[1:], *log.around(max(hit.line + 901, log.lines - 200), log.lines)]
-    if any(_SUCCEEDED.search(text) and not _quotes(text) for text in later):
+    if any((match := _SUCCEEDED.search(text)) and not _quotes(text, match) for text in later):
         return True
     if not any(kind == "step" for kind, _ in lines):
         return False
@@ -137,11 +171,13 @@ def goes_on(log: Log, hit: Hit) -> bool:
 
 def fails(text: str) -> bool:
     """Whether a line tells an exception, a crash, a timeout or a job that failed."""
-    return bool(_FAILS.search(text)) and "NCCL INFO" not in text and not _quotes(text)
+    match = _FAILS.search(text)
+    return match is not None and "NCCL INFO" not in text and not _quotes(text, match)
 
 
-def _quotes(text: str) -> bool:
-    return any(sample in text for sample in _SAMPLES)
+def _quotes(text: str, match: re.Match[str]) -> bool:
+    """Whether a line only quotes or shows what matches in it."""
+    return aside(text[: match.start()], match[0], text[match.end() :]) in ("quoted", "shown")
 
 
 def argument(name: str, launch: Launch | None, log: Log) -> str | None:

@@ -9,11 +9,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from repro.doctor.artefacts.kinds import Hit
+from repro.doctor.artefacts.logs.asides import aside
 
-__all__ = ["KEPT", "SHOWN", "Scan", "Source", "Taker", "safe", "scan"]
+__all__ = ["BEHIND", "KEPT", "NEAR", "SHOWN", "Scan", "Source", "Taker", "safe", "scan"]
 
 KEPT = 100
-"""Lines kept of each phrase. Later ones are counted."""
+"""Lines kept of each phrase in which it is a sign, and so many in which it is none. Later ones are counted."""
+
+_JUDGED = 20 * KEPT
+"""Lines of each phrase that are asked whether it is a sign there."""
 
 SHOWN = 400
 """Characters kept of a line."""
@@ -29,6 +33,9 @@ _HEAD, _BEFORE, _AFTER = 160, 60, 160
 """Bytes shown of a line's beginning, and around a phrase that stands far into it."""
 
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+
+NEAR, BEHIND = 1024, 256
+"""Bytes before and behind a phrase that are looked at to see whether it is a sign, beside the line's beginning."""
 
 
 class Source(Protocol):
@@ -114,12 +121,16 @@ class _Pass:
         self.takers = [takers.get(p) for p in phrases]
         self.hits = [scan.hits.get(p) for p in phrases]
         self.counts = [0] * len(phrases)
+        self.signs, self.asides = [0] * len(phrases), [0] * len(phrases)
+        """By phrase, how many lines are kept in which it is a sign, and in which it is none."""
+        self.wanted = [hits is not None for hits in self.hits]
+        """By phrase, whether more lines of it are kept."""
         self.last = [0] * len(phrases)
         """By phrase, the last line that was seen to hold it."""
         self.search = _automaton(encoded) if encoded else None
         longest = max(map(len, encoded), default=1)
-        self.after = _AFTER + longest
-        self.before = _BEFORE + longest
+        self.after = max(_AFTER, BEHIND) + longest
+        self.before = max(_BEFORE, NEAR) + longest
         self.block, self.long = block, max(long, 8 * SHOWN + self.after + self.before)
         self.buffer = bytearray(self.long + 2 * block + self.after + self.before)
         self.filled = 0
@@ -177,8 +188,7 @@ class _Pass:
                 continue
             last[index] = line
             counts[index] += 1
-            taker, hits = self.takers[index], self.hits[index]
-            if taker or (hits is not None and counts[index] <= KEPT):
+            if self.wanted[index] or self.takers[index]:
                 self._keep(index, line, first, start, end)
         line += buffer.count(10, cursor, limit)
         if line != first:
@@ -196,11 +206,21 @@ class _Pass:
         hits, taker = self.hits[index], self.takers[index]
         if taker:
             taker(line, bytes(self.buffer[begin : min(stop, begin + _LONG)]))
-        if hits is not None and self.counts[index] <= KEPT:
-            if end + self.base - offset <= SHOWN:
-                excerpt = bytes(self.buffer[begin : min(stop, begin + 4 * SHOWN)])
-            else:
-                head = bytes(self.buffer[begin : begin + _HEAD]) if offset >= self.base else self.head
-                around = self.buffer[max(offset - self.base + _HEAD, start - _BEFORE, 0) : min(stop, start + _AFTER)]
-                excerpt = head + b" ... " + bytes(around)
-            hits.append(Hit(line, offset, safe(excerpt).strip()))
+        if hits is None or not self.wanted[index]:
+            return
+        head = bytes(self.buffer[begin : begin + _HEAD]) if offset >= self.base else self.head
+        far = start + self.base - offset > NEAR
+        before = (head if far else b"") + bytes(self.buffer[max(begin, start - NEAR) : start])
+        parts = before, bytes(self.buffer[start:end]), bytes(self.buffer[end : min(stop, end + BEHIND)])
+        why = aside(*(part.decode("utf-8", "replace") for part in parts))
+        kept = self.asides if why else self.signs
+        kept[index] += 1
+        self.wanted[index] = self.signs[index] < KEPT and self.counts[index] < _JUDGED
+        if kept[index] > KEPT:
+            return
+        if end + self.base - offset <= SHOWN:
+            excerpt = bytes(self.buffer[begin : min(stop, begin + 4 * SHOWN)])
+        else:
+            around = self.buffer[max(offset - self.base + _HEAD, start - _BEFORE, 0) : min(stop, start + _AFTER)]
+            excerpt = head + b" ... " + bytes(around)
+        hits.append(Hit(line, offset, safe(excerpt).strip(), why))
