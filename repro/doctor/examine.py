@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from repro.doctor.artefacts.kinds import Launch, NotRead
+from repro.doctor.artefacts.kinds import Launch, Log, Metrics, NotRead, Series
 from repro.doctor.catalogue import catalogue
 from repro.doctor.facts.launches import programmed
 from repro.doctor.recognise import Seen, recognise
+from repro.text import count
 from repro_golden.base.checks import Finding, Found, Rule, Severity, Where
 from repro_golden.base.errors import ReproError
 
@@ -49,6 +50,15 @@ OTHER_PROGRAM = Rule(
 )  # fmt: skip
 """Likewise: it is known before any rule is tried."""
 
+OTHER_METRICS = Rule(
+    "other-metrics", "A log without metrics as slime, Miles and Relax print them", (), "note", "certain",
+    "the rules of those trainers' metrics are not tried on it, so their absence is no clean bill",
+    "where the run has other files, name the log of the process that prints the metrics, the run's dumps, or a trace "
+    "(`repro trace`)",
+    (), lambda: (),
+)  # fmt: skip
+"""Likewise."""
+
 _ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 
 
@@ -79,6 +89,7 @@ def every_rule() -> dict[str, Rule]:
         FAULT.id: FAULT,
         LEFT_OUT.id: LEFT_OUT,
         OTHER_PROGRAM.id: OTHER_PROGRAM,
+        OTHER_METRICS.id: OTHER_METRICS,
     }
 
 
@@ -131,6 +142,12 @@ def examine(
     of_trainers = [artefact for artefact in artefacts if not isinstance(artefact, Launch) or artefact.trainer]
     if not only:  # what is asked for by name is tried on whatever is given
         findings += [Finding.of(OTHER_PROGRAM, Found(_starts(launch), Where(str(launch.path)))) for launch in others]
+        findings += [
+            Finding.of(OTHER_METRICS, Found(_prints(entry), Where(str(entry.path))))
+            for entry in seen
+            if any(isinstance(artefact, Log) for artefact in entry.artefacts)
+            and not any(isinstance(artefact, Series) for artefact in entry.artefacts)
+        ]
     tried = []
     for rule in catalogue().values():
         if (only and rule.id not in only) or rule.id in ignore:
@@ -150,6 +167,13 @@ def _starts(launch: Launch) -> str:
     return (
         f"{launch.entry or 'the command'} imports none of slime, Miles and Relax, and has no flag that only they have"
     )
+
+
+def _prints(entry: Seen) -> str:
+    lines = sum(len(artefact.steps) for artefact in entry.artefacts if isinstance(artefact, Metrics))
+    if not lines:
+        return "no line of metrics that can be read"
+    return f"metrics of another trainer ({count(lines, 'line')}): read is whether losses and gradient norms are finite"
 
 
 def _tried(rule: Rule, arguments: tuple[object, ...]) -> Iterator[Finding]:

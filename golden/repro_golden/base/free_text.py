@@ -15,7 +15,7 @@ import re
 from repro_golden.base.machine_numbers import words_of
 from repro_golden.base.printed import CALL, NUMBER, bare, numbers
 
-__all__ = ["in_text", "is_bar", "shown_in"]
+__all__ = ["in_bar", "in_dict", "in_text", "is_bar", "shown_in"]
 
 _DEEP = 4
 """Levels of dicts in dicts."""
@@ -80,15 +80,26 @@ def shown_in(line: str) -> dict[str, float]:
         line: without its line end.
     """
     text = bare(line)
+    if (inside := in_dict(text)) or text.startswith("{"):
+        return inside
+    if bar := _BAR.search(text):
+        return in_text(text[: bar.start()]) | in_bar(text)
+    return in_text(text)
+
+
+def in_dict(text: str) -> dict[str, float]:
+    """The numbers of a dict that a text is, or ends in behind what a logger or a label puts before it."""
     if text.startswith("{"):
         return numbers(text, quoted=True, deep=_DEEP)
     prefix = _LOGGED.match(text) if text.endswith("}") else None
-    if prefix and (inside := numbers(text[prefix.end() :], quoted=True, deep=_DEEP)):
-        return inside
-    if bar := _BAR.search(text):
-        pairs = (_POSTFIX.fullmatch(part) for part in bar["rest"].split(","))
-        return in_text(text[: bar.start()]) | _kept({p["name"].strip(): _float(p["value"]) for p in pairs if p})
-    return in_text(text)
+    return numbers(text[prefix.end() :], quoted=True, deep=_DEEP) if prefix else {}
+
+
+def in_bar(text: str) -> dict[str, float]:
+    """The numbers of a progress bar's postfix."""
+    bar = _BAR.search(text)
+    pairs = (_POSTFIX.fullmatch(part) for part in bar["rest"].split(",")) if bar else ()
+    return _kept({pair["name"].strip(): _float(pair["value"]) for pair in pairs if pair})
 
 
 def in_text(text: str) -> dict[str, float]:

@@ -18,7 +18,7 @@ from repro_golden.trace import Trace
 
 __all__ = [
     "Aside", "Checkout", "Flag", "Golden", "GoldenValues", "HfCheckpoint", "HfConfig", "Hit", "Launch", "Log",
-    "Machine", "MegatronCheckpoint", "NotRead", "Origin", "ParserDump", "PromptData", "PythonCode", "Reader",
+    "Machine", "MegatronCheckpoint", "Metrics", "NotRead", "Origin", "ParserDump", "PromptData", "PythonCode", "Reader",
     "RewardFunction", "Rollout", "Series", "TensorInfo", "TensorStats", "Tokenizer", "TraceRun", "TrainStep",
     "Variable",
 ]  # fmt: skip
@@ -212,12 +212,12 @@ class TrainStep:
 
 
 @dataclass(frozen=True)
-class Series:
-    """Numbers of a run by step and by rollout, without the prefixes ``train/`` and ``rollout/``.
+class Metrics:
+    """Numbers of a run. What is no `Series` are losses and gradient norms as any trainer prints them, by line.
 
     Attributes:
         path: The log, trace or folder that they come from.
-        steps: Metrics of each optimizer step.
+        steps: Metrics of each optimizer step; of any trainer those of each line, which need not name a step.
         rollouts: Metrics of each rollout (``log_probs``, ``ref_log_probs``, ``raw_reward``, ``truncated`` ...).
         lines: Where each step's or rollout's numbers stand: (``step`` or ``rollout``, number) to the line.
         flags: Arguments of the run where its log prints them (``rollout_batch_size ... 32``), by their names there.
@@ -225,9 +225,18 @@ class Series:
 
     path: Path
     steps: Mapping[int, Mapping[str, float]]
-    rollouts: Mapping[int, Mapping[str, float]]
+    rollouts: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     lines: Mapping[tuple[str, int], int] = field(default_factory=dict)
     flags: Mapping[str, str] = field(default_factory=dict)
+
+    def where(self, kind: str, number: int, metric: str, value: float) -> Where:  # noqa: ARG002 - `Series` needs it
+        """The evidence for a metric of a line."""
+        return Where(str(self.path), number, metric, f"{value:.6g}")
+
+
+@dataclass(frozen=True)
+class Series(Metrics):
+    """Those of slime, Miles and Relax, by step and by rollout, without the prefixes ``train/`` and ``rollout/``."""
 
     def where(self, kind: str, number: int, metric: str, value: float) -> Where:
         """The evidence for a metric of a ``step`` or ``rollout``."""
@@ -258,7 +267,8 @@ class Log:
         lines: How many.
         hits: By phrase, the first hundred lines that hold it as a sign, and the first hundred that hold it aside.
         counts: By phrase, how many lines hold it.
-        series: Its metrics.
+        series: Its metrics, as slime, Miles and Relax print them.
+        metrics: Losses and gradient norms of lines in other forms.
         rank: Of the process, where the file's name or its lines say so.
         explained: Phrases that rules of severity error look for: they say more of an exception than its traceback.
         around: Reads the lines from a number to a number (inclusive) of the file again, without line ends.
@@ -270,6 +280,7 @@ class Log:
     hits: Mapping[str, Sequence[Hit]]
     counts: Mapping[str, int]
     series: Series
+    metrics: Metrics
     rank: int | None
     explained: Sequence[str]
     around: Callable[[int, int], list[str]]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Literal, NamedTuple
 
-from repro.doctor.artefacts.kinds import Launch, Series
+from repro.doctor.artefacts.kinds import Launch, Metrics, Series
 from repro_golden.base.checks import Where
 
 __all__ = [
@@ -52,7 +52,7 @@ class Rise(NamedTuple):
     top: float
 
 
-def curve(series: Series, kind: Kind, metric: str) -> list[Point]:
+def curve(series: Metrics, kind: Kind, metric: str) -> list[Point]:
     """A metric's numbers in the order of steps or rollouts, those that are not finite among them."""
     table = series.steps if kind == "step" else series.rollouts
     return [Point(number, float(table[number][metric])) for number in sorted(table) if metric in table[number]]
@@ -135,7 +135,7 @@ def kl_where(series: Series, kl: tuple[Kind, str, float]) -> Where:
     return series.where(kl[0], 0, kl[1], kl[2])
 
 
-def setting(launch: Launch | None, series: Series | None, flag: str) -> str | None:
+def setting(launch: Launch | None, series: Metrics | None, flag: str) -> str | None:
     """What a flag is set to: by the launch, else as the run's log prints it. A switch that is given is ``True``.
 
     Returns:

@@ -7,18 +7,21 @@ import functools
 import gzip
 import io
 import json
+import math
 import os
 import re
 import shutil
 import stat
 import tempfile
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from repro.doctor.artefacts.kinds import Log, Reader, Series
-from repro.doctor.artefacts.logs.scan import Scan, safe, scan
+from repro.doctor.artefacts.kinds import Log, Metrics, Reader, Series
+from repro.doctor.artefacts.logs.records import ANCHORS, losses_and_norms
+from repro.doctor.artefacts.logs.scan import Scan, Taker, safe, scan
 from repro_golden.base.errors import ReproError
 from repro_golden.base.printed import labelled
 
@@ -26,7 +29,8 @@ __all__ = ["log_files", "log_reader", "read_log", "session_reader"]
 
 _HEAD = 64 << 10
 _METRICS = 50_000
-"""Lines of metrics that are read of one log."""
+"""Lines of metrics that are kept of one log: the first in the form of slime and Miles; in others the first that are not
+finite, and the last that are."""
 
 _UNPACKED = 1 << 36
 """Bytes that a gzip file may unpack to."""
@@ -70,7 +74,8 @@ def read_log(path: Path, sought: Sequence[str], explained: Sequence[str] = ()) -
         ReproError: it can not be read, or its gzip is corrupt.
     """
     numbers = _Numbers(path)
-    takers = dict.fromkeys(_ANCHORS, numbers.metrics) | {_ARGUMENT: numbers.argument}
+    takers: dict[str, Taker] = dict.fromkeys(ANCHORS, numbers.others)
+    takers |= dict.fromkeys(_ANCHORS, numbers.metrics) | {_ARGUMENT: numbers.argument}
     with _opened(path) as file:
         scanned = scan(_Bounded(file, path), sought, takers=takers)
     return Log(
@@ -80,6 +85,7 @@ def read_log(path: Path, sought: Sequence[str], explained: Sequence[str] = ()) -
         hits={phrase: tuple(hits) for phrase, hits in scanned.hits.items()},
         counts=scanned.counts,
         series=numbers.series(),
+        metrics=numbers.of_others(),
         rank=_rank(path),
         explained=tuple(explained),
         around=functools.partial(_around, path, scanned),
@@ -96,6 +102,9 @@ class _Numbers:
         self._lines: dict[tuple[str, int], int] = {}
         self._flags: dict[str, str] = {}
         self._read = 0
+        self._finite: OrderedDict[int, dict[str, float]] = OrderedDict()
+        self._not_finite: dict[int, dict[str, float]] = {}
+        self._seen = 0
 
     def metrics(self, number: int, line: bytes) -> None:
         """A line that may be a labelled one."""
@@ -112,6 +121,7 @@ class _Numbers:
         record = labelled(text)
         if record is None:
             return
+        self._seen = number
         kind = "step" if record.label == "step" else "rollout"
         table = self._steps if kind == "step" else self._rollouts
         row = table.setdefault(record.number, {})
@@ -123,6 +133,19 @@ class _Numbers:
             row.setdefault(name, value)  # where a run was started again below itself, the first one
         self._lines.setdefault((record.label, record.number), number)
 
+    def others(self, number: int, line: bytes) -> None:
+        """A line that may hold a loss or a gradient norm in another form."""
+        if number == self._seen:
+            return
+        self._seen = number
+        found = losses_and_norms(line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2])
+        if found and all(map(math.isfinite, found.values())):
+            self._finite[number] = found
+            if len(self._finite) > _METRICS:
+                self._finite.popitem(last=False)
+        elif found and len(self._not_finite) < _METRICS:
+            self._not_finite[number] = found
+
     def argument(self, _number: int, line: bytes) -> None:
         """A line that may be one of Megatron's arguments."""
         match = _ARGUMENT_LINE.search(safe(line))
@@ -132,6 +155,10 @@ class _Numbers:
     def series(self) -> Series:
         """All of them."""
         return Series(self._path, self._steps, self._rollouts, self._lines, self._flags)
+
+    def of_others(self) -> Metrics:
+        """Those of lines in other forms."""
+        return Metrics(self._path, dict(sorted((self._finite | self._not_finite).items())), flags=self._flags)
 
 
 class _Bounded:
@@ -248,8 +275,10 @@ def _is_json(head: bytes) -> bool:
 
 def _artefacts(log: Log) -> Iterator[object]:
     yield log
-    if log.series.steps or log.series.rollouts or log.series.flags:
+    if log.series.steps or log.series.rollouts:
         yield log.series
+    if log.metrics.steps:
+        yield log.metrics
 
 
 def log_files(folder: Path) -> list[Path]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Literal
 
-from repro.doctor.artefacts.kinds import Launch, Rollout, Series
+from repro.doctor.artefacts.kinds import Launch, Metrics, Rollout, Series
+from repro.doctor.artefacts.logs.records import is_gradient_norm, is_loss
 from repro.doctor.facts.curves import (
     Kind,
     Point,
@@ -85,6 +86,13 @@ def _grad_norm_explodes(series: Series, launch: Launch | None) -> Iterator[Found
         )
 
 
+_ANY_TRAINERS = (
+    "look at the samples of that update for empty prompts and responses, rewards and log-probs that are NaN, and a "
+    "chat template applied twice; then a lower learning rate, gradients that are clipped, bf16 instead of fp16"
+)
+"""What to do, without a flag of slime's or Miles'."""
+
+
 @rule(
     id="gradient-not-finite",
     title="Gradient norms that are NaN or infinite",
@@ -95,18 +103,25 @@ def _grad_norm_explodes(series: Series, launch: Launch | None) -> Iterator[Found
     "--no-check-for-nan-in-loss-and-grad skips such updates for the time being, then look for the sample in the "
     "dumps of that rollout",
     sources=("Miles guide: Debugging", "Miles FAQ"),
+    any_program=True,
 )
-def _gradient_not_finite(series: Series, launch: Launch | None) -> Iterator[Found]:
-    for metric in ("grad_norm", "critic-grad_norm"):
+def _gradient_not_finite(series: Metrics, launch: Launch | None) -> Iterator[Found]:
+    any_trainers = not isinstance(series, Series)
+    place = "on line" if any_trainers else "at update"
+    for metric in sorted({name for step in series.steps.values() for name in step if is_gradient_norm(name)}):
         norms = curve(series, "step", metric)
         bad = [point for point in norms if not math.isfinite(point.value)]
         if bad:
             fp8 = setting(launch, series, "--fp8-format") or setting(launch, series, "--fp8")
             yield Found(
-                f"{metric} is {bad[0].value} at update {bad[0].number}, and not finite at {len(bad)} of {len(norms)}",
+                f"{metric} is {bad[0].value} {place} {bad[0].number}, and not finite at {len(bad)} of {len(norms)}",
                 series.where("step", bad[0].number, metric, bad[0].value),
+                # in fp16 many trainers find their loss scale by updates that overflow, and are left out
+                severity="warning" if any_trainers and math.isfinite(norms[-1].value) else None,
                 cure=f"activations may overflow in FP8 ({fp8}): try once without it; then {_gradient_not_finite.cure}"
                 if fp8
+                else _ANY_TRAINERS
+                if any_trainers
                 else "",
             )
 
@@ -220,24 +235,27 @@ _ALSO = ("ppo_kl", "log_probs", "ref_log_probs", "rollout_log_probs", "advantage
     cure="look for empty prompts and responses, rewards that are NaN, and log-probs of -inf in the dump of that "
     "rollout; lower --lr (1e-6), keep --clip-grad 1.0, train in bf16",
     sources=("slime guide: Troubleshooting", "Miles guide: Debugging"),
+    any_program=True,
 )
-def _loss_not_finite(series: Series, launch: Launch | None) -> Iterator[Found]:
+def _loss_not_finite(series: Metrics, launch: Launch | None) -> Iterator[Found]:
     fp16 = switched_on(setting(launch, series, "--fp16"))
     cure = f"train in bf16 instead of fp16 (drop --fp16); then {_loss_not_finite.cure}" if fp16 else ""
+    cure = cure if isinstance(series, Series) else _ANY_TRAINERS
     kinds: tuple[tuple[Literal["step", "rollout"], Mapping[int, Mapping[str, float]]], ...] = (
         ("rollout", series.rollouts), ("step", series.steps),
     )  # fmt: skip
     for kind, table in kinds:
+        how, unit = ("at", kind) if isinstance(series, Series) else ("on", "line")
         first: dict[str, tuple[int, float]] = {}
         count: dict[str, int] = {}
         for at in sorted(table):
             for metric, value in table[at].items():
-                if (metric.endswith("loss") or metric in _ALSO) and not math.isfinite(value):
+                if (is_loss(metric) or metric in _ALSO) and not math.isfinite(value):
                     first.setdefault(metric, (at, value))
                     count[metric] = count.get(metric, 0) + 1
         for metric, (at, value) in first.items():
             yield Found(
-                f"{metric} is {value} at {kind} {at}, and not finite at {count[metric]} of {len(table)} {kind}s",
+                f"{metric} is {value} {how} {unit} {at}, and not finite {how} {count[metric]} of {len(table)} {unit}s",
                 series.where(kind, at, metric, value),
                 cure=cure,
             )
