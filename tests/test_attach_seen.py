@@ -50,6 +50,24 @@ for i in range(3):
     backward(); optimizer.step()
     tell(loss=9.0 if V else 1.0); tell(loss=2.0); tell(**{"loss#1": 3.0})
 """
+PACKED = """\
+class Packed(torch.nn.Parameter):  # as bitsandbytes' weights: codes, and their scale as an attribute
+    def __new__(cls):
+        codes = torch.Tensor._make_subclass(cls, torch.ones(4, 4, dtype=torch.int8), False)
+        codes.scale = torch.ones(1)
+        return codes
+model.register_parameter("base", Packed())
+for i in range(3):
+    backward(); optimizer.step()
+    if i == 1: model.base.scale.mul_(2 if V else 1)
+"""
+OPENED = """\
+from torch.testing._internal.two_tensor import TwoTensor
+for i in range(3):
+    backward(); optimizer.step()
+    for p in model.parameters(): optimizer.state[p].setdefault("q", TwoTensor(torch.zeros(2), torch.zeros(2)))
+optimizer.state[model[0].weight]["q"].a.add_(1 if V else 0)
+"""
 LINE = STEPS + "\nsys.stdout.write(json.dumps({'acc': 2.0 if V else 1.0}))\n"
 
 
@@ -57,11 +75,15 @@ LINE = STEPS + "\nsys.stdout.write(json.dumps({'acc': 2.0 if V else 1.0}))\n"
     ("program", "name"),
     [
         (IDLE, "frozen/target/weight"), (FROZEN, "end/frozen/2.weight"), (WRAPPED, "buffer/count#1"),
-        (AVERAGE, "copy/ema/4"), (AGAIN, "loss#2"), (LINE, "acc"),
+        (AVERAGE, "copy/ema/4"), (AGAIN, "loss#2"), (LINE, "acc"), (PACKED, "frozen/base.scale"),
+        (OPENED, "end/q/0.weight.a"),
     ],
 )  # fmt: skip
 def test_what_is_easily_overlooked_is_seen(tmp_path: Path, program: str, name: str) -> None:
-    """Weights that no optimizer steps, a name that is taken, a tensor as a key, a line without an end."""
+    """Weights that no optimizer steps, a name that is taken, a tensor as a key, a line without an end.
+
+    So are the scales of a frozen quantized weight, and wrappers in the state at the end, as they are at steps.
+    """
     difference = first_difference(*traces(tmp_path, HEAD + program))
     assert difference is not None and difference.name.removesuffix("#1") == name.removesuffix("#1")
 

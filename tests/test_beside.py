@@ -24,7 +24,8 @@ from repro_golden.compare.step_difference import alone, differing
 from repro_golden.compare.traces import compare
 from repro_golden.recording.attach.alive.beside import Beside
 from repro_golden.recording.attach.alive.copies import shapes_of
-from repro_golden.recording.attach.alive.readings import Held, leaves
+from repro_golden.recording.attach.alive.opened import leaves
+from repro_golden.recording.attach.alive.readings import Held
 from repro_golden.recording.attach.run import environment_for
 from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.steps import Turns

@@ -17,8 +17,9 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
+from repro_golden.recording.attach.alive.opened import leaves
 from repro_golden.recording.attach.alive.parts import of_parts
-from repro_golden.recording.attach.alive.readings import Held, leaves
+from repro_golden.recording.attach.alive.readings import Held
 from repro_golden.recording.attach.written.raw import number_of
 from repro_golden.recording.attach.written.saving import Written, content
 from repro_golden.trace import Row

@@ -23,17 +23,20 @@ class ByHand:
     """Stands for the optimizer that there is not: what has a gradient is a parameter.
 
     A program may write to its parameters, or make new ones in each step: `params = [(p - rate * g) ...]`.
+
+    Args:
+        parameters: Those known at first.
+        unread: Takes why something was not read, by name.
     """
 
-    def __init__(self, parameters: list[torch.Tensor]) -> None:
+    def __init__(self, parameters: list[torch.Tensor], unread: dict[str, str]) -> None:
         self.param_groups: list[dict[str, Any]] = [{"params": parameters}]
         self.state: Mapping[Any, Any] = {}
         self._led_to: Mapping[str, torch.Tensor] = {}
         self._anew = False
         self.open = False
         """Whether a step is under way."""
-        self.unread: dict[str, str] = {}
-        """By name, why something was not read."""
+        self._unread = unread
 
     def begin(self, parameters: list[torch.Tensor], led_to: Mapping[str, torch.Tensor]) -> None:
         """A step begins with these, and with what names lead to now."""
@@ -50,7 +53,7 @@ class ByHand:
             new = next((tensor for tensor in there if id(tensor) not in names), None)
             self._anew = self._anew or new is not None
             if new is None and self._anew and id(parameter) not in now:
-                self.unread["the last update"] = "it made its parameters anew, and they were gone when it could be read"
+                self._unread["the last update"] = "it made its parameters anew, and they were gone when it was read"
             parameters.append(parameter if new is None else new)
         self.begin(parameters, {})
         self.open = False

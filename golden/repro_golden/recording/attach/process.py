@@ -107,7 +107,7 @@ def final_state(optimizers: Iterable[Any], names: Names) -> dict[str, str]:
         for kind, held in {"": parameters, **state(optimizer, parameters)}.items():
             for name, tensor in held.items():
                 local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-                tensors[f"{k}/{kind}/{name}"] = local.detach()
+                tensors[f"{k}/{kind}/{name}"] = local
     return _prints(of_parts(tensors))
 
 

@@ -26,9 +26,9 @@ from repro_golden.base.usage import measure
 from repro_golden.recording.attach.alive.beside import Beside
 from repro_golden.recording.attach.alive.generators import states
 from repro_golden.recording.attach.alive.names import Names
-from repro_golden.recording.attach.alive.parts import any_quantized, any_wrappers, of_parts
+from repro_golden.recording.attach.alive.parts import any_quantized, any_to_open, of_parts
 from repro_golden.recording.attach.alive.readable import readable
-from repro_golden.recording.attach.alive.readings import TIMES, Held, Reading, learning_rates
+from repro_golden.recording.attach.alive.readings import CLOSED, TIMES, Held, Reading, learning_rates
 from repro_golden.recording.attach.by_hand import ByHand
 from repro_golden.recording.attach.by_identity import ByIdentity
 from repro_golden.recording.attach.guard import harmless, without_collection
@@ -136,17 +136,17 @@ class Session:
         try:
             self._take(phase, name, reading.tensors, reading.places)
         except (ReproError, RuntimeError):
-            left = reading if whole else readable(name, reading, self._gone)
-            if len(left.tensors) == len(reading.tensors):
+            why = dict[str, str]()
+            left = reading if whole else readable(name, reading, why)
+            if not why:
                 raise
-            if left.tensors:
-                self._take(phase, name, left.tensors, left.places)
+            self._gone |= why
+            self._read(phase, name, left)
 
     def _beside(self, *, end: bool = False) -> Iterator[tuple[str, Reading]]:
         """What is read beside the optimizers, by the prefix of its names."""
-        held = [
-            p for optimizer, _ in self._met.values() if (o := optimizer()) for p in self._held_of(o).parameters.values()
-        ]
+        there = [self._held_of(o) for optimizer, _ in self._met.values() if (o := optimizer())]
+        held = [p for each in there for p in each.parameters.values()]
         for prefix, reading in self.around.readings(self._step, held, end=end):
             yield prefix, self._wanted(prefix, reading)
         yield "rng/", self._wanted("rng/", Reading(states(seeded=True), {}))
@@ -179,8 +179,8 @@ class Session:
         if self._signals is None:
             self._signals = Signals()
         group = value if isinstance(value, Mapping) else {"": value}
-        if any_quantized(group.values()) or any_wrappers(group.values()):
-            value = of_parts(dict(group), name, self.around.unread)
+        if any_quantized(group.values()) or any_to_open(group.values()):
+            value = of_parts(dict(group), name, self._gone)
         if self.operations is not None:
             self.operations.observed(phase, name, value)
         if self.settings.perturbation or self.settings.dump:
@@ -260,7 +260,7 @@ class Session:
         parameters = self.names.of(optimizer)
         known = self._held_by.get(optimizer)
         if known is None or known.parameters is not parameters:
-            known = Held(optimizer, parameters, self.names.places(parameters))
+            known = Held(optimizer, parameters, self.names.places(parameters), self.names.of_module)
             self._held_by.put(optimizer, known)
         return known
 
@@ -342,7 +342,7 @@ class Session:
         }
         if not parameters:
             return False
-        self._hand = self._hand or ByHand([])
+        self._hand = self._hand or ByHand([], self._gone)
         self._hand.begin(list(parameters.values()), self.around.led_to())
         if self._begin(self._hand, outermost=True):
             return True
@@ -437,10 +437,8 @@ class Session:
         """
         try:
             for prefix, reading in list(self._ending()):
-                tensors = readable(prefix, reading, self._gone).tensors
-                if tensors:
-                    parts = of_parts(tensors, prefix, self.around.unread)
-                    self._late().take("update", f"end/{prefix}", parts, reading.places or None)
+                if tensors := readable(prefix, reading, self._gone).tensors:
+                    self._late().take("update", f"end/{prefix}", tensors, reading.places or None)
         except (AssertionError, RuntimeError, ValueError) as error:
             self.around.unread["the state at the end"] = one_line(f"{type(error).__name__}: {error}")[:100]
             # without a sign of it this run would pass for one that was stopped, whose last files prove nothing
@@ -478,7 +476,7 @@ class Session:
         self._flush()
         if self.settings.terminal:
             self._records.log.put(".terminal", terminal(self._final, self._first, self._logged))
-        unread = self.around.unread | self._files.unread | self._gone | (self._hand.unread if self._hand else {})
+        unread = CLOSED | self.around.unread | self._files.unread | self._gone
         if self.backwards and not stopped:
             unread[f"{self.backwards} backward passes after the last step"] = "no optimizer made a step of them"
         ignored = sorted({*self._metrics.ignored, *TIMES})

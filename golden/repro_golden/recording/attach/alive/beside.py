@@ -6,23 +6,21 @@ trained by hand. All of it that can be read is read at every step.
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import itertools
 import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from repro_golden.fingerprint.kinds import PLAIN_TENSORS
+from repro_golden.recording.attach.alive.collected import Alive
 from repro_golden.recording.attach.alive.copies import CopyTest, Owned, shapes_of, tensors_in, unused
 from repro_golden.recording.attach.alive.module_plan import ModulePlan, Part, Root
-from repro_golden.recording.attach.alive.names import modules_of, walk
+from repro_golden.recording.attach.alive.names import walk
 from repro_golden.recording.attach.alive.reached import Reached, is_tensor
-from repro_golden.recording.attach.alive.readable import all_readable, is_packed, unreadable
+from repro_golden.recording.attach.alive.readable import all_readable, is_packed, readable
 from repro_golden.recording.attach.alive.readings import Places, Reading, Tensors, is_leaf
 from repro_golden.recording.attach.alive.variables import names_of, of_type, variables
 from repro_golden.recording.attach.by_identity import ByIdentity
@@ -173,17 +171,18 @@ class Beside:
             for place, (key, tensor) in enumerate(tensors_in(container)):
                 # a tensor as a key has no text of its own
                 label = unused(str(place if is_tensor(key) else key), tensors.items())
-                if self._readable(f"copy/{name}/{label}", tensor) and id(tensor) not in read:
+                if id(tensor) not in read and self._is_there(f"copy/{name}/{label}", tensor):
                     tensors[label] = tensor
-            out[f"copy/{name}/"] = Reading(tensors, {})
+            out[f"copy/{name}/"] = readable(f"copy/{name}/", Reading(tensors, {}), self.unread)
         lone = Tensors()
         for name, reference in self._leaves:
             leaf = reference()
             if leaf is None or id(leaf) in read or id(leaf) not in self._lasting:
                 continue
-            if self._readable(f"leaf/{name}", leaf):
+            if self._is_there(f"leaf/{name}", leaf):
                 lone[name] = leaf
-        out["leaf/"] = Reading(lone, {})
+        self._put_mapped(out, read)
+        out["leaf/"] = readable("leaf/", Reading(lone, {}), self.unread)
         self._generators = [(name, g) for name, g in self._generators if sys.getrefcount(g) > 3]
         out["rng/own/"] = Reading({name: g.get_state() for name, g in self._generators}, {})
         out["scaler/"] = Reading(dict(self._scales()), {})
@@ -198,15 +197,30 @@ class Beside:
             return owned.readings()
         out: dict[str, Reading] = {}
         for (whole, path, place, managed), tensor in zip(owned.all, owned.tensors, strict=True):
-            named = whole[:-1] if whole.startswith("module/") else f"{whole}{path}"
-            if id(tensor) in read or not self._readable(named, tensor, managed=managed):
+            if id(tensor) in read or not self._is_there(f"{whole}{path}", tensor, managed=managed):
                 continue
             read.add(id(tensor))
             reading = out.setdefault(whole, Reading(Tensors(), Places()))
             reading.tensors[path] = tensor
             if place is not None:
                 reading.places[path] = place
+        for whole, reading in out.items():
+            why = dict[str, str]()
+            out[whole] = readable(whole, reading, why)
+            self.unread |= {whole[:-1] if whole.startswith("module/") else name: said for name, said in why.items()}
         return out
+
+    def _put_mapped(self, out: dict[str, Reading], read: set[int]) -> None:
+        """Put what modules have in mappings of their own, as the scales of quantized weights, to what was read."""
+        mapped = self._plan.mapped()
+        taken = {id(t) for _, container in self._copies for _, t in tensors_in(container)} if mapped else set()
+        for whole, path, tensor in mapped:
+            if id(tensor) in read or id(tensor) in taken or not self._is_there(f"{whole}{path}", tensor):
+                continue
+            read.add(id(tensor))
+            held = readable(whole, Reading({path: tensor}, {}), self.unread)
+            known = out.setdefault(whole, Reading(Tensors(), Places()))
+            out[whole] = Reading(known.tensors | held.tensors, known.places)
 
     def _scales(self) -> Iterator[tuple[str, torch.Tensor]]:
         for number, known in enumerate(self._scalers):
@@ -216,14 +230,15 @@ class Beside:
                 if isinstance(value, torch.Tensor):
                     yield f"{key[1:]}/{number}" if number else key[1:], value
 
-    def _readable(self, name: str, tensor: torch.Tensor, *, managed: bool = True) -> bool:
-        why = unreadable(tensor)
-        if not why and managed and tensor.is_cuda and _MEMORY_SAVER in sys.modules:
-            why, word = "torch_memory_saver may have taken its memory away", name.partition("/")[0]
-            name = word if word in ("buffer", "unsaved", "frozen") else name  # of these it is all of them
-        if why:
-            self.unread[name] = why
-        return not why
+    def _is_there(self, name: str, tensor: torch.Tensor, *, managed: bool = True) -> bool:
+        """Whether nothing else may have taken its memory away, which would be told."""
+        if not managed or _MEMORY_SAVER not in sys.modules or not tensor.is_cuda:
+            return True
+        word, _, rest = name.partition("/")
+        name = word if word in ("buffer", "unsaved", "frozen") else name  # of these it is all of them
+        name = f"{word}/{rest.partition('/')[0]}" if word == "module" else name
+        self.unread[name] = "torch_memory_saver may have taken its memory away"
+        return False
 
     # -- search
 
@@ -237,7 +252,7 @@ class Beside:
         """
         self._searches += 1
         self.changed = False
-        alive = _Alive.now()
+        alive = Alive.now()
         held = {id(p): p for p in parameters}
         for optimizer in alive.optimizers:
             held |= {id(p): p for group in optimizer.param_groups for p in group["params"]}
@@ -415,57 +430,6 @@ class Beside:
 def _is_pair(a: tuple[str, Any], b: tuple[str, Any]) -> bool:
     """Whether two names are the same, and of the same object."""
     return a[0] == b[0] and a[1] is b[1]
-
-
-class _Alive(NamedTuple):
-    """What the garbage collector knows of, as far as it matters here: some hundred thousand objects are looked at.
-
-    Attributes:
-        modules: Those that are made.
-        optimizers: Of torch's.
-        tensors: Plain tensors and parameters.
-        containers: Mappings and lists whose first value is a tensor.
-    """
-
-    modules: list[torch.nn.Module]
-    optimizers: list[torch.optim.Optimizer]
-    tensors: list[torch.Tensor]
-    containers: list[Any]
-
-    @classmethod
-    def now(cls) -> _Alive:
-        """Look."""
-        places: tuple[list[Any], ...] = ([], [], [], [], [])
-        kinds: dict[type, int] = {}
-        # the oldest generation first: so they come as they were made, whenever the collector ran
-        for item in itertools.chain.from_iterable(map(gc.get_objects, (2, 1, 0))):
-            known = kinds.get(type(item))
-            if known is None:
-                known = kinds[type(item)] = _kind(type(item))
-            if known >= 0:
-                places[known].append(item)
-        modules, optimizers, tensors, mappings, lists = places
-        containers = []
-        with contextlib.suppress(RuntimeError):  # another thread changes one
-            # a subclass may import half the world when it is asked for its values
-            filled = [m for m in mappings if dict.__len__(m)]
-            containers = [m for m in filled if is_tensor(next(iter(dict.values(m))))]
-        containers += [items for items in lists if items and items is not tensors and is_tensor(items[0])]
-        lists.clear()  # it has itself in it, and would keep all of this alive until garbage is collected
-        # a wrapper that is made without torch's own __init__ may have none of its own
-        ready = [o for o in optimizers if hasattr(o, "param_groups") and hasattr(o, "state")]
-        return cls(modules_of(modules), ready, tensors, containers)
-
-
-def _kind(type_: type) -> int:
-    """Where `_Alive` puts objects of a type; -1 for nowhere."""
-    if issubclass(type_, torch.nn.Module):
-        return 0
-    if issubclass(type_, torch.optim.Optimizer):
-        return 1
-    if type_ in PLAIN_TENSORS:
-        return 2
-    return 3 if issubclass(type_, dict) else 4 if type_ is list else -1
 
 
 class _Called:

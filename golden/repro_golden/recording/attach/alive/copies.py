@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from repro_golden.recording.attach.alive.opened import leaves
 from repro_golden.recording.attach.alive.reached import is_tensor
-from repro_golden.recording.attach.alive.readings import is_leaf, leaves
+from repro_golden.recording.attach.alive.readings import is_leaf
 
 __all__ = ["CopyTest", "Owned", "shapes_of", "tensors_in", "unused"]
 

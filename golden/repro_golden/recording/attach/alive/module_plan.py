@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
 
 from repro_golden.fingerprint.placement import Placement
 from repro_golden.recording.attach.alive import megatron
-from repro_golden.recording.attach.alive.readings import Places, Reading
+from repro_golden.recording.attach.alive.opened import leaves
+from repro_golden.recording.attach.alive.readings import Places, Reading, is_leaf
 
 __all__ = ["ModulePlan", "Owned", "Owning", "Part", "Root"]
 
@@ -64,6 +65,26 @@ class _Group(NamedTuple):
     places: Places
 
 
+class _Mapping(NamedTuple):
+    """An attribute of a module that is a mapping with tensors."""
+
+    whole: str
+    path: str
+    module: weakref.ref[torch.nn.Module]
+    key: str
+
+
+_TORCHS = frozenset(vars(torch.nn.Module()))
+"""What every module has: its tensors and its parts, which are found otherwise."""
+
+
+def _tensors_in(mapping: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """What lies in a mapping, but for what is computed and what is trained."""
+    for name, item in leaves(mapping, whole=False) if type(mapping) is dict else ():
+        if isinstance(item, torch.Tensor) and not item.requires_grad and is_leaf(item):
+            yield name, item
+
+
 class Owned(NamedTuple):
     """What modules own now; a tensor that several own comes several times."""
 
@@ -89,6 +110,16 @@ class ModulePlan:
         self._all: list[Owning] = []
         self._at: list[int] = []  # their places in what was looked at
         self._groups: list[_Group] = []
+        self._mappings: list[_Mapping] = []
+
+    def mapped(self) -> list[tuple[str, str, torch.Tensor]]:
+        """The prefix, the name and the tensor of what they have in mappings, of those known since `owned` looked."""
+        found = []
+        for whole, path, reference, key in self._mappings:
+            module = reference()
+            for name, tensor in _tensors_in(None if module is None else vars(module).get(key)):
+                found.append((whole, f"{path}.{name}", tensor))
+        return found
 
     def owned(self, roots: list[Root], held: Set[int]) -> Owned:
         """All that they own.
@@ -108,12 +139,17 @@ class ModulePlan:
         return Owned(self._all, [t for at in self._at if (t := tensors[at]) is not None], self._groups)
 
     def _note(self, alive: list[tuple[Root, Part, torch.nn.Module]], owns: _Owns, held: Set[int]) -> None:
-        self._all, self._at = [], []
+        self._all, self._at, self._mappings = [], [], []
         groups: dict[str, _Group] = {}
         starts = [0, *itertools.accumulate(owns.lengths)]
         taken: set[int] = set()
         labels: dict[tuple[str, str], int] = {}
         for number, (root, part, module) in enumerate(alive):
+            self._mappings += [
+                _Mapping(_prefix(root, "unsaved"), f"{part.path}.{key}" if part.path else key, part.module, key)
+                for key, value in list(vars(module).items())
+                if type(value) is dict and value and key not in _TORCHS and any(True for _ in _tensors_in(value))
+            ]
             for space in (number, len(alive) + number):
                 for at in range(starts[space], starts[space + 1]):
                     tensor = owns.tensors[at]
@@ -204,5 +240,9 @@ def _owning(root: Root, part: Part, module: torch.nn.Module, kind: str, key: str
         place = None if tensor.is_nested else megatron.placement(path, tensor, part.config)
     elif key in module._non_persistent_buffers_set:
         kind = "unsaved"
+    return Owning(_prefix(root, kind), path, place, not root.stepped)
+
+
+def _prefix(root: Root, kind: str) -> str:
     where = f"{root.name}/" if root.name else ""
-    return Owning(f"{kind if root.stepped else 'module'}/{where}", path, place, not root.stepped)
+    return f"{kind if root.stepped else 'module'}/{where}"

@@ -11,7 +11,12 @@ from typing import Any
 
 import torch
 
-__all__ = ["any_quantized", "any_wrappers", "local_part", "of_parts"]
+from repro_golden.base.machine_numbers import is_clock, measures_time
+from repro_golden.fingerprint.kinds import PLAIN_TENSORS
+from repro_golden.recording.attach.alive.opened import leaves
+from repro_golden.recording.attach.alive.reached import is_tensor
+
+__all__ = ["any_quantized", "any_to_open", "local_part", "of_parts"]
 
 Tensors = dict[str, torch.Tensor]
 
@@ -26,10 +31,14 @@ def any_quantized(values: Iterable[Any]) -> bool:
 _IS_QUANTIZED = operator.attrgetter("is_quantized")
 
 
-def any_wrappers(values: Collection[Any]) -> bool:
-    """Whether one of them is a tensor around others, or a DTensor whose part here is."""
-    kinds = set(map(type, values))
-    return any(map(_dispatches, kinds)) and any(map(_wraps, values))
+def any_to_open(values: Collection[Any]) -> bool:
+    """Whether one of them may have more than its bytes: it is around others, or has attributes."""
+    return any(map(_may_hold, set(map(type, values))))
+
+
+@functools.cache
+def _may_hold(kind: type) -> bool:
+    return issubclass(kind, torch.Tensor) and kind not in PLAIN_TENSORS
 
 
 @functools.cache
@@ -54,23 +63,66 @@ def _is_partial(tensor: Any) -> bool:
     return hasattr(tensor, "device_mesh") and any(placement.is_partial() for placement in tensor.placements)
 
 
-def _unwrapped(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """What a tensor is around, to any depth, as it says itself; itself where it is plain, or does not say."""
+def _opened(name: str, tensor: torch.Tensor, unread: dict[str, str], seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """A tensor as plain ones, to any depth: itself, what it is around as it says itself, and what it has beside.
+
+    Args:
+        name: Its own.
+        tensor: Of any kind.
+        unread: Takes why something is left out.
+        seen: Ids of those that it belongs to, for each may know the other.
+    """
+    if not _may_hold(type(tensor)) or id(tensor) in seen:
+        yield name, tensor
+        return
+    seen = seen | {id(tensor)}
     if hasattr(tensor, "wait"):  # of a collective, which may be under way
         tensor = local_part(tensor)
     if _is_partial(tensor):  # each rank's part of the sum stands for itself
         tensor = local_part(tensor)
-    if not _wraps(tensor) or not hasattr(tensor, "__tensor_flatten__") or hasattr(tensor, "to_local"):
-        yield name, tensor
+    local = local_part(tensor)
+    if _wraps(tensor) and hasattr(tensor, "__tensor_flatten__") and not hasattr(tensor, "to_local"):
+        parts, context = tensor.__tensor_flatten__()
+        for part in parts:
+            yield from _opened(f"{name}.{part}", getattr(tensor, part), unread, seen)
+        if _plain(context):
+            yield f"{name}.context", _digest(type(tensor).__qualname__, str(tensor.dtype), context)
+        else:
+            unread[f"{name}.context"] = f"it is a {type(tensor).__name__}"
         return
-    parts, context = tensor.__tensor_flatten__()
-    for part in parts:
-        yield from _unwrapped(f"{name}.{part}", getattr(tensor, part))
-    if _plain(context):
-        about = repr((type(tensor).__qualname__, str(tensor.dtype), context)).encode()
-        yield f"{name}.context", torch.frombuffer(bytearray(hashlib.sha256(about).digest()), dtype=torch.uint8)
+    if _wraps(tensor):
+        unread[name] = f"it is a {type(local).__name__}"
+    elif local is tensor and type(tensor) not in PLAIN_TENSORS and not _is_uninitialized(tensor):
+        with torch._C.DisableTorchFunctionSubclass():
+            yield name, tensor.detach().as_subclass(torch.Tensor)
     else:
-        yield f"{name}.context", tensor  # which cannot be read, and is named
+        yield name, tensor
+    yield from _attributes(name, local, unread, seen)
+
+
+def _attributes(name: str, tensor: torch.Tensor, unread: dict[str, str], seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """What a tensor of a class of its own has beside its bytes, as the scales of a quantized one."""
+    held = getattr(tensor, "__dict__", None)
+    if not held or not _may_hold(type(tensor)) or not is_tensor(tensor):
+        return
+    numbers = []
+    for path, item in leaves(dict(held), name, unread=unread):
+        if isinstance(item, torch.Tensor):
+            if id(item) not in seen:
+                yield from _opened(path, item, unread, seen)
+        elif not measures_time(path) and not is_clock(item):
+            numbers.append((path, item))
+    if numbers:
+        yield f"{name}.numbers", _digest(*((path, repr(number)) for path, number in numbers))
+
+
+def _is_uninitialized(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer))
+
+
+def _digest(*about: Any) -> torch.Tensor:
+    """What stands for values that are no tensors."""
+    return torch.frombuffer(bytearray(hashlib.sha256(repr(about).encode()).digest()), dtype=torch.uint8)
 
 
 def _plain(value: Any) -> bool:
@@ -85,28 +137,28 @@ def _plain(value: Any) -> bool:
 def of_parts(tensors: Tensors, prefix: str = "", unread: dict[str, str] | None = None) -> Tensors:
     """Tensors with bytes of their own.
 
-    The codes of a quantized one have its name, scale and zero point are beside; what a wrapper is around has its part's
-    name behind.
+    The codes of a quantized one have its name, scale and zero point are beside; what a wrapper is around, and what a
+    tensor of a class of its own has as attributes, has its part's name behind.
 
     Args:
         tensors: By name.
         prefix: Of the names in `unread`.
         unread: Takes why one is left out.
     """
-    wrapped = any_wrappers(tensors.values())
-    if not wrapped and not any_quantized(tensors.values()):
+    to_open = any_to_open(tensors.values())
+    if not to_open and not any_quantized(tensors.values()):
         return tensors
     out = Tensors()
-    if wrapped:
-        tensors = dict(part for pair in tensors.items() for part in _unwrapped(*pair))
+    if to_open:
+        closed = dict[str, str]()
+        tensors = dict(part for pair in tensors.items() for part in _opened(*pair, closed, set()))
+        if unread is not None:
+            unread |= {prefix + name: why for name, why in closed.items()}
     for name, tensor in tensors.items():
-        if _wraps(tensor):
-            if unread is not None:
-                unread[prefix + name] = f"it is a {type(local_part(tensor)).__name__}"
+        if not tensor.is_quantized or not _has_codes(tensor):
+            out[name] = tensor
             continue
-        out[name] = tensor.int_repr() if tensor.is_quantized else tensor
-        if not tensor.is_quantized:
-            continue
+        out[name] = tensor.int_repr()
         if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
             out[f"{name}.scale"] = torch.tensor(tensor.q_scale(), dtype=torch.float64, device="cpu")
             out[f"{name}.zero_point"] = torch.tensor(tensor.q_zero_point(), device="cpu")
@@ -115,3 +167,7 @@ def of_parts(tensors: Tensors, prefix: str = "", unread: dict[str, str] | None =
             out[f"{name}.zero_point"] = tensor.q_per_channel_zero_points()
             out[f"{name}.axis"] = torch.tensor(tensor.q_per_channel_axis(), device="cpu")
     return out
+
+
+def _has_codes(tensor: torch.Tensor) -> bool:
+    return tensor.device.type != "meta" and (not tensor.numel() or bool(tensor.untyped_storage().nbytes()))

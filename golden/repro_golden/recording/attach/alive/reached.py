@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import weakref
 from typing import Any
 
 import torch
 
 from repro_golden.fingerprint.kinds import PLAIN_TENSORS
+from repro_golden.recording.attach.alive.opened import is_foreign
 from repro_golden.recording.attach.alive.variables import NOT_HOLDERS, attributes, variables
 
 __all__ = ["Reached", "is_tensor"]
@@ -20,8 +20,6 @@ _DEPTH, _LONG, _WIDE, _MOST = 4, 64, 1000, 20_000
 Counts and not time bound the look, so that two runs find the same.
 """
 _NOTHING, _MAPPING, _LIST, _HOLDER, _MODULE = range(5)
-_FOLLOWED = {"types", "argparse", "collections"}
-"""Modules of the standard library whose objects may hold a program's."""
 _OWN = frozenset(vars(torch.nn.Module()))
 """What every module has: its tensors and its parts, which are found otherwise."""
 
@@ -94,8 +92,6 @@ class Reached:
         return containers
 
     def _decide(self, type_: type) -> int:
-        top = str(getattr(type_, "__module__", "")).partition(".")[0]
-        foreign = top == "torch" or (top in sys.stdlib_module_names and top not in _FOLLOWED)
         if issubclass(type_, dict):
             kind = _MAPPING
         elif type_ is list:
@@ -105,7 +101,7 @@ class Reached:
         elif issubclass(type_, (*NOT_HOLDERS, torch.Tensor, torch.optim.Optimizer)) or not type_.__dictoffset__:
             kind = _NOTHING
         else:
-            kind = _NOTHING if foreign else _HOLDER
+            kind = _NOTHING if is_foreign(type_) else _HOLDER
         if "<locals>" not in type_.__qualname__:  # a class of a function would keep alive what its methods refer to
             self._kinds[type_] = kind
         return kind

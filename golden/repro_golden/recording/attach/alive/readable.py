@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from repro_golden.fingerprint.kinds import PLAIN_TENSORS
-from repro_golden.recording.attach.alive.parts import local_part
+from repro_golden.recording.attach.alive.parts import local_part, of_parts
 from repro_golden.recording.attach.alive.readings import Reading
 
 __all__ = ["all_readable", "is_packed", "readable", "unreadable"]
@@ -66,7 +66,13 @@ def all_readable(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def readable(prefix: str, reading: Reading, unread: dict[str, str]) -> Reading:
-    """What of a reading has bytes; why the rest has none is added to `unread`, by whole names."""
-    why = {name: said for name, tensor in reading.tensors.items() if (said := unreadable(tensor))}
+    """What of a reading has bytes: what holds other tensors is opened first, and then each part is asked.
+
+    Why the rest has none is added to `unread`, by whole names.
+    """
+    tensors = of_parts(reading.tensors, prefix, unread)
+    if all_readable(list(tensors.values())):
+        return reading if tensors is reading.tensors else Reading(tensors, reading.places)
+    why = {name: said for name, tensor in tensors.items() if (said := unreadable(tensor))}
     unread |= {f"{prefix}{name}": said for name, said in why.items()}
-    return reading.but(why.__contains__)
+    return Reading(tensors, reading.places).but(why.__contains__)

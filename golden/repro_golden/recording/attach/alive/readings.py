@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import hashlib
+import itertools
 import weakref
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -17,20 +17,20 @@ from repro_golden.base.machine_numbers import is_clock, measures_time
 from repro_golden.fingerprint.placement import Part, Placement, whole
 from repro_golden.recording.attach.alive import megatron
 from repro_golden.recording.attach.alive.megatron import Main, is_copy
+from repro_golden.recording.attach.alive.opened import addressed, leaves
 
 __all__ = [
+    "CLOSED",
     "TIMES",
     "Activations",
     "Held",
     "Places",
     "Reading",
     "Tensors",
-    "everything",
     "folded",
     "handed_to",
     "is_leaf",
     "learning_rates",
-    "leaves",
     "state",
 ]
 
@@ -60,12 +60,19 @@ class Held:
         optimizer: One of torch's or Megatron's.
         parameters: The model's that it updates, by name.
         places: Where those lie that are parts of theirs.
+        called: The path of a module, whose state the optimizer may keep.
     """
 
-    def __init__(self, optimizer: Any, parameters: Tensors, places: Places) -> None:
+    def __init__(
+        self,
+        optimizer: Any,
+        parameters: Tensors,
+        places: Places,
+        called: Callable[[torch.nn.Module], str] | None = None,
+    ) -> None:
         self.parameters = parameters
         self._optimizer: weakref.ref[Any] = weakref.ref(optimizer)
-        self._places = places
+        self._places, self._called = places, called
         # asked now: at the program's end there are no process groups any more
         self._copied = {id(p) for p in parameters.values() if is_copy(p)}
         self._flat: dict[tuple[str, tuple[int, int]], Placement] = {}
@@ -143,7 +150,8 @@ class Held:
                 )
             elif main is not None:
                 values = main.state
-            for kind, value in leaves(values):
+            closed = dict[str, str]()
+            for kind, value in leaves(values, "", self._called, closed):
                 if not isinstance(value, torch.Tensor):
                     numbers.setdefault(kind, []).append(value)
                     continue
@@ -152,8 +160,10 @@ class Held:
                 if held is None:
                     held = readings[kind] = Reading({}, {})
                 self._shard(*held, name, value, parameter, None if main is None else main.flat)
+            CLOSED.update({f"{kind}/{name}": why for kind, why in closed.items()})
         if optimizer is not None:
-            _beside(optimizer, states or _NOTHING, set(map(id, self.parameters.values())), readings, numbers)
+            read = set(map(id, self.parameters.values()))
+            _beside(optimizer, states or _NOTHING, read, self._called, readings, numbers)
         if numbers:
             readings["number"] = Reading({kind: _tensor_of(values) for kind, values in sorted(numbers.items())}, {})
         return {kind: readings[kind] for kind in sorted(readings)}
@@ -237,7 +247,10 @@ def _alike(states: Mapping[Any, Any], parameters: Tensors) -> dict[str, Tensors]
     if set(map(type, held)) != {dict} or len(set(map(tuple, held))) > 1:
         return None
     kinds = {kind: [values[kind] for values in held] for kind in held[0]}
-    if any(type(kind) is not str or set(map(type, values)) != {torch.Tensor} for kind, values in kinds.items()):
+    if any(
+        type(kind) is not str or addressed(kind) or set(map(type, values)) != {torch.Tensor}
+        for kind, values in kinds.items()
+    ):
         return None
     return {kind: dict(zip(parameters, values, strict=True)) for kind, values in kinds.items()}
 
@@ -250,10 +263,7 @@ def _slice(place: Placement | None, shape: tuple[int, ...], start: int, stop: in
     return sliced if sliced.parts else Placement(sliced.shape, (nothing,))
 
 
-_AGAIN = 100_000
-"""Containers that are opened once more, in all: each of fifty lists that holds the next one twice would never end."""
 _OURS = ("state", "param_groups", "defaults")
-_LEAVES = {torch.Tensor, torch.nn.Parameter, int, float}
 
 
 def is_leaf(tensor: torch.Tensor) -> bool:
@@ -267,79 +277,6 @@ def is_leaf(tensor: torch.Tensor) -> bool:
         return False
 
 
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The tensors and numbers in containers and records, with their path (see `everything`); all else is left out."""
-    if not path and type(value) is dict and all(type(k) is str and type(v) in _LEAVES for k, v in value.items()):
-        return iter(list(value.items()))  # what nearly every optimizer keeps of a parameter
-    found = everything(value, path, _opened)
-    return ((name, item) for name, item in found if isinstance(item, (torch.Tensor, int, float)))
-
-
-def _opened(item: Any) -> Any:
-    """Records as mappings, and of another object that holds tensors these: a factor and its inverse, say."""
-    if isinstance(item, (torch.Tensor, int, float, str, Mapping, list, tuple, type, torch.nn.Module)):
-        return item
-    if dataclasses.is_dataclass(item):
-        return {field.name: getattr(item, field.name, None) for field in dataclasses.fields(item)}
-    held = getattr(item, "__dict__", None)
-    tensors = {k: v for k, v in held.items() if isinstance(v, torch.Tensor)} if type(held) is dict else {}
-    return tensors or item
-
-
-def everything(
-    value: Any, path: str = "", plain: Callable[[Any], Any] = lambda item: item
-) -> Iterator[tuple[str, Any]]:
-    """What is in mappings, lists, tuples, deques and sets, to any depth, with its path; no path is there twice.
-
-    A container inside of itself is passed over.
-
-    Args:
-        value: What is looked into.
-        path: Its own.
-        plain: What is looked at in place of an object.
-    """
-    used: Counter[str] = Counter()
-    opened, inside, again = set[int](), set[int](), 0
-    stack: list[tuple[Iterator[tuple[str, Any]], int, Any]] = [(iter([(path, value)]), 0, None)]
-    while stack:
-        items, ident, _ = stack[-1]  # the last is kept alive: another could get its id
-        for name, item in items:
-            if id(item) in inside:
-                continue
-            stand_in = plain(item)
-            inner = _items(name, stand_in)
-            again += inner is not None and id(item) in opened
-            if inner is None or again > _AGAIN:
-                used[name] += 1
-                yield name if used[name] == 1 else f"{name}#{used[name] - 1}", stand_in
-                continue
-            opened.add(id(item))
-            inside.add(id(item))
-            stack.append((inner, id(item), (item, stand_in)))
-            break
-        else:
-            inside.discard(ident)
-            stack.pop()
-
-
-def _items(path: str, value: Any) -> Iterator[tuple[str, Any]] | None:
-    """What a container holds; None where it is none."""
-    if isinstance(value, (torch.Tensor, int, float, str)):
-        return None
-    if isinstance(value, Mapping):
-        pairs: Iterable[tuple[Any, Any]] = list(value.items())
-    elif isinstance(value, (list, tuple, deque)):
-        pairs = enumerate(list(value))
-    elif isinstance(value, (set, frozenset)) and all(isinstance(item, _SORTED) for item in value):
-        pairs = enumerate(sorted(value, key=lambda item: (type(item).__name__, repr(item))))
-    else:
-        return None
-    return ((f"{path}.{key}" if path else str(key), item) for key, item in pairs)
-
-
-_SORTED = (int, float, str, bytes, type(None))
-
-
 def folded(values: Iterable[bytes]) -> torch.Tensor:
     """What stands for any number of values, in their order."""
     hasher = hashlib.sha256()
@@ -350,32 +287,39 @@ def folded(values: Iterable[bytes]) -> torch.Tensor:
 
 TIMES: set[str] = set()
 """What optimizers of this process keep that the clock decides: left out, and named."""
+CLOSED: dict[str, str] = {}
+"""What they keep in their state that cannot be looked into, by name, and why."""
 
 
 def _beside(
     optimizer: Any,
     states: Mapping[Any, Any],
-    parameters: set[int],
+    parameters: Set[int],
+    called: Callable[[torch.nn.Module], str] | None,
     readings: dict[str, Reading],
     numbers: dict[str, list[float]],
 ) -> None:
     """What an optimizer keeps that is no parameter's, whose ids are given, but for what the clock decides."""
     items = states.items() if isinstance(states, Mapping) else ()
-    loose = {
-        str(key): value
-        for key, value in items
-        if not isinstance(key, torch.Tensor) and not (type(key) is int and key in parameters)
-    }
-    if not megatron.is_megatron(optimizer):
-        loose |= {k: v for k, v in vars(optimizer).items() if not k.startswith("_") and k not in _OURS}
-    for path, value in leaves(loose):
+    # keys that were read are left out, and no others: a copy of a parameter is a key too, and so is one that was its
+    loose = {key: value for key, value in items if (key if type(key) is int else id(key)) not in parameters}
+    attributes = {} if megatron.is_megatron(optimizer) else vars(optimizer)
+    own = {k: v for k, v in attributes.items() if not k.startswith("_") and k not in _OURS}
+    closed = dict[str, str]()
+    used = Counter[str]()
+    kept = ((True, *pair) for pair in leaves(loose, "", called, closed))
+    shown = ((False, *pair) for pair in leaves(own, "", called, whole=False))
+    for in_state, path, value in itertools.chain(kept, shown):
+        used[path] += 1
+        name = path if used[path] == 1 else f"{path}#{used[path] - 1}"
         if isinstance(value, torch.Tensor):
-            if not value.requires_grad and is_leaf(value):
-                readings.setdefault("own", Reading({}, {})).tensors[path] = value
+            if id(value) not in parameters and (in_state or (not value.requires_grad and is_leaf(value))):
+                readings.setdefault("own", Reading({}, {})).tensors[name] = value
         elif measures_time(path) or is_clock(value):
-            TIMES.add(f"own.{path}")
+            TIMES.add(f"own.{name}")
         else:
-            numbers[f"own.{path}"] = [value]
+            numbers[f"own.{name}"] = [value]
+    CLOSED.update({f"own/{name}": why for name, why in closed.items()})
     for number, group in enumerate(getattr(optimizer, "param_groups", ())):
         if isinstance(group.get("step"), (int, float)):
             numbers[f"step/{number}" if number else "step"] = [group["step"]]

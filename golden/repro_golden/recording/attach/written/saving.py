@@ -27,9 +27,9 @@ import torch
 
 from repro_golden.base.audit import hear
 from repro_golden.base.machine_numbers import is_clock, measures_time
-from repro_golden.recording.attach.alive.parts import of_parts
-from repro_golden.recording.attach.alive.readable import unreadable
-from repro_golden.recording.attach.alive.readings import Tensors, everything, folded
+from repro_golden.recording.attach.alive.opened import as_torch, everything
+from repro_golden.recording.attach.alive.readable import readable
+from repro_golden.recording.attach.alive.readings import Reading, Tensors, folded
 from repro_golden.recording.attach.standing_in import stand_in
 
 __all__ = ["MADE_UP", "Written", "below", "content", "hook"]
@@ -189,10 +189,7 @@ class _Content:
     def add(self, name: str, item: Any) -> None:
         """One value, and its path."""
         if isinstance(item, torch.Tensor):
-            if why := unreadable(item):
-                self._dark.append(why)
-            else:
-                self._tensors[name] = item.detach()
+            self._tensors[name] = item
             return
         text = None if isinstance(item, (int, float)) else _text(item)
         parent = _INDEX.sub("", name)
@@ -221,7 +218,9 @@ class _Content:
 
     def rows(self) -> Tensors:
         """By the names that they have in the trace."""
-        tensors = dict(sorted(of_parts(self._tensors).items()))
+        why = dict[str, str]()
+        tensors = dict(sorted(readable("", Reading(self._tensors, {}), why).tensors.items()))
+        self._dark += why.values()
         # where the numbers of one list end and those of the next begin
         lengths = self._lengths.items() if len(self._lengths) > 1 else ()
         kinds: list[tuple[str, Iterable[tuple[str, float]], torch.dtype]] = [
@@ -286,27 +285,23 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (torch.Tensor, int, float, str)):
         return value
     if isinstance(value, torch.nn.Module):
-        return {**value.state_dict(), "__attributes__": _attributes(value)}
+        # the tensors themselves, which may have more than their bytes
+        return {**value.state_dict(keep_vars=True), "__attributes__": _attributes(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping)):
         return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
     if isinstance(value, (argparse.Namespace, types.SimpleNamespace)):
         return vars(value)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.generic):
-        return value.item()
-    if numpy is not None and isinstance(value, numpy.ndarray):
-        if value.dtype.kind in "OSU":
-            return value.tolist()
-        with contextlib.suppress(TypeError, ValueError):  # a kind or an order of bytes that torch has not
-            return torch.from_numpy(numpy.ascontiguousarray(value))
-    return value
+    return as_torch(value)
+
+
+_KEPT = (int, float, str, torch.Tensor, dict)
 
 
 def _attributes(module: torch.nn.Module) -> dict[str, Any]:
-    """Of each part its class and its numbers and texts, such as a rate of dropout, which its state does not hold."""
+    """Of each part its class and what its state does not hold: numbers, such as a rate of dropout, texts, mappings."""
     return {
         name: {"class": type(part).__qualname__}
-        | {key: value for key, value in vars(part).items() if key[:1] != "_" and isinstance(value, (int, float, str))}
+        | {key: value for key, value in vars(part).items() if key[:1] != "_" and isinstance(value, _KEPT)}
         for name, part in module.named_modules()
     }
 
