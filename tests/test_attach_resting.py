@@ -93,6 +93,22 @@ for step in range(3):
 print("alive", sum(reference() is not None for reference in references))
 """
 
+FREED = """\
+import torch, weakref
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).pow(2).mean().backward()
+    optimizer.step()
+    torch.utils.swap_tensors(model.bias, torch.nn.Parameter(torch.zeros(1)))
+weight = weakref.ref(model.weight)
+optimizer.param_groups.clear()
+del model
+print("alive", int(weight() is not None))
+"""
+
 
 def record(tmp_path: Path, source: str, name: str, plant: str = "") -> tuple[Trace, str]:
     """The trace of a program, and what it printed."""
@@ -130,6 +146,12 @@ def test_a_step_that_raised_keeps_nothing_alive(tmp_path: Path) -> None:
     trace, printed = record(tmp_path, RAISING, "trace")
     assert printed == "alive 0\n"
     assert trace.end is not None and "buffer/nothing" in trace.end["unread"]
+
+
+def test_weights_go_when_the_program_lets_go_of_them(tmp_path: Path) -> None:
+    """What is known of an optimizer's parameters kept them alive, and a second model had no room beside the first."""
+    trace, printed = record(tmp_path, FREED, "trace")
+    assert printed == "alive 0\n" and len(trace.steps) == 3
 
 
 def test_a_call_in_the_place_of_one_that_raised() -> None:

@@ -84,9 +84,7 @@ def test_state_that_is_kept_by_module(model: nn.Sequential) -> None:
     for module in model:
         optimizer.state[module] = {"A": torch.ones(2)}  # type: ignore[index]
     optimizer.factors = {module: torch.ones(1) for module in model}  # type: ignore[attr-defined]
-    names = Names()
-    state = Held(optimizer, names.of(optimizer), {}, names.of_module).state()
-    assert names_in(state) == {"own/0.A", "own/1.A", "own/factors.0", "own/factors.1"}
+    assert names_in(Names().held(optimizer).state()) == {"own/0.A", "own/1.A", "own/factors.0", "own/factors.1"}
 
 
 def test_state_under_other_tensors_than_parameters() -> None:

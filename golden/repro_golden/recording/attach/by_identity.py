@@ -31,3 +31,7 @@ class ByIdentity(Generic[T]):
                 del self._known[number]
 
         self._known[number] = weakref.ref(item, let_go), value
+
+    def clear(self) -> None:
+        """Know nothing any more."""
+        self._known.clear()

@@ -19,7 +19,7 @@ import torch
 from repro_golden.recording.attach.alive.generators import states
 from repro_golden.recording.attach.alive.names import Names
 from repro_golden.recording.attach.alive.parts import of_parts
-from repro_golden.recording.attach.alive.readings import state
+from repro_golden.recording.attach.alive.readings import Reading
 
 __all__ = ["end", "facts", "final_state", "flush_streams", "generators", "place_of", "terminal"]
 
@@ -103,9 +103,9 @@ def final_state(optimizers: Iterable[Any], names: Names) -> dict[str, str]:
     for k, optimizer in enumerate(optimizers):
         if optimizer is None:
             continue
-        parameters = names.of(optimizer)
-        for kind, held in {"": parameters, **state(optimizer, parameters)}.items():
-            for name, tensor in held.items():
+        held = names.held(optimizer)
+        for kind, reading in {"": Reading(held.parameters, {}), **held.state()}.items():
+            for name, tensor in reading.tensors.items():
                 local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
                 tensors[f"{k}/{kind}/{name}"] = local
     return _prints(of_parts(tensors))

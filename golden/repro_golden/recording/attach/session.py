@@ -30,7 +30,6 @@ from repro_golden.recording.attach.alive.parts import any_quantized, any_to_open
 from repro_golden.recording.attach.alive.readable import readable
 from repro_golden.recording.attach.alive.readings import CLOSED, TIMES, Held, Reading, learning_rates
 from repro_golden.recording.attach.by_hand import ByHand
-from repro_golden.recording.attach.by_identity import ByIdentity
 from repro_golden.recording.attach.guard import harmless, without_collection
 from repro_golden.recording.attach.identify import loaded, main_tree, places
 from repro_golden.recording.attach.resting import resting
@@ -89,7 +88,6 @@ class Session:
         self._kept: list[Any] = []
         self._final: Mapping[str, str] = {}
         self._gone: dict[str, str] = {}
-        self._held_by = ByIdentity[Held]()
         self._labels = Labels()
         self._signals: Any = None
         self._seen: Counter[tuple[str, str]] = Counter()
@@ -145,7 +143,7 @@ class Session:
 
     def _beside(self, *, end: bool = False) -> Iterator[tuple[str, Reading]]:
         """What is read beside the optimizers, by the prefix of its names."""
-        there = [self._held_of(o) for optimizer, _ in self._met.values() if (o := optimizer())]
+        there = [self.names.held(o) for optimizer, _ in self._met.values() if (o := optimizer())]
         held = [p for each in there for p in each.parameters.values()]
         for prefix, reading in self.around.readings(self._step, held, end=end):
             yield prefix, self._wanted(prefix, reading)
@@ -242,27 +240,19 @@ class Session:
     def _label(self, optimizer: Any) -> None:
         if self.settings.terminal:
             self._kept.append(optimizer)  # the terminal state is theirs
-        held = self._held_of(optimizer)
+        held = self.names.held(optimizer)
         self._met.pop(id(optimizer), None)  # the last comes last
         self._met[id(optimizer)] = (weakref.ref(optimizer), self._labels.of(optimizer, held.parameters, self._step))
 
     def _start(self, optimizer: Any) -> None:
         """Read what an optimizer begins with."""
-        held = self._held_of(optimizer)
+        held = self.names.held(optimizer)
         if self.settings.record:
             again = self._seen["input", "start/"]
             self._seen["input", "start/"] += 1
             prefix = f"start/optimizer.{again}/" if again else "start/"
             self._read("input", prefix, held.weights())
             self._read("input", f"{prefix}main/", held.mains())
-
-    def _held_of(self, optimizer: Any) -> Held:
-        parameters = self.names.of(optimizer)
-        known = self._held_by.get(optimizer)
-        if known is None or known.parameters is not parameters:
-            known = Held(optimizer, parameters, self.names.places(parameters), self.names.of_module)
-            self._held_by.put(optimizer, known)
-        return known
 
     @harmless
     @without_collection
@@ -291,7 +281,7 @@ class Session:
             return
         # in the order of their names, which is the same in every rank and run
         labelled = sorted(((self._met[id(o)][1], o) for o in optimizers), key=lambda pair: pair[0])
-        named = [(f"optimizer.{k}/" if k else "", o, self._held_of(o)) for k, (_, o) in enumerate(labelled)]
+        named = [(f"optimizer.{k}/" if k else "", o, self.names.held(o)) for k, (_, o) in enumerate(labelled)]
         if mixed := self._turns.take(tuple(label for label, _ in labelled)):
             self._records.refuse(mixed)
             self.dead = True
@@ -319,7 +309,9 @@ class Session:
                 self._take("update", prefix + name, rate)
         if skipped:
             self._take("update", "skipped", 1.0)
-        for prefix, reading in resting(self._met.values(), self._labels.last, self._step, self._held_of, self.settings):
+        for prefix, reading in resting(
+            self._met.values(), self._labels.last, self._step, self.names.held, self.settings
+        ):
             self._read("update", prefix, reading, whole=False)
         for prefix, reading in self._beside(end=end):
             self._read("update", prefix, reading, whole=False)
@@ -347,7 +339,7 @@ class Session:
         if self._begin(self._hand, outermost=True):
             return True
         if self.settings.record:
-            held = self._held_of(self._hand)
+            held = self.names.held(self._hand)
             gradients = held.gradients()
             for name, parameter in held.parameters.items():
                 if id(parameter) in given:
@@ -367,7 +359,7 @@ class Session:
         from repro_golden.recording.attach.process import facts
 
         about = facts()
-        held = [self._held_of(o) for reference, _ in self._met.values() if (o := reference()) is not None]
+        held = [self.names.held(o) for reference, _ in self._met.values() if (o := reference()) is not None]
         about["size"] = sum(p.numel() for each in held for p in each.parameters.values())
         self._world = about["world"]
         self._records.open(about)
@@ -451,7 +443,7 @@ class Session:
             self._gone["the weights at the end"] = "the program had let go of its optimizers when it ended"
         for k, (_, optimizer) in enumerate(sorted(alive.items())):
             prefix = f"optimizer.{k}/" if k else ""
-            for kind, reading in self._held_of(optimizer).kinds():
+            for kind, reading in self.names.held(optimizer).kinds():
                 yield prefix + kind, reading
             rates = learning_rates(optimizer).items()
             yield prefix, Reading({name: torch.as_tensor(rate, dtype=torch.float64) for name, rate in rates}, {})

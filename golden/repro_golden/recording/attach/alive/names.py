@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ import torch
 
 from repro_golden.fingerprint.placement import Placement
 from repro_golden.recording.attach.alive import megatron
+from repro_golden.recording.attach.alive.readings import Held
 from repro_golden.recording.attach.by_identity import ByIdentity
 
 __all__ = ["Names", "modules_of", "walk"]
@@ -32,19 +34,19 @@ class Names:
     def __init__(self) -> None:
         self._parameters: Known[torch.Tensor] = {}
         self._modules: Known[torch.nn.Module] = {}
-        self._of = ByIdentity[tuple[list[int], dict[str, torch.Tensor]]]()
+        self._held = ByIdentity[tuple[list[weakref.ref[torch.Tensor]], Held]]()
 
-    def of(self, optimizer: Any) -> dict[str, torch.Tensor]:
-        """An optimizer's parameters by name, sorted: the order of registration plays no part.
+    def held(self, optimizer: Any) -> Held:
+        """What an optimizer holds, its parameters sorted by name: the order of registration plays no part.
 
         Parameters of the same name, of models that nothing holds together, are ``NAME``, ``NAME#1`` and so on.
         """
         groups = megatron.parameters(optimizer)
         if groups is None:
             groups = [group["params"] for group in optimizer.param_groups]
-        held = [id(p) for group in groups for p in group]
-        known = self._of.get(optimizer)
-        if known is not None and known[0] == held:
+        parameters = [p for group in groups for p in group]
+        known = self._held.get(optimizer)
+        if known is not None and _are(known[0], parameters):
             return known[1]
         named: dict[str, torch.Tensor] = {}
         for g, group in enumerate(groups):
@@ -56,11 +58,13 @@ class Names:
                     unique = f"{name}#{count}"
                 named[unique] = parameter
         named = dict(sorted(named.items()))
-        self._of.put(optimizer, (held, named))
-        return named
+        held = Held(optimizer, named, self._places(named), self.of_module)
+        self._held.put(optimizer, ([weakref.ref(p) for p in parameters], held))
+        return held
 
     def let_go(self, *tensors: torch.Tensor) -> Callable[[], None]:
         """Refer to none of some tensors for now; a call of what is returned takes them up again."""
+        self._held.clear()  # it is found again when it is asked for
         known = [(tensor, self._parameters.pop(id(tensor))[1:]) for tensor in tensors if id(tensor) in self._parameters]
 
         def again() -> None:
@@ -70,7 +74,7 @@ class Names:
 
         return again
 
-    def places(self, parameters: dict[str, torch.Tensor]) -> dict[str, Placement]:
+    def _places(self, parameters: dict[str, torch.Tensor]) -> dict[str, Placement]:
         """Where parameters lie in the tensors of one process, by name: those that are a part of theirs."""
         placements: dict[str, Placement] = {}
         for name, parameter in parameters.items():
@@ -115,6 +119,13 @@ class Names:
                         _take(parameters, parameter, megatron.parameter_path(name, parameter, module), config)
         self._parameters = {k: v for k, v in self._parameters.items() if v[0]() is not None} | parameters
         self._modules = {k: v for k, v in self._modules.items() if v[0]() is not None} | named
+
+
+def _are(references: list[weakref.ref[torch.Tensor]], parameters: list[torch.Tensor]) -> bool:
+    """Whether they refer to these."""
+    if len(references) != len(parameters):
+        return False
+    return all(map(operator.is_, [reference() for reference in references], parameters))
 
 
 def modules_of(objects: Iterable[Any]) -> list[torch.nn.Module]:

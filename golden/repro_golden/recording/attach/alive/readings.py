@@ -31,7 +31,6 @@ __all__ = [
     "handed_to",
     "is_leaf",
     "learning_rates",
-    "state",
 ]
 
 Tensors = dict[str, torch.Tensor]
@@ -54,7 +53,7 @@ class Reading(NamedTuple):
 
 
 class Held:
-    """What can be read of an optimizer, which it does not keep alive.
+    """What can be read of an optimizer; neither this nor its parameters are kept alive.
 
     Args:
         optimizer: One of torch's or Megatron's.
@@ -70,12 +69,17 @@ class Held:
         places: Places,
         called: Callable[[torch.nn.Module], str] | None = None,
     ) -> None:
-        self.parameters = parameters
+        self._parameters = {name: weakref.ref(parameter) for name, parameter in parameters.items()}
         self._optimizer: weakref.ref[Any] = weakref.ref(optimizer)
         self._places, self._called = places, called
         # asked now: at the program's end there are no process groups any more
         self._copied = {id(p) for p in parameters.values() if is_copy(p)}
         self._flat: dict[tuple[str, tuple[int, int]], Placement] = {}
+
+    @property
+    def parameters(self) -> Tensors:
+        """Those that are alive, by name."""
+        return {name: p for name, known in self._parameters.items() if (p := known()) is not None}
 
     def weights(self) -> Reading:
         """The parameters; a slice of those that are gathered later."""
@@ -126,14 +130,14 @@ class Held:
         and in the optimizer's public attributes, is ``own/KEY``.
         """
         readings: dict[str, Reading] = {}
-        mains = self._mains()
+        mains, parameters = self._mains(), self.parameters
         copies = self.mains()
         if copies.tensors:
             readings["main"] = copies
         optimizer = self._optimizer()
         states = None if mains else getattr(optimizer, "state", _NOTHING)
         numbers: dict[str, list[float]] = {}
-        alike = None if states is None or self._places else _alike(states, self.parameters)
+        alike = None if states is None or self._places else _alike(states, parameters)
         for kind, tensors in (alike or {}).items():
             readings["main" if kind == "master_param" else kind] = Reading(tensors, {})
         by_id: dict[int, Any] = {}
@@ -141,7 +145,7 @@ class Held:
             alike is None and states is not None and type(states) in _DICTS
         ):  # no tensor is asked whether it is a number that is a key
             by_id = {key if type(key) is int else id(key): value for key, value in states.items()}
-        for name, parameter in () if alike is not None else self.parameters.items():
+        for name, parameter in () if alike is not None else parameters.items():
             main = mains.get(id(parameter))
             values: Mapping[Any, Any] = _NOTHING
             if states is not None:
@@ -162,7 +166,7 @@ class Held:
                 self._shard(*held, name, value, parameter, None if main is None else main.flat)
             CLOSED.update({f"{kind}/{name}": why for kind, why in closed.items()})
         if optimizer is not None:
-            read = set(map(id, self.parameters.values()))
+            read = set(map(id, parameters.values()))
             _beside(optimizer, states or _NOTHING, read, self._called, readings, numbers)
         if numbers:
             readings["number"] = Reading({kind: _tensor_of(values) for kind, values in sorted(numbers.items())}, {})
@@ -336,11 +340,6 @@ def _tensor_of(values: list[float]) -> torch.Tensor:
     if all(abs(value) <= 1 << 53 for value in whole):
         return torch.tensor(values, dtype=torch.float64, device="cpu")
     return folded((f"{v:x}" if isinstance(v, int) else v.hex()).encode() for v in values)
-
-
-def state(optimizer: Any, parameters: Tensors) -> dict[str, Tensors]:
-    """Tensors of the optimizer's state by kind, then by parameter, as this rank has them."""
-    return {kind: held.tensors for kind, held in Held(optimizer, parameters, {}).state().items()}
 
 
 def learning_rates(optimizer: Any) -> dict[str, float | torch.Tensor]:
