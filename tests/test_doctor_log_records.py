@@ -85,6 +85,14 @@ def test_a_log_without_metrics_is_no_clean_bill(lines: list[str], tmp_path: Path
     assert "loss-not-finite" not in report.tried
 
 
+def test_every_loss_of_slime_is_judged_as_before(tmp_path: Path) -> None:
+    """Words that tell a setting in another trainer's names tell nothing in names of slime's and Miles' own."""
+    assert told(examined(tmp_path, step(0, clip_weight_loss=float("nan")))) == [
+        "loss-not-finite",
+        "checkpoint-never-loaded",
+    ]
+
+
 def test_metrics_of_slime_need_no_note(tmp_path: Path) -> None:
     """A log in slime's form is judged by all rules, beside lines in another form too."""
     assert told(examined(tmp_path, *clean())) == []

@@ -250,7 +250,8 @@ def _loss_not_finite(series: Metrics, launch: Launch | None) -> Iterator[Found]:
         count: dict[str, int] = {}
         for at in sorted(table):
             for metric, value in table[at].items():
-                if (is_loss(metric) or metric in _ALSO) and not math.isfinite(value):
+                of_loss = metric.endswith("loss") or is_loss(metric)
+                if (of_loss or metric in _ALSO) and not math.isfinite(value):
                     first.setdefault(metric, (at, value))
                     count[metric] = count.get(metric, 0) + 1
         for metric, (at, value) in first.items():
