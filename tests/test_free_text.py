@@ -79,6 +79,8 @@ def test_nan_is_read() -> None:
     """A loss that is NaN or infinite is shown as such."""
     shown = shown_in("loss nan kl=-inf")
     assert math.isnan(shown["loss"]) and shown["kl"] == -math.inf
+    shown = shown_in(" iteration 2/ 3 | lm loss: NAN | loss scale: INF | grad norm: -INFINITY |")  # as C prints by "%E"
+    assert math.isnan(shown["lm loss"]) and (shown["loss scale"], shown["grad norm"]) == (math.inf, -math.inf)
 
 
 @given(st.text(max_size=80) | st.text("loss kl=:|,.[]0123456789e-+%/{}'\"in fas\r\t", max_size=80))

@@ -49,7 +49,8 @@ _ESCAPE = re.compile(
     r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U((?:000[0-9a-fA-F]|0010)[0-9a-fA-F]{4})|(.))", re.DOTALL
 )
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "\\": "\\", "'": "'", '"': '"', "/": "/"}
-NUMBER = r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|nan|inf|NaN|Inf|Infinity)"
+_NOT_FINITE = r"[nN][aA][nN]|[iI][nN][fF](?:[iI][nN][iI][tT][yY])?"
+NUMBER = rf"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|{_NOT_FINITE})"
 """A pattern of the notations of a number."""
 _NUMBER = re.compile(NUMBER)
 CALL = r"(?:u?int[0-9]*|b?float[0-9]*|tensor|array|Array)"

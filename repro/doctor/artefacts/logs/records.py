@@ -8,7 +8,7 @@ import re
 from repro.doctor.artefacts.logs.asides import aside
 from repro_golden.base.free_text import in_bar, in_dict
 from repro_golden.base.machine_numbers import words_of
-from repro_golden.base.printed import CALL, bare
+from repro_golden.base.printed import CALL, NUMBER, bare
 
 __all__ = ["ANCHORS", "is_gradient_norm", "is_loss", "losses_and_norms"]
 
@@ -24,18 +24,17 @@ _LONGEST = 64 << 10
 """Characters of the longest line that is read; verl's have thousands."""
 _STEM = re.compile("[Ll]oss|[Nn]orm")
 
-_NUMBER = r"[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[nN][aA][nN]|[iI][nN][fF](?:inity)?)"
 _WORD = r"[A-Za-z(][\w./@()%-]{0,60}"
 _FIELD = re.compile(
     rf"(?<![^\s|,;(\[])(?P<name>{_WORD}?(?: {_WORD}?){{0,4}})(?:\s{{0,20}}[:=]\s{{0,20}}|\s{{1,8}})"
-    rf"(?:(?:\w{{1,9}}\.)?{CALL}\()?(?P<value>{_NUMBER})(?:[,)][^\s|]{{0,40}}\))?"
+    rf"(?:(?:\w{{1,9}}\.)?{CALL}\()?(?P<value>{NUMBER})(?:[,)][^\s|]{{0,40}}\))?"
     r"(?:\s?[%a-zA-Z\u00b5]{1,4})?(?:\s?/\s{0,20}\d+)?\)?(?=\s*(?:[|,;)\]]|$|- )|\s+[A-Za-z])"
 )
 """A name with a number, as `lm loss: NAN |`, `actor/pg_loss:np.float64(0.5) -`, `iter 3: loss 4.25, time 30.1ms`."""
 _FEWEST, _SHARE, _WIDEST = 2, 0.5, 150
 """So many fields, which are so much of a line, make it one of metrics, and no sentence that speaks of them. One field
 has at most so many characters."""
-_VALUE = re.compile(rf"[\s:=(]{_NUMBER}")
+_VALUE = re.compile(rf"[\s:=(]{NUMBER}")
 _PREFIX = re.compile(
     r"(?:\s|\[[^\]]{0,80}\]:?|\d[\d:.,TZ/ -]{5,40}|(?:DEBUG|INFO|WARNING|ERROR)\b|[\w./]{1,80}:\d+\b|[-:|] ?)*"
 )
