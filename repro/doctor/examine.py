@@ -142,12 +142,10 @@ def examine(
     of_trainers = [artefact for artefact in artefacts if not isinstance(artefact, Launch) or artefact.trainer]
     if not only:  # what is asked for by name is tried on whatever is given
         findings += [Finding.of(OTHER_PROGRAM, Found(_starts(launch), Where(str(launch.path)))) for launch in others]
-        findings += [
-            Finding.of(OTHER_METRICS, Found(_prints(entry), Where(str(entry.path))))
-            for entry in seen
-            if any(isinstance(artefact, Log) for artefact in entry.artefacts)
-            and not any(isinstance(artefact, Series) for artefact in entry.artefacts)
-        ]
+        logs = [artefact for artefact in artefacts if isinstance(artefact, Log)]
+        if logs and not any(isinstance(artefact, Series) for artefact in artefacts):
+            others_metrics = [artefact for artefact in artefacts if type(artefact) is Metrics]
+            findings.append(Finding.of(OTHER_METRICS, _prints(logs, others_metrics)))
     tried = []
     for rule in catalogue().values():
         if (only and rule.id not in only) or rule.id in ignore:
@@ -169,11 +167,14 @@ def _starts(launch: Launch) -> str:
     )
 
 
-def _prints(entry: Seen) -> str:
-    lines = sum(len(artefact.steps) for artefact in entry.artefacts if isinstance(artefact, Metrics))
-    if not lines:
-        return "no line of metrics that can be read"
-    return f"metrics of another trainer ({count(lines, 'line')}): read is whether losses and gradient norms are finite"
+def _prints(logs: Sequence[Log], others: Sequence[Metrics]) -> Found:
+    """One for all logs: a process that prints none stands beside one that does."""
+    of = f"{count(len(logs), 'log')}: " if logs[1:] else ""
+    if not others:
+        return Found(f"{of}no line of metrics that can be read", Where(str(logs[0].path)))
+    lines = count(sum(len(metrics.steps) for metrics in others), "line")
+    text = f"{of}metrics of another trainer ({lines}): read is whether losses and gradient norms are finite"
+    return Found(text, Where(str(others[0].path)))
 
 
 def _tried(rule: Rule, arguments: tuple[object, ...]) -> Iterator[Finding]:
