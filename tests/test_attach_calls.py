@@ -106,6 +106,34 @@ for _ in range(2):
     optimizer.step()
 """
 
+FULL = """
+import torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+class Own(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(p.grad, alpha=-group["lr"])
+model = torch.nn.Linear(3, 1)
+optimizer = Own(model.parameters())
+graphs = []
+def backend(graph, inputs):
+    graphs.append(graph.code)
+    return graph
+@torch.compile(fullgraph=True, backend=backend)
+def step():
+    optimizer.step()
+for _ in range(4):
+    model(torch.ones(2, 3)).sum().backward()
+    step()
+    optimizer.zero_grad()
+print([p.tolist() for p in model.parameters()], graphs)
+"""
+
 ALARM = """
 import signal, time
 import torch
@@ -197,6 +225,14 @@ def test_children_of_multiprocessing(tmp_path: Path, method: str) -> None:
 def test_a_compiled_graph_may_clip(tmp_path: Path) -> None:
     """Clipping inside a graph that must be whole is compiled as without the recorder."""
     assert run(tmp_path, WHOLE, *TRACED) == run(tmp_path, WHOLE)
+
+
+def test_a_step_in_a_whole_graph_is_a_step(tmp_path: Path) -> None:
+    """Of an optimizer of one's own: it failed under the recorder, and is compiled once and alike."""
+    assert run(tmp_path, FULL, *TRACED) == run(tmp_path, FULL)
+    trace = Trace(tmp_path / "trace")
+    assert (len(trace.steps), trace.complete, len({s.root for s in trace.steps})) == (4, True, 4)
+    assert {row.name for row in trace.rows(3) if row.phase == "grad"} == {"weight", "bias"}
 
 
 def test_what_the_program_raises_reaches_it(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     import torch
     from torch.optim import optimizer as optimizers
 
-    from repro_golden.recording.attach import by_hand
+    from repro_golden.recording.attach import by_hand, whole_graphs
     from repro_golden.recording.attach.alive import generators, megatron
     from repro_golden.recording.attach.alive.readings import Activations, handed_to
     from repro_golden.recording.attach.session import Session
@@ -36,8 +36,9 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     steps = Steps(session.begin, _stepped(session, settings), handed_to)
     # the compiler must leave the recorder alone; torch's optimizers are marked in the same way
     untraced = torch._disable_dynamo  # type: ignore[attr-defined]
-    optimizers.register_optimizer_step_pre_hook(untraced(lambda optimizer, *_: steps.enter(optimizer)))
-    optimizers.register_optimizer_step_post_hook(untraced(lambda optimizer, *_: steps.leave(optimizer)))
+    before, after = whole_graphs.hooks(steps, session.begin, untraced)
+    optimizers.register_optimizer_step_pre_hook(before)
+    optimizers.register_optimizer_step_post_hook(after)
     scaled = steps.outer(torch.amp.GradScaler.step, _scaled(session), lambda _, stepped: not stepped)
     torch.amp.GradScaler.step = scaled  # type: ignore[method-assign]
     for name in ("scale", "update"):  # a program may unscale and step by itself

@@ -68,6 +68,14 @@ class Steps(threading.local):
         if not self._calls:
             self._end(skipped=False)
 
+    def took(self, optimizers: Sequence[Any]) -> None:
+        """Optimizers have stepped in a call in which none could be seen."""
+        self._pop(self._push(sys._getframe(0)))  # calls that raised are gone
+        known = {id(o) for o in self._stepped}
+        self._stepped += [each for each in optimizers if id(each) not in known]
+        if not self._calls:
+            self._end(skipped=False)
+
     def outer(
         self,
         step: Callable[..., Any],

@@ -135,8 +135,12 @@ def modules_of(objects: Iterable[Any]) -> list[torch.nn.Module]:
 
 
 def walk(module: torch.nn.Module, path: str, config: Any, seen: set[int]) -> Iterator[tuple[str, torch.nn.Module, Any]]:
-    """Every module of a root with its path, which leaves out what wrappers add, and the nearest config around it."""
-    if id(module) in seen:
+    """Every module of a root with its path, which leaves out what wrappers add, and the nearest config around it.
+
+    Graphs that the compiler made have the program's parameters under other names, and are left out.
+    """
+    meta = module.__dict__.get("meta")
+    if id(module) in seen or (type(meta) is dict and "dynamo_compile_id" in meta):
         return
     seen.add(id(module))
     config = module.__dict__.get("config", config)

@@ -1,0 +1,102 @@
+"""Steps of optimizers inside graphs that must be whole (``fullgraph=True``): nothing of ours may run in one.
+
+There the hooks only append the optimizer to a list, which the compiler does anew after each call without a change to
+the graph. The step is taken when the call has returned; nothing looks at what its optimizer began with.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from repro_golden.recording.attach.standing_in import stand_in
+from repro_golden.recording.attach.steps import Steps
+
+__all__ = ["hooks"]
+
+
+class _Graph:
+    """The call under way; the compiler reads these two.
+
+    Attributes:
+        whole: Whether there is one.
+        stepped: The optimizers that stepped in it.
+    """
+
+    def __init__(self) -> None:
+        self.whole = False
+        self.stepped: list[Any] = []
+
+
+def hooks(
+    steps: Steps, begun: Callable[[Any, bool], None], untraced: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    """What torch is to call before and after each step of an optimizer; whole graphs are watched from now on.
+
+    Args:
+        steps: Told of each step.
+        begun: Called with an optimizer that stepped at the last call, before the next one.
+        untraced: Keeps the compiler out of a function; outside of whole graphs it leaves off there and goes on behind.
+    """
+    graph = _Graph()
+    enter, leave = (
+        untraced(lambda optimizer: steps.enter(optimizer)),
+        untraced(lambda optimizer: steps.leave(optimizer)),
+    )
+
+    def before(optimizer: Any, *_: Any) -> None:
+        if not (torch.compiler.is_compiling() and graph.whole):
+            enter(optimizer)
+
+    def after(optimizer: Any, *_: Any) -> None:
+        if torch.compiler.is_compiling() and graph.whole:
+            graph.stepped.append(optimizer)
+        else:
+            leave(optimizer)
+
+    def of_compile(compile_: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(compile_)
+        def call(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+            compiled = compile_(model, *args, **kwargs)
+            # without a model it gives a decorator, which calls this one again
+            if model is None or not kwargs.get("fullgraph") or type(compiled) is not types.FunctionType:
+                return compiled
+            return _watched(compiled, graph, steps, begun)
+
+        return call
+
+    stand_in([torch], "compile", of_compile)
+    return before, after
+
+
+def _watched(
+    compiled: Callable[..., Any], graph: _Graph, steps: Steps, begun: Callable[[Any, bool], None]
+) -> Callable[..., Any]:
+    last: list[weakref.ref[Any]] = []
+
+    @functools.wraps(compiled)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or graph.whole:
+            return compiled(*args, **kwargs)
+        for number, reference in enumerate(last):
+            if (optimizer := reference()) is not None:
+                begun(optimizer, not number)
+        graph.whole = True
+        graph.stepped.clear()
+        try:
+            out = compiled(*args, **kwargs)
+        finally:
+            graph.whole = False
+        if graph.stepped:
+            optimizers = list({id(optimizer): optimizer for optimizer in graph.stepped}.values())
+            graph.stepped.clear()
+            last[:] = [weakref.ref(optimizer) for optimizer in optimizers]
+            steps.took(optimizers)
+        return out
+
+    return call
