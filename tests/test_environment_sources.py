@@ -10,8 +10,9 @@ from test_environments import COUNT, locked, toy, using
 
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Place, find_checkout
-from repro_golden.subjects.environments.builds import pip_options, uv_switches
+from repro_golden.subjects.environments.builds import pip_options
 from repro_golden.subjects.environments.cache import forget
+from repro_golden.subjects.environments.origins import uv_switches
 
 
 @pytest.fixture

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from pathlib import Path
 
 import pytest
 from conftest import Repo
-from doctor_golden_kit import IDENTITY, golden, repository
+from doctor_golden_kit import CASE, IDENTITY, golden, repository, rows_of
 
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.case.file import read_case
@@ -66,5 +67,29 @@ def test_golden_runs_of_like_machines_that_contradict_each_other_are_none(tmp_pa
     store = Store(repo.root)
     with pytest.raises(NotVerifiableError, match=r"for toy-cpu-a and toy-cpu-b are both .* and their numbers differ"):
         store.find(case, here, {})
+    assert [each.machine for each in store.serving(case, here, {})] == ["toy-cpu-a", "toy-cpu-b"]
     (repo.root / "golden" / "runs" / "toy-cpu-b" / "toy.dvc").unlink()
     assert store.find(case, here, {}).machine == "toy-cpu-a"
+
+
+def test_golden_runs_of_like_machines_agree_as_the_case_says(tmp_path: Path) -> None:
+    """By a case that compares within bounds, numbers that differ within them are no contradiction."""
+    bounds = '\n[compare]\nmode = "bounds"\n[compare.bounds.loss]\natol = 1.0\n'
+    repo = repository(tmp_path, CASE + bounds)
+    Dvc(repo.root).init()
+    case, here = read_case(repo.root / "golden" / "cases" / "toy.toml"), Identity.from_mapping(IDENTITY)
+    for machine, moved in (("toy-cpu-a", 0.0), ("toy-cpu-b", 1e-6)):
+        rows = functools.partial(rows_of, loss=0.5 + moved)
+        Dvc(repo.root).add(golden(repo, rows, record={"loaded": [], "expected": IDENTITY}, machine=machine))
+    assert Store(repo.root).find(case, here, {}).machine == "toy-cpu-a"
+
+
+def test_a_small_golden_run_is_known_without_dvc(tmp_path: Path) -> None:
+    """What is whole needs no process of DVC's, nor a place where that could write."""
+    repo = repository(tmp_path)
+    Dvc(repo.root).init()
+    folder, store = golden(repo, machine="m"), Store(repo.root)
+    store.dvc.add(folder)
+    shutil.rmtree(repo.root / ".dvc" / "tmp")
+    store.load("m", "toy")
+    assert not (repo.root / ".dvc" / "tmp").exists()

@@ -423,6 +423,8 @@ def test_what_dvc_would_leave_out_is_refused(tmp_path: Path) -> None:
         ReproError, match=r"DVC leaves golden/runs/machine/case/trace/steps\.jsonl out by .*2:\*\.jsonl"
     ):
         dvc.check()
+    (tmp_path / "a" / ".dvcignore").write_text("*.jsonl\n!/golden/**\n")
+    dvc.check()
     (tmp_path / "a" / ".dvcignore").write_text("*.odd\n")
     case = tmp_path / "a" / "golden" / "runs" / "m" / "case"
     (case / "x.odd").write_text("x")

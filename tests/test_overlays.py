@@ -24,7 +24,7 @@ from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.case.file import Case
 from repro_golden.replay.children import CancelledError, ChildFailure
 from repro_golden.repository.checkout import Place
-from repro_golden.subjects.environments import releases
+from repro_golden.subjects.environments import overlays, releases
 from repro_golden.subjects.environments.overlays import Overlay, held_overlay, sources_of
 
 
@@ -225,18 +225,8 @@ def test_the_version_that_is_there_is_used_as_it_is(repo: Repo, index: Index, ba
             assert environment.folder == Path(base).parent.parent
     other = tmp_path / "v" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "v"], check=True)
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        other,
-        "install",
-        "--no-deps",
-        "--quiet",
-        "--index-url",
-        index.url,
-    ]
+    pip = [sys.executable, "-m", "pip", "--python", other]
+    install = [*pip, "install", "--no-deps", "--quiet", "--index-url", index.url]
     subprocess.run([*install, "tiny-scale==2.6+cpu"], check=True, env=plain())
     for version in ("2.6", "2.6+cpu"):
         with using(repo, str(other), {"tiny-scale": version}, index.url) as environment:
@@ -248,16 +238,21 @@ def test_the_version_that_is_there_is_used_as_it_is(repo: Repo, index: Index, ba
     told, times = module.read_text(), (module.stat().st_atime_ns, module.stat().st_mtime_ns)
     module.write_text(told.replace("2.6", "2.7"))
     os.utime(module, ns=times)
+    overlays._edited.cache_clear()
     with using(repo, str(other), {"tiny-scale": "2.6"}, index.url) as environment:
         assert environment.python != str(other), "its file was edited, whatever its time says"
     module.write_text(told)
+    overlays._edited.cache_clear()
+    (about.parent / "scale" / "tool.py").unlink()
+    with using(repo, str(other), {"tiny-scale": "2.6"}, index.url) as environment:
+        assert environment.python != str(other), "it lacks a file"
     (about / "direct_url.json").write_text('{"url": "file:///x", "dir_info": {"editable": true}}')
     with using(repo, str(other), {"tiny-scale": "2.6"}, index.url) as environment:
         assert environment.python != str(other)
         assert "tiny_scale==2.6+cpu" in environment.packages
 
 
-def test_where_versions_come_from_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_versions_come_from_is_told(repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What pip's and uv's own files say, and the files that lie there, part two probes; without pins nothing does."""
     settings, folder, uv = tmp_path / "pip.conf", tmp_path / "wheels", tmp_path / "config" / "uv" / "uv.toml"
     folder.mkdir()
@@ -271,13 +266,18 @@ def test_where_versions_come_from_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         (settings, f"[global]\nindex-url = https://two.example/simple\nfind-links = {folder}\n"),
         (folder / "a-1-py3-none-any.whl", "1"),
         (uv, "prerelease = 'allow'\n"),
+        (repo.root / "pyproject.toml", "[tool.uv]\nindex-url = 'https://three.example/simple'\n"),
     ):
         path.write_text(text)
         releases._pip_files.cache_clear()
-        told.append(tuple(sources_of(toy(packages={"tiny-scale": "1.0"}), tmp_path)))
+        told.append(tuple(sources_of(toy(packages={"tiny-scale": "1.0"}), repo.root)))
     releases._pip_files.cache_clear()
     assert len(set(told)) == len(told)
-    assert sources_of(toy(), tmp_path) == []
+    assert sources_of(toy(), repo.root) == []
+    (repo.root / "pyproject.toml").write_text("[tool.uv]\nindex-url = 'https://three.example/simple'\n[tool.other]\n")
+    assert tuple(sources_of(toy(packages={"tiny-scale": "1.0"}), repo.root)) == told[-1]
+    monkeypatch.setenv("PIP_NO_BINARY", ",".join(f"package-{n}" for n in range(99)))
+    assert tuple(sources_of(toy(packages={"tiny-scale": "1.0"}), repo.root)) not in told
 
 
 @pytest.mark.whole

@@ -190,12 +190,8 @@ def test_what_is_no_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_folders_whose_names_begin_as_the_systems_do() -> None:
     """/runs and /devdata are data; what lies in /run and /dev is not."""
     root = Path("/nowhere/repo")
-    assert [_is_everything(Path(f), root) for f in ("/runs/a", "/devdata", "/run/a", "/dev")] == [
-        False,
-        False,
-        True,
-        True,
-    ]
+    answers = [_is_everything(Path(f), root) for f in ("/runs/a", "/devdata", "/run/a", "/dev")]
+    assert answers == [False, False, True, True]
 
 
 def test_data_under_root_in_a_search(tmp_path: Path, bisect: Bisect) -> None:
@@ -385,6 +381,10 @@ def test_code_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert here != here_after and under == under_after
 
 
+LISTED = "sha256=Bu289DNhZaJx5lJAJaZDnDyqMkb9B5bxFncieXB6UyU"
+"""Of ``A = 1`` in a list of files."""
+
+
 def test_packages_that_were_changed_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was written into an installed package since, lies beside all of them, or is named by a .pth file, counts.
 
@@ -396,9 +396,7 @@ def test_packages_that_were_changed_in_place(tmp_path: Path, monkeypatch: pytest
         (site / "tiny-1.0.dist-info").mkdir(parents=True)
         (site / "tiny.py").write_text("A = 1\n")
         (site / "tiny-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
-        (site / "tiny-1.0.dist-info" / "RECORD").write_text(
-            "tiny.py,sha256=Bu289DNhZaJx5lJAJaZDnDyqMkb9B5bxFncieXB6UyU,6\ntiny-1.0.dist-info/RECORD,,\n"
-        )
+        (site / "tiny-1.0.dist-info" / "RECORD").write_text(f"tiny.py,{LISTED},6\ntiny-1.0.dist-info/RECORD,,\n")
         return site
 
     def ask(site: Path) -> str:
@@ -429,6 +427,16 @@ def test_packages_that_were_changed_in_place(tmp_path: Path, monkeypatch: pytest
     (twin / "tiny.py").write_text("A = 2\n")
     os.utime(twin / "tiny.py", (time.time() + 50, time.time() + 50))
     assert ask(twin) == builds[1]
+    (twin / "large.so").write_bytes(bytes((1 << 24) + 1))
+    with (twin / "tiny-1.0.dist-info" / "RECORD").open("a") as record:
+        record.write(f"large.so,sha256=x,{(1 << 24) + 1}\n")
+    os.link(twin / "large.so", tmp_path / "shared")  # as an installer does that shares files: the time of change is new
+    os.utime(twin / "large.so", ns=(1, 1))
+    alone = ask(twin)
+    os.link(twin / "large.so", tmp_path / "once more")
+    assert ask(twin) == alone
+    (twin / "large.so").write_bytes(bytes((1 << 24) + 2))
+    assert ask(twin) != alone
     build.cache_clear()
 
 
@@ -464,6 +472,22 @@ def test_data_changed_under_a_search(tmp_path: Path, how: str) -> None:
         current.unlink()
         current.symlink_to(data)
         assert outside.is_as_it_was()
+
+
+def test_what_cannot_be_looked_at_hides_nothing(tmp_path: Path) -> None:
+    """Beside a link that the kernel refuses to follow, and a name that is no text, each other file counts."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "refused").symlink_to("x" * 300)
+    Path(os.fsdecode(os.fsencode(data) + b"/odd\xff")).write_text("1")
+    subject = {"kind": "command", "command": f"a {data}"}
+    case = Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject})
+    facts = []
+    for text in ("1", "2"):
+        (data / "train").write_text(text)
+        facts.append(outside_of(case, tmp_path / "repo"))
+        assert Outside(case, tmp_path / "repo").is_as_it_was()
+    assert facts[0] != facts[1]
 
 
 def test_what_a_search_must_not_leave_to_the_next(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ golden.add_command(verify)
 def list_runs(as_json: bool) -> int:
     """List golden runs, and which of them this machine can verify."""
     from repro.text import table
-    from repro_golden.base.errors import ReproError
+    from repro_golden.base.errors import MachineFailureError, ReproError
     from repro_golden.case.file import list_cases, read_case
     from repro_golden.repository.checkout import find_checkout
     from repro_golden.store.golden import Store
@@ -156,6 +156,8 @@ def list_runs(as_json: bool) -> int:
         if who is not None and present:
             try:
                 verifiable = not store.load(machine, case).differences(who.identity, who.versions)
+            except MachineFailureError:  # DVC could not be asked
+                verifiable = not store.read(machine, case).differences(who.identity, who.versions)
             except ReproError as error:  # of one run; the others are listed
                 verifiable, damaged = False, str(error)
         return {"case": case, "machine": machine, "present": present, "here": verifiable, "damaged": damaged}

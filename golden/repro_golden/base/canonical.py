@@ -99,7 +99,7 @@ _LENGTH = struct.Struct("<Q").pack
 
 def frame(part: bytes | str) -> bytes:
     """A part of a `digest`, behind its length."""
-    raw = part.encode() if isinstance(part, str) else part
+    raw = part.encode(errors="surrogateescape") if isinstance(part, str) else part  # a file's name may be no text
     return _LENGTH(len(raw)) + raw
 
 

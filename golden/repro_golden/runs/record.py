@@ -143,7 +143,9 @@ def _refuse_existing(store: Store, who: Who, case: Case, options: Options) -> st
     """The machine that a new golden run will be of: that of the one which it replaces, if there is one."""
     machine = who.identity.machine
     with contextlib.suppress(NotVerifiableError):
-        machine = store.find(case, who.identity, who.versions).machine
+        # of several, those that are not replaced would contradict what is approved
+        if options.replace_reason is None or len(store.serving(case, who.identity, who.versions)) == 1:
+            machine = store.find(case, who.identity, who.versions).machine
     path = store.run_path(machine, case.name)
     store.refuse_dirty(path)
     if pointer_of(path).exists() and options.replace_reason is None:

@@ -23,6 +23,7 @@ from repro_golden.store.pulled import (
     check_pulled,
     drop_damaged,
     elsewhere,
+    is_small,
     is_whole,
     lacking,
     object_of,
@@ -96,11 +97,11 @@ class Dvc:
         files = [folder / ".dvcignore" for folder in (self.root, self.root / "golden", self.root / "golden" / "runs")]
         if not any(_RULE.search(file.read_text(errors="replace")) for file in files if file.is_file()):
             return ""  # without asking DVC, which takes a second
-        said = ""
         with contextlib.suppress(MachineFailureError):  # it ends with 1 where it ignores none
-            said = self.run("check-ignore", "--details", *(f"golden/runs/machine/case/{name}" for name in _OF_A_RUN))
-        rule, _, path = said.partition("\n")[0].partition("\t")
-        return f"{path} out by {rule}" if path else ""
+            path = self.run("check-ignore", *(f"golden/runs/machine/case/{name}" for name in _OF_A_RUN)).split("\n")[0]
+            rule = self.run("check-ignore", "--details", path).partition("\t")[0]  # which shows what lets files in, too
+            return f"{path} out by {rule}"
+        return ""
 
     def init(self) -> None:
         """``dvc init``."""
@@ -269,6 +270,8 @@ class Dvc:
         """Whether the tracked content in the working tree differs from its pointer (a missing folder does not)."""
         if not pointer.exists() or not pointer.with_suffix("").exists():
             return False
+        if is_small(pointer) and is_whole(pointer):  # in no second, and where nothing can be written
+            return False
         clean = self.run("status", "--json", *self._relative([pointer])).strip() in ("", "{}")
         return not clean and not is_whole(pointer)  # what only the cache has lost is no difference
 
@@ -315,7 +318,8 @@ class Dvc:
                 out, err = output_of(process, self.patience)
             except StandstillError:
                 raise MachineFailureError(
-                    f"{line} did nothing for {self.patience:g} s: a remote or a disk does not answer. "
+                    f"{line} did nothing for {self.patience:g} s: another DVC command keeps it waiting, or a remote or "
+                    "a disk does not answer. "
                     "Once it does, the same command goes on where this one was"
                 ) from None
         if process.returncode != 0:

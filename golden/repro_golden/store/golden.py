@@ -17,6 +17,7 @@ from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.base.files import exchanged
 from repro_golden.case.file import CASES, Case, find_case, list_cases
 from repro_golden.case.identity import Difference, Identity, versions_of
+from repro_golden.compare.traces import compare
 from repro_golden.repository.git import Git
 from repro_golden.store.dvc import Dvc
 from repro_golden.store.pulled import pointed_md5, pointer_of
@@ -197,27 +198,14 @@ class Store:
             NotVerifiableError: there is one for other machines only, or none; the closest one's differences are named.
                 Or there are several for machines like this one, which contradict each other.
         """
-        machines = [machine for machine, name, _ in self.entries() if name == case.name]
-        if identity.machine not in machines and self.run_path(identity.machine, case.name).exists():
-            machines.append(identity.machine)
+        machines = self._machines(case, identity)
         if not machines:
             raise NotVerifiableError(
                 f"no golden run of {case.name} for this machine ({identity.machine}): "
                 f"record one with `repro golden record {case.name}`"
             )
-        candidates, alike = [], list[GoldenRun]()
-        for machine in sorted(machines, key=lambda machine: machine != identity.machine):
-            golden = self._near(machine, case.name, identity)
-            if golden is None:
-                continue
-            differences = golden.differences(identity, versions)
-            if not differences and machine == identity.machine:
-                return golden
-            if differences:
-                candidates.append((differences, golden))
-            else:
-                alike.append(golden)
-        if alike:
+        candidates = self._candidates(machines, case, identity, versions)
+        if alike := [golden for differences, golden in candidates if not differences]:
             return _agreed(case, alike)
         if not candidates:
             raise NotVerifiableError(
@@ -235,6 +223,31 @@ class Store:
             f"not comparable with the golden run of {case.name} for {nearest.machine}: {describe(differences)}; "
             f"`repro golden verify {case.name}{parts}` compares all the same, `repro golden {anew}` records one here"
         )
+
+    def serving(self, case: Case, identity: Identity, versions: Mapping[str, str]) -> list[GoldenRun]:
+        """The golden runs that a run here differs from in nothing: this machine's own alone, or all others."""
+        candidates = self._candidates(self._machines(case, identity), case, identity, versions)
+        return [golden for differences, golden in candidates if not differences]
+
+    def _machines(self, case: Case, identity: Identity) -> list[str]:
+        """Those that have a golden run of a case, a run's own first."""
+        own = identity.machine
+        machines = [machine for machine, name, _ in self.entries() if name == case.name and machine != own]
+        there = self.run_path(own, case.name)
+        return [own] * (there.exists() or pointer_of(there).exists()) + machines
+
+    def _candidates(
+        self, machines: Sequence[str], case: Case, identity: Identity, versions: Mapping[str, str]
+    ) -> list[tuple[list[Difference], GoldenRun]]:
+        """In what a run here differs from each golden run; from this machine's own alone where that is nothing."""
+        candidates = []
+        for machine in machines:
+            golden = self._near(machine, case.name, identity)
+            if golden is not None:
+                candidates.append((golden.differences(identity, versions), golden))
+            if golden is not None and machine == identity.machine and not candidates[-1][0]:
+                break
+        return candidates
 
     def _near(self, machine: str, case: str, identity: Identity) -> GoldenRun | None:
         """A golden run whose content is here, or is fetched because it is of this machine or of one like it."""
@@ -358,13 +371,13 @@ def _agreed(case: Case, golden: Sequence[GoldenRun]) -> GoldenRun:
         NotVerifiableError: by two of them the same run would pass and fail.
     """
     current = [each for each in golden if each.record["case"] == case.canonical()] or golden
-    numbers = {each.machine: [step.root for step in each.trace.steps] for each in current if not each.noisy}
-    first = next((each for each in current if not each.noisy), current[0])
-    if others := [machine for machine, roots in numbers.items() if roots != numbers[first.machine]]:
-        raise NotVerifiableError(
-            f"the golden runs of {case.name} for {first.machine} and {others[0]} are both of machines like this one, "
-            f"and their numbers differ: `repro golden record {case.name}` records one of this machine"
-        )
+    first, *others = sorted(current, key=lambda each: each.noisy)
+    for other in others:
+        if not other.noisy and not compare(first.trace, other.trace, case.compare).equal:
+            raise NotVerifiableError(
+                f"the golden runs of {case.name} for {first.machine} and {other.machine} are both of machines like "
+                f"this one, and their numbers differ: `repro golden record {case.name}` records one of this machine"
+            )
     return first
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "drop_damaged",
     "elsewhere",
     "file_md5",
+    "is_small",
     "is_whole",
     "lacking",
     "object_of",
@@ -32,6 +33,8 @@ _HASH = re.compile(r"^\s*hash:\s*md5\s*$", re.MULTILINE)
 """Pointers of DVC 2 have none: there text files were hashed with other line ends."""
 _REMOTE = re.compile(r"^\s*-?\s*remote:\s*\S", re.MULTILINE)
 _FILES = re.compile(r"^\s*-?\s*nfiles:\s*(\d+)\s*$", re.MULTILINE)
+_SIZE = re.compile(r"^\s*-?\s*size:\s*(\d+)\s*$", re.MULTILINE)
+_SMALL = 1 << 26
 _SUFFIX = ".dir"
 
 
@@ -69,6 +72,12 @@ def file_md5(path: Path) -> str:
     """The md5 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def is_small(pointer: Path) -> bool:
+    """Whether a pointer stands for so few bytes that reading them takes less than starting DVC."""
+    size = _SIZE.search(pointer.read_text(encoding="utf-8", errors="replace"))
+    return size is not None and int(size[1]) <= _SMALL
 
 
 def is_whole(pointer: Path) -> bool:

@@ -109,7 +109,7 @@ print(json.dumps(found))
 """What each distribution offers to `import`: the shortest names that are a module or a package with an `__init__`."""
 
 EDITED = """\
-import hashlib, json, os, sys
+import csv, hashlib, json, os, re, sys
 from base64 import urlsafe_b64encode
 from importlib import metadata
 def content(path):
@@ -121,12 +121,14 @@ def content(path):
     except OSError:
         return ""
     return urlsafe_b64encode(found.digest()).decode().rstrip("=")
-edited = []
-for wanted in sys.argv[1:]:
-    files = [file for file in metadata.distribution(wanted).files or () if file.hash and file.hash.mode == "sha256"]
-    if any(content(str(file.locate())) != file.hash.value for file in files if not str(file).startswith("..")):
-        edited.append(wanted)
-print(json.dumps(edited))
+def is_edited(one):
+    listed = csv.reader((one.read_text("RECORD") or "").splitlines())
+    files = [(row[0], row[1][7:]) for row in listed if len(row) > 1 and row[1].startswith("sha256=")]
+    return any(content(str(one.locate_file(name))) != told for name, told in files if not name.startswith(".."))
+known = {}
+for one in metadata.distributions():
+    known.setdefault(re.sub("[-_.]+", "-", one.metadata["Name"] or "").lower(), one)
+print(json.dumps([wanted for wanted in sys.argv[1:] if is_edited(known[wanted])]))
 """
 """Which distributions are not what their lists of files say; scripts name their Python, and are left out."""
 

@@ -203,21 +203,24 @@ def _files(path: Path, root: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
     elif not _is_everything(path, root):
-        yield from _walked(path, root)
+        yield from (place for place, _ in _walked(path, root))
 
 
-def _walked(folder: Path, root: Path) -> Iterator[Path]:
-    """The files in a folder, and behind the links in it that lead to other folders; before those the links."""
+def _walked(folder: Path, root: Path) -> Iterator[tuple[Path, bool]]:
+    """The files in a folder, and behind the links in it that lead to other folders; before those the links, told so.
+
+    What may not be looked at is passed over, or yielded as a file.
+    """
     places, known = [folder], {folder.resolve()}
     while places:
         for place, below, names in os.walk(places.pop()):
             below[:] = sorted(name for name in below if name not in (".git", "__pycache__"))
-            for link in [path for name in below if (path := Path(place, name)).is_symlink()]:
-                yield link  # the walk does not follow it
+            for link in [Path(place, name) for name in below if os.path.islink(f"{place}/{name}")]:  # noqa: PTH114 - raises nothing
+                yield link, True  # the walk does not follow it
                 if (real := link.resolve()) not in known and not _is_everything(real, root):  # so that circles end
                     known.add(real)
                     places.append(link)
-            yield from (Path(place, name) for name in sorted(names) if not name.endswith(".pyc"))
+            yield from ((Path(place, name), False) for name in sorted(names) if not name.endswith(".pyc"))
 
 
 def folders_of(case: Case, root: Path) -> list[Path]:
@@ -274,9 +277,9 @@ def _is_everything(folder: Path, root: Path) -> bool:
 
 def _listing(folder: Path, root: Path) -> Iterator[str]:
     left, budget = _MOST, _BUDGET
-    for path in _walked(folder, root):
+    for path, leads_on in _walked(folder, root):
         name = path.relative_to(folder)
-        if path.is_dir():
+        if leads_on:
             yield f"{name} -> {path.resolve()}"
         elif left:
             left -= 1

@@ -23,13 +23,15 @@ __all__ = ["build", "importable", "loaded", "main_tree", "modules", "places", "s
 
 _CODE = frozenset((".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".pth", ".py", ".pyd", ".pyx", ".so"))
 """Endings of the files of a folder that a package is imported from in place."""
-_LISTED = re.compile(rf"^([^,\n\"]*(?:{'|'.join(map(re.escape, sorted(_CODE)))})),(?:sha256=([^,\n]*))?", re.MULTILINE)
-"""The files of code in a package's list of its files, and their hashes."""
+_LISTED = re.compile(
+    rf"^([^,\n\"]*(?:{'|'.join(map(re.escape, sorted(_CODE)))})),(?:sha256=([^,\n]*))?,?(\d*)", re.MULTILINE
+)
+"""The files of code in a package's list of its files, with hash and size."""
 _LIST = re.compile(r"^([^,\n\"]*\.dist-info/RECORD),", re.MULTILINE)
 _MOST = 20_000
 """Files of such a folder that are looked at."""
-_LARGE = 1 << 24
-"""Bytes of a file that is not read for a digest of it."""
+_LARGE, _BUDGET = 1 << 24, 1 << 28
+"""Bytes of a file that is not read for a digest of it, and of the files in a folder that are."""
 _SITES = ("site-packages", "dist-packages")
 """Where packages lie."""
 _OURS = "repro-harness"
@@ -151,21 +153,27 @@ def _patched(site: str, record: str) -> Iterator[str]:
     if own is None:
         return
     listed = os.stat(f"{site}/{own[1]}")  # noqa: PTH116 - tens of thousands of files
-    for path, told in _LISTED.findall(record):
+    for path, told, size in _LISTED.findall(record):
         try:
             status = os.stat(f"{site}/{path}")  # noqa: PTH116
         except OSError:
             yield f"{path} -"
             continue
-        if status.st_mtime_ns > listed.st_mtime_ns or status.st_ctime_ns > listed.st_ctime_ns:
+        written = status.st_mtime_ns > listed.st_mtime_ns
+        # a change of a file's links, which installers share, is one of it too: no large one is read for that
+        if written or (status.st_ctime_ns > listed.st_ctime_ns and not _is_alike(status, size)):
             found = _content(Path(site, path), status)
             if found != told:
                 yield f"{path} {found}"
 
 
-def _content(path: Path, status: os.stat_result) -> str:
-    """The SHA-256 of a file as a list of files writes it; of a large one, its size, its time and where it lies."""
-    if status.st_size > _LARGE:
+def _is_alike(status: os.stat_result, size: str) -> bool:
+    return status.st_size > _LARGE and str(status.st_size) == size
+
+
+def _content(path: Path, status: os.stat_result, most: int = _LARGE) -> str:
+    """The SHA-256 of a file as a list of files writes it; of a larger one, its size, its time and where it lies."""
+    if status.st_size > most:
         return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
     return urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).decode().rstrip("=")
 
@@ -209,7 +217,7 @@ def _in_place(dist: metadata.Distribution, link: str) -> Path | None:
 
 def sources(folder: Path, without: Path | None = None) -> Iterator[str]:
     """Path and content of each file of code in a folder but for one in it, up to a bound."""
-    left = _MOST
+    left, budget = _MOST, _BUDGET
     for place, below, names in os.walk(folder):
         below[:] = sorted(
             name for name in below
@@ -220,7 +228,9 @@ def sources(folder: Path, without: Path | None = None) -> Iterator[str]:
             if path.suffix in _CODE and left:
                 left -= 1
                 with contextlib.suppress(OSError):  # a link to nowhere
-                    yield f"{path.relative_to(folder)} {_content(path, path.stat())}"
+                    status = path.stat()
+                    yield f"{path.relative_to(folder)} {_content(path, status, min(budget, _LARGE))}"
+                    budget -= min(budget, status.st_size)
 
 
 def say(threads: int, ranks: int) -> None:

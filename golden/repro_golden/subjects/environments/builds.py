@@ -17,7 +17,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from packaging.utils import canonicalize_name
 
@@ -31,6 +30,7 @@ from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.subjects.argv import interpreter, replaced, variables_of, words
 from repro_golden.subjects.environments.cache import Slot, environments_of, kept
+from repro_golden.subjects.environments.origins import uv_switches
 from repro_golden.subjects.surroundings import variables_digest
 from repro_golden.trace import Header
 
@@ -42,7 +42,6 @@ __all__ = [
     "identity_in",
     "pip_options",
     "uv_command",
-    "uv_switches",
 ]
 
 
@@ -96,13 +95,6 @@ def uv_command(root: Path, lock: str, python: str) -> list[str]:
     project = str((root / lock).parent)
     return ["uv", "sync", "--frozen", "--project", project, "--python", python,
             *(word for name in local for word in ("--no-install-package", name))]  # fmt: skip
-
-
-def uv_switches(root: Path, lock: str) -> dict[str, Any]:
-    """What the project beside a lock file tells uv, such as which groups of it are installed; nothing without one."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # uv says itself what it cannot read
-        return dict(parse_toml((root / lock).with_name("pyproject.toml").read_text(encoding="utf-8"))["tool"]["uv"])
-    return {}
 
 
 def pip_options(root: Path, locks: Sequence[str]) -> list[str]:

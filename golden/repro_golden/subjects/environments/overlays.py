@@ -15,6 +15,7 @@ itself, one would be found by nobody, and is refused. How an environment is kept
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -42,7 +43,8 @@ from repro_golden.replay.children import ChildFailure, base_environment
 from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.subjects.argv import interpreter, replaced
 from repro_golden.subjects.environments.cache import Slot, environments_of, kept
-from repro_golden.subjects.environments.releases import asked, index_urls, pip_settings, readable, sources
+from repro_golden.subjects.environments.origins import sources
+from repro_golden.subjects.environments.releases import asked, index_urls, pip_settings, readable
 from repro_golden.subjects.inside import ABOUT, BEHIND, COMMON, EDITED, MODULES, OUTSHONE, PIP, SEEN
 from repro_golden.subjects.needs import Packages, declared, lacking, unmet
 
@@ -137,16 +139,16 @@ def held_overlay(
     base = _Base(base_python, asked(base_python, ABOUT, variables=variables))
     checked = _checked(pins)
     there = [name for name, version in checked.items() if base.has(name, version)]
-    edited = asked(base_python, EDITED, *there, variables=variables) if there else []
+    edited = _edited(base_python, tuple(there)) if there else ()
     wanted = {name: version for name, version in checked.items() if name not in there or name in edited}
     if not wanted:
         prefix, base_scripts = Path(base.said["prefix"]), [str(Path(base_python).parent)]
         yield Overlay(prefix, base.key({}, ()), base_python, _listed(base.packages), base_scripts, sorted(checked))
         return
     fetching = _fetching() | variables
-    key = base.key(wanted, sources(index, base_python, fetching))
-    recipe = _Recipe(base, wanted, variables, fetching, subject.timeout, index)
     folder = environments_of(find_checkout(place.root).state)
+    key = base.key(wanted, sources(index, base_python, fetching, folder))
+    recipe = _Recipe(base, wanted, variables, fetching, subject.timeout, index)
     with kept(folder, key, subject.most_environments, recipe.build, {str(place.root): "."}, cancel) as about:
         scripts = [str(folder / key / "bin"), str(Path(base_python).parent)]
         moved = sorted({*about["moved"], *checked})
@@ -164,7 +166,14 @@ def sources_of(case: Case, root: Path) -> list[str]:
     if not subject.packages:
         return []
     python = interpreter(subject, root)
-    return sources(None, python, _fetching() | _variables(case, subject, Place(root), python))
+    folder = environments_of(find_checkout(root).state)
+    return sources(None, python, _fetching() | _variables(case, subject, Place(root), python), folder)
+
+
+@functools.cache  # all of a package's files are read
+def _edited(python: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of an interpreter's packages that are not what their lists of files say."""
+    return tuple(asked(python, EDITED, *names))
 
 
 def _variables(case: Case, subject: CommandSubject | CoreSubject, place: Place, python: str) -> dict[str, str]:

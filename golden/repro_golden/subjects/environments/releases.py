@@ -37,11 +37,12 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
-from repro_golden.base.canonical import digest, parse_json
+from repro_golden.base.canonical import parse_json
 from repro_golden.base.credentials import handed_on
 from repro_golden.base.errors import MachineFailureError, ReproError
 
 __all__ = [
+    "DECIDING",
     "Release",
     "VersionRange",
     "asked",
@@ -51,7 +52,6 @@ __all__ = [
     "readable",
     "redacted",
     "releases",
-    "sources",
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -299,48 +299,17 @@ def readable(names: Iterable[str], urls: Sequence[str]) -> None:
 def pip_settings(python: str, variables: Mapping[str, str]) -> dict[str, str]:
     """The settings of pip for an install, by option: its files first, then the variables, which win."""
     settings = dict(_pip_files(python, variables.get("PIP_CONFIG_FILE")))
-    for name in ("retries", *_DECIDING):
+    for name in ("retries", *DECIDING):
         if value := variables.get(f"PIP_{name.upper().replace('-', '_')}"):
             settings[name] = value
     return settings
 
 
-_DECIDING = (
+DECIDING = (
     "index-url", "extra-index-url", "no-index", "find-links", "pre", "constraint", "only-binary", "no-binary",
     "prefer-binary",
 )  # fmt: skip
 """The settings of pip that decide which files it installs."""
-_OF_UV = (
-    "UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_NO_INDEX",
-    "UV_INDEX_STRATEGY", "UV_PRERELEASE", "UV_CONSTRAINT", "UV_CONFIG_FILE",
-)  # fmt: skip
-
-
-def sources(index: str | None, python: str, variables: Mapping[str, str]) -> list[str]:
-    """What decides which files are installed for a version, without credentials; the arguments of `index_urls`."""
-    settings = pip_settings(python, variables) | ({"index-url": index} if index else {})
-    told = {name: settings[name] for name in _DECIDING if settings.get(name)}
-    told |= {name: variables[name] for name in _OF_UV if variables.get(name)}
-    local = [*(word for value in told.values() for word in value.split()), *_uv_files(variables)]
-    return [*(redacted(f"{name}={value}") for name, value in told.items()), *filter(None, map(_lies_at, local))]
-
-
-def _uv_files(variables: Mapping[str, str]) -> list[str]:
-    """Where uv's own settings lie, of the user and of the machine."""
-    own = variables.get("XDG_CONFIG_HOME") or str(Path(variables.get("HOME", "~"), ".config").expanduser())
-    return [] if variables.get("UV_NO_CONFIG") else [f"{own}/uv/uv.toml", "/etc/uv/uv.toml"]
-
-
-def _lies_at(place: str) -> str:
-    """What stands for a file of settings, or for the files in a folder of packages; empty for any other word."""
-    path = Path(unquote(place.removeprefix("file://")))
-    if path.is_file():
-        return f"{path} {digest('settings', path.read_bytes())}"
-    if not path.is_absolute() or not path.is_dir():
-        return ""
-    files = sorted(file for depth in ("*", "*/*") for file in path.glob(depth) if file.is_file())
-    listed = ((file, file.stat()) for file in files)
-    return f"{path} {digest('folder', *(f'{file} {about.st_size} {about.st_mtime_ns}' for file, about in listed))}"
 
 
 @functools.cache
