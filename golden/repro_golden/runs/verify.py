@@ -78,7 +78,7 @@ def find_golden(store: Store, case: Case, who: Who, vary: Sequence[str] = ()) ->
 
     Raises:
         NotVerifiableError: another machine's, a noisy one, or none.
-        ReproError: the case was changed since, or what lies there is not the golden run of this commit.
+        ReproError: the case was changed since.
     """
     golden = store.find(case, who.identity, who.versions, vary)
     if changed := _changed_keys(golden.record["case"], case.canonical()):
@@ -91,7 +91,6 @@ def find_golden(store: Store, case: Case, who: Who, vary: Sequence[str] = ()) ->
             f"the golden run of {case.name} does not reproduce itself, so bits are not verifiable here: "
             'compare metrics with [compare] mode = "bounds"'
         )
-    store.refuse_unknown(golden.directory)  # what is whole in itself may be of an older pointer
     return golden
 
 
@@ -139,6 +138,7 @@ def verify(checkout: Checkout, case: Case, say: Say, vary: Sequence[str] = ()) -
                 f"`repro golden verify {case.name} --vary {other[0].part}` compares all the same"
             )
         comparison = compare(golden.trace, replay, case.compare)
+        store.refuse_unknown(golden.directory)  # what is whole in itself may be of an older pointer
         if comparison.equal and (why := failed_since(golden.trace, replay)):
             raise NotVerifiableError(f"{case.name}: what was trained agrees, but {why}, which the golden run's did not")
         alike = named_alike(golden.trace, replay, strict=case.compare.strict)

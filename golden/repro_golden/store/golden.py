@@ -161,6 +161,7 @@ class Store:
             ReproError: there is none, its record is unreadable or newer, or what lies there is another commit's.
         """
         golden = self.read(machine, case)
+        _ = golden.trace  # it says more of what is damaged or newer
         self.refuse_unknown(golden.directory)  # what is whole in itself may be of an older pointer
         return golden
 
