@@ -80,7 +80,7 @@ _TORCHS = frozenset(vars(torch.nn.Module()))
 
 def _tensors_in(mapping: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """What lies in a mapping, but for what is computed and what is trained."""
-    for name, item in leaves(mapping, whole=False) if type(mapping) is dict else ():
+    for name, item in leaves(mapping, nested=False) if type(mapping) is dict else ():
         if isinstance(item, torch.Tensor) and not item.requires_grad and is_leaf(item):
             yield name, item
 

@@ -22,8 +22,8 @@ __all__ = ["addressed", "as_torch", "everything", "is_foreign", "leaves"]
 
 _AGAIN = 100_000
 """Containers that are opened once more, in all: each of fifty lists that holds the next one twice would never end."""
-_MOST = 10_000
-"""Objects that are opened in all, and things that are looked at in one that is not opened whole."""
+_MOST, _OBJECTS = 1_000, 100
+"""Things that are looked at in an object, which may know a trainer and all of its data, and objects inside of it."""
 _LEAVES = {torch.Tensor, torch.nn.Parameter, int, float}
 _FOLLOWED = {"types", "argparse", "collections"}
 """Modules of the standard library whose objects may hold a program's."""
@@ -46,7 +46,7 @@ def leaves(
     called: Callable[[torch.nn.Module], str] | None = None,
     unread: dict[str, str] | None = None,
     *,
-    whole: bool = True,
+    nested: bool = True,
 ) -> Iterator[tuple[str, Any]]:
     """The tensors and numbers in containers and objects, with their path (see `everything`).
 
@@ -55,12 +55,13 @@ def leaves(
         path: Its own.
         called: See `everything`.
         unread: Takes why an object is left out that may hold some.
-        whole: Whether objects are looked into to any depth. Else they count by the tensors in them and their
-            containers alone: what an optimizer has as an attribute may know the trainer and all of its data.
+        nested: Whether objects in objects are looked into: what an optimizer has as an attribute may lead anywhere.
     """
     if not path and type(value) is dict and all(_is_leaf(*pair) for pair in value.items()):
         return iter(list(value.items()))  # what nearly every optimizer keeps of a parameter
-    return _leaves(everything(value, path, _Opening(whole=whole), called), {} if unread is None else unread)
+    return _leaves(
+        everything(value, path, functools.partial(_opened, nested=nested), called), {} if unread is None else unread
+    )
 
 
 def _is_leaf(key: Any, value: Any) -> bool:
@@ -75,23 +76,34 @@ def _leaves(found: Iterable[tuple[str, Any]], unread: dict[str, str]) -> Iterato
             unread[name] = f"it is a {type(item).__name__}"
 
 
-class _Opening:
-    """What is looked at in place of objects: arrays as tensors, records and all others as their attributes."""
+def _opened(item: Any, *, nested: bool) -> Any:
+    """What is looked at in place of an object: an array as a tensor, a record as its fields, of others the tensors.
 
-    def __init__(self, *, whole: bool) -> None:
-        self._whole, self._left = whole, _MOST
+    Numbers of other objects are clocks, ids and counters of all kinds, and no state.
+    """
+    if isinstance(item, _CLOSED):
+        return item
+    if (array := as_torch(item)) is not item:
+        return array
+    held = _attributes(item)
+    if held is None or dataclasses.is_dataclass(item):
+        return item if held is None else held
+    objects = itertools.count()
 
-    def __call__(self, item: Any) -> Any:
-        if isinstance(item, _CLOSED) or self._left <= 0:
-            return item
-        if (array := as_torch(item)) is not item:
-            return array
-        self._left -= 1
-        held = _attributes(item)
-        if held is None or dataclasses.is_dataclass(item) or (self._whole and not is_foreign(type(item))):
-            return item if held is None else held
-        found = itertools.islice(everything(held), _MOST)
-        return {name: tensor for name, tensor in found if isinstance(tensor, torch.Tensor)} or item
+    def inside(inner: Any) -> Any:
+        if not nested or isinstance(inner, _CLOSED) or is_foreign(type(inner)) or next(objects) >= _OBJECTS:
+            return inner
+        known = as_torch(inner)
+        return known if known is not inner else _attributes(inner) or inner
+
+    found = list(itertools.islice(everything(held, plain=inside), _MOST))
+    shown = {name: each for name, each in found if isinstance(each, torch.Tensor) or (nested and _is_shut(each))}
+    # an object that is left over is named as not looked at
+    return shown | {"and more": item} if len(found) == _MOST else shown or item
+
+
+def _is_shut(item: Any) -> bool:
+    return not isinstance(item, _CLOSED) and _attributes(item) is None
 
 
 def is_foreign(kind: type) -> bool:

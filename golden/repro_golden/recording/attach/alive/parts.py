@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from repro_golden.base.machine_numbers import is_clock, measures_time
 from repro_golden.fingerprint.kinds import PLAIN_TENSORS
 from repro_golden.recording.attach.alive.opened import leaves
 from repro_golden.recording.attach.alive.reached import is_tensor
@@ -101,19 +100,13 @@ def _opened(name: str, tensor: torch.Tensor, unread: dict[str, str], seen: set[i
 
 
 def _attributes(name: str, tensor: torch.Tensor, unread: dict[str, str], seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """What a tensor of a class of its own has beside its bytes, as the scales of a quantized one."""
+    """The tensors that one of a class of its own has beside its bytes, as the scales of a quantized one."""
     held = getattr(tensor, "__dict__", None)
     if not held or not _may_hold(type(tensor)) or not is_tensor(tensor):
         return
-    numbers = []
     for path, item in leaves(dict(held), name, unread=unread):
-        if isinstance(item, torch.Tensor):
-            if id(item) not in seen:
-                yield from _opened(path, item, unread, seen)
-        elif not measures_time(path) and not is_clock(item):
-            numbers.append((path, item))
-    if numbers:
-        yield f"{name}.numbers", _digest(*((path, repr(number)) for path, number in numbers))
+        if isinstance(item, torch.Tensor) and id(item) not in seen:  # numbers there are ids and clocks, too
+            yield from _opened(path, item, unread, seen)
 
 
 def _is_uninitialized(tensor: torch.Tensor) -> bool:

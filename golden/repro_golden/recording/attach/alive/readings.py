@@ -312,7 +312,7 @@ def _beside(
     closed = dict[str, str]()
     used = Counter[str]()
     kept = ((True, *pair) for pair in leaves(loose, "", called, closed))
-    shown = ((False, *pair) for pair in leaves(own, "", called, whole=False))
+    shown = ((False, *pair) for pair in leaves(own, "", called, nested=False))
     for in_state, path, value in itertools.chain(kept, shown):
         used[path] += 1
         name = path if used[path] == 1 else f"{path}#{used[path] - 1}"

@@ -286,7 +286,11 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, torch.nn.Module):
         # the tensors themselves, which may have more than their bytes
-        return {**value.state_dict(keep_vars=True), "__attributes__": _attributes(value)}
+        try:
+            state = value.state_dict(keep_vars=True)
+        except TypeError:  # one of its own
+            state = value.state_dict()
+        return {**state, "__attributes__": _attributes(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping)):
         return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
     if isinstance(value, (argparse.Namespace, types.SimpleNamespace)):
