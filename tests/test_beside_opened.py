@@ -140,7 +140,7 @@ def test_objects_in_the_state_are_looked_into() -> None:
     assert CLOSED["pre.what/w"] == "it is a tuple_iterator"
     optimizer.state[parameter]["pre"].trainer = [[1, 2]] * 100_000
     assert inner <= names_in(Held(optimizer, {"w": parameter}, {}).state())
-    assert CLOSED["pre.and more/w"] == "it is a Preconditioner"
+    assert CLOSED["pre.more/w"] == "it is more than 1,000 things"
 
 
 def test_wrappers_are_opened_before_they_are_asked() -> None:

@@ -73,7 +73,13 @@ def _leaves(found: Iterable[tuple[str, Any]], unread: dict[str, str]) -> Iterato
         if isinstance(item, (torch.Tensor, int, float)):
             yield name, item
         elif not isinstance(item, _SILENT) and type(item) is not object:
-            unread[name] = f"it is a {type(item).__name__}"
+            unread[name] = f"it is {_More.what if isinstance(item, _More) else f'a {type(item).__name__}'}"
+
+
+class _More:
+    """Stands for the rest of an object that was looked at in part."""
+
+    what = f"more than {_MOST:,} things"
 
 
 def _opened(item: Any, *, nested: bool) -> Any:
@@ -99,7 +105,7 @@ def _opened(item: Any, *, nested: bool) -> Any:
     found = list(itertools.islice(everything(held, plain=inside), _MOST))
     shown = {name: each for name, each in found if isinstance(each, torch.Tensor) or (nested and _is_shut(each))}
     # an object that is left over is named as not looked at
-    return shown | {"and more": item} if len(found) == _MOST else shown or item
+    return shown | {"more": _More()} if len(found) == _MOST else shown or item
 
 
 def _is_shut(item: Any) -> bool:
