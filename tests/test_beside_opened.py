@@ -74,6 +74,20 @@ def test_a_saved_module_is_its_attributes_too() -> None:
     assert {f"w.{name}" for name in BESIDE} <= content({"w": Packed()})[0].keys()
 
 
+def test_a_saved_module_that_says_its_state_itself() -> None:
+    """A wrapper whose `state_dict` takes nothing ended the recording."""
+
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(1, 1)
+
+        def state_dict(self) -> dict[str, torch.Tensor]:  # type: ignore[override]
+            return self.inner.state_dict()
+
+    assert {"weight", "bias"} <= content(Wrapper())[0].keys()
+
+
 @pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))])
 def test_state_that_is_kept_by_module(model: nn.Sequential) -> None:
     """Of two modules that print alike the last alone was read."""
