@@ -178,23 +178,23 @@ class Outside:
         if outside_of(self._case, self._root) == self.facts:
             self._places = now
             return True
-        self.changed.add(min(place.rstrip("@") for place, _ in now.items() ^ self._places.items()))
+        self.changed.add(min(place for (place, _), _ in now.items() ^ self._places.items()))
         return False
 
 
-def _places(case: Case, root: Path) -> dict[str, tuple[int, ...]]:
-    """Where the files that `outside_of` looks at lie, and when they last changed; so of links that lead to them."""
+def _places(case: Case, root: Path) -> dict[tuple[str, bool], tuple[int, ...]]:
+    """Where the files that `outside_of` looks at lie, and when they last changed; so of links to them, marked true."""
     paths = {path for word in _words(case) for path in _paths(word, root)} | {root / name for name in case.subject.link}
-    known: dict[str, tuple[int, ...]] = {}
+    known: dict[tuple[str, bool], tuple[int, ...]] = {}
     for path in paths:
         for place in [path, *path.parents, *itertools.islice(_files(path, root), _MOST)]:
             with contextlib.suppress(OSError):
                 told = place.lstat()
                 if stat.S_ISLNK(told.st_mode):
-                    known[f"{place}@"] = told.st_ino, told.st_ctime_ns
+                    known[str(place), True] = told.st_ino, told.st_ctime_ns
                 status = place.stat()
                 changed = status.st_ctime_ns if stat.S_ISREG(status.st_mode) else 0  # a folder's is that of its list
-                known[str(place)] = status.st_dev, status.st_ino, status.st_size if changed else 0, changed
+                known[str(place), False] = status.st_dev, status.st_ino, status.st_size if changed else 0, changed
     return known
 
 
