@@ -17,13 +17,13 @@ from index_kit import Index, Wheel, page, serving
 from packaging.version import Version
 
 from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.subjects.environments.origins import sources
 from repro_golden.subjects.environments.releases import (
     Release,
     index_urls,
     parse_range,
     redacted,
     releases,
-    sources,
 )
 
 PYTHON = platform.python_version()
@@ -274,7 +274,7 @@ def test_what_decides_files_is_told_apart(tmp_path: Path) -> None:
     def told(index: str | None = None, file: str = "", **variables: str) -> set[str]:
         conf = tmp_path / f"{len(list(tmp_path.iterdir()))}.conf"
         conf.write_text(file)
-        return set(sources(index, sys.executable, {"PIP_CONFIG_FILE": str(conf), **variables}))
+        return set(sources(index, sys.executable, {"PIP_CONFIG_FILE": str(conf), **variables}, tmp_path / "target"))
 
     always = told()  # what the machine's own files say
     one, two = "http://a:b@one.invalid/simple", "http://c:d@two.invalid/simple"
