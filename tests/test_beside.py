@@ -422,6 +422,18 @@ def test_traces_of_earlier_recorders_are_compared_in_what_these_saw(tmp_path: Pa
     for difference, kind in ((compare(one, other), "added"), (compare(other, one), "missing")):
         assert difference.divergence is not None
         assert (difference.divergence.signal, difference.divergence.kind) == ("buffer/m", kind)
+        assert "recorder" not in difference.divergence.detail
+
+
+def test_a_signal_that_another_recorder_may_not_read_says_so(tmp_path: Path) -> None:
+    """Where two recorders made the sides, a signal of one alone names both, with the cure."""
+    old = trace(tmp_path / "a", rows(w=b"1"), recorder=RECORDER - 1)
+    divergence = compare(old, trace(tmp_path / "b", rows(w=b"1", own__scale=b"5"))).divergence
+    assert divergence is not None and divergence.kind == "added"
+    assert divergence.detail == (
+        f"not observed by the baseline; recorder {RECORDER - 1} made the baseline and {RECORDER} the run, "
+        "and one reads more: record it again"
+    )
 
 
 def test_families_and_groups() -> None:

@@ -333,6 +333,8 @@ def _first_signal(a: Trace, b: Trace, index: int) -> Divergence:
         name = now  # the baseline has none
     now = "" if now == name or kind == "missing" else now
     detail = _detail(kind, row, other)
+    if kind in ("missing", "added") and (before := a.header.recorder) != (after := b.header.recorder):
+        detail += f"; recorder {before} made the baseline and {after} the run, and one reads more: record it again"
     if kind == "missing" and any(each.name.startswith(f"{row.name}@") for each in b.rows(index)):
         detail = "the run's ranks do not agree on it"
     return Divergence(step, row.phase, name, kind, detail, size, dict(counts), now)
