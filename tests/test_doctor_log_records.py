@@ -102,9 +102,26 @@ def test_metrics_of_slime_need_no_note(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("Train loss: nan", ["Train loss"]),
+        ("Epoch 2: loss=nan", ["loss"]),
+        ("[2026-11-20 10:00:01] step [3/10] - grad norm: nan", ["grad norm"]),
+        ("step 2 loss nan grad_norm nan", ["loss", "grad_norm"]),
+    ],
+)
+def test_a_trainer_of_ones_own_prints_little(line: str, names: list[str], tmp_path: Path) -> None:
+    """One number alone in its line is read, behind a counter too, and so are NaNs that no mark parts from names."""
+    assert list(losses_and_norms(line)) == names
+    assert told(examined(tmp_path, line))[0] in FINDINGS
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "INFO: if loss: nan appears, lower --lr",
+        "what to do where you see loss: nan",
+        "loss nan",
         "the loss: nan, grad_norm: nan are what others saw in runs of this kind",
         "(RolloutManager pid=1) Finish rollout: ['loss: nan, grad_norm: nan']",
         "+ echo loss: nan, grad_norm: nan",

@@ -24,22 +24,27 @@ _LONGEST = 64 << 10
 """Characters of the longest line that is read; verl's have thousands."""
 _STEM = re.compile("[Ll]oss|[Nn]orm")
 
-_WORD = r"[A-Za-z(][\w./@()%-]{0,60}"
+_WORD = r"(?!(?i:nan|inf|infinity)\b)[A-Za-z(][\w./@()%-]{0,60}"
+_UNIT, _NEXT = "[%a-zA-Z\u00b5]{1,4}", r"\s*(?:[|,;)\]]|$|- )"
 _FIELD = re.compile(
     rf"(?<![^\s|,;(\[])(?P<name>{_WORD}?(?: {_WORD}?){{0,4}})(?:\s{{0,20}}[:=]\s{{0,20}}|\s{{1,8}})"
     rf"(?:(?:\w{{1,9}}\.)?{CALL}\()?(?P<value>{NUMBER})(?:[,)][^\s|]{{0,40}}\))?"
-    r"(?:\s?[%a-zA-Z\u00b5]{1,4})?(?:\s?/\s{0,20}\d+)?\)?(?=\s*(?:[|,;)\]]|$|- )|\s+[A-Za-z])"
+    rf"(?:{_UNIT}|\s{_UNIT}(?={_NEXT}))?(?:\s?/\s{{0,20}}\d+)?\)?(?={_NEXT}|\s+[A-Za-z])"
 )
 """A name with a number, as `lm loss: NAN |`, `actor/pg_loss:np.float64(0.5) -`, `iter 3: loss 4.25, time 30.1ms`."""
 _FEWEST, _SHARE, _WIDEST = 2, 0.5, 150
 """So many fields, which are so much of a line, make it one of metrics, and no sentence that speaks of them. One field
 has at most so many characters."""
+_ALONE = re.compile(
+    r"(?:(?i:epoch|step|iter(?:ation)?)\s?[:#=]?\s?[\[(]?\d+(?:\s?/\s?\d+)?[\])]?\s?[:,|-]\s?)?"
+    rf"(?P<name>{_WORD}?(?: {_WORD}?){{0,2}})\s?[:=]\s?(?P<value>{NUMBER})"
+)
+"""A line of one field alone, by its colon and its few words, behind a counter or none: `Epoch 2: train loss: nan`."""
 _VALUE = re.compile(rf"[\s:=(]{NUMBER}")
 _PREFIX = re.compile(
     r"(?:\s|\[[^\]]{0,80}\]:?|\d[\d:.,TZ/ -]{5,40}|(?:DEBUG|INFO|WARNING|ERROR)\b|[\w./]{1,80}:\d+\b|[-:|] ?)*"
 )
 """What loggers put before a message."""
-
 _STATISTICS = {"mean", "avg", "average", "total", "sum", "value"}
 _NO_MEASURE = {
     "best", "min", "max", "clip", "clipped", "coef", "coeff", "weight", "scale", "threshold", "target", "limit",
@@ -51,7 +56,8 @@ def losses_and_norms(line: str) -> dict[str, float]:
     """The losses and gradient norms of a line of metrics; of any other line nothing.
 
     Such a line is a dict (alone, or behind what a logger puts before it), a progress bar with a postfix, or made of
-    names with numbers: `lm loss: 1.0E+01 | grad norm: 0.6 |`, `step:1 - actor/pg_loss:0.1 - actor/grad_norm:0.5`.
+    names with numbers: `lm loss: 1.0E+01 | grad norm: 0.6 |`, `step:1 - actor/pg_loss:0.1 - actor/grad_norm:0.5`,
+    `Train loss: nan`.
     """
     stem = _STEM.search(line)
     if stem is None or len(line) > _LONGEST:
@@ -70,6 +76,8 @@ def _fields(text: str) -> dict[str, float]:
     if len(_VALUE.findall(text)) * _WIDEST < _SHARE * len(text):  # most long lines end here
         return {}
     text = text[match.end() :] if (match := _PREFIX.match(text)) else text
+    if alone := _ALONE.fullmatch(text):
+        return {alone["name"]: float(alone["value"])}
     matches = list(_FIELD.finditer(text))
     if len(matches) < _FEWEST or sum(match.end() - match.start() for match in matches) < _SHARE * len(text):
         return {}
