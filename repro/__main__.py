@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from types import FrameType
+from typing import Any
 
 import click
 
@@ -23,12 +26,14 @@ from repro_golden.repository.git_environment import forget_repository
 __all__ = ["main"]
 
 INTERRUPTED = 130
+_CLEANING = 10.0
+"""Seconds that a clean-up has before the next signal is heard again."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code is 0 agrees or found, 1 differs, 2 usage or environment, 3 not verifiable."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    signal.signal(signal.SIGTERM, _terminated)  # so that worktrees and children are removed on this exit too
+    before = _listen()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # in a locale without the letters of a path it shows what it can
             stream.reconfigure(errors="backslashreplace")
@@ -39,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         if argv is not None:  # else we are the whole process, whose traceback is cleaned too
             sys.stdout, sys.stderr = streams
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _run(arguments: list[str]) -> int:
@@ -88,8 +95,21 @@ def _interrupted() -> int:
     return INTERRUPTED
 
 
-def _terminated(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _listen() -> dict[int, Any]:
+    """End at a signal that asks for it, worktrees and children with us; returns what was to happen at each before.
+
+    What else comes meanwhile, such as a second Ctrl-C, or the hang-up behind one, does not break into the clean-up.
+    """
+    last = -math.inf
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        nonlocal last
+        if (now := time.monotonic()) - last > _CLEANING:
+            last = now
+            raise KeyboardInterrupt
+
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    return {number: signal.signal(number, end) for number in numbers}  # nohup's stay ignored
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@ around it. What we style ourselves is written with `styled`; a `rich` console ta
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,9 +55,15 @@ class _Clean:
     def _while_read(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:
+        except OSError as error:
+            if error.errno != errno.EPIPE and not (error.errno == errno.EIO and self._is_device()):
+                raise
             with Path(os.devnull).open("wb") as nobody:  # what is still buffered goes there too
                 os.dup2(nobody.fileno(), self.stream.fileno())
+
+    def _is_device(self) -> bool:
+        """Whether it leads to a terminal, which gives EIO once it is closed, and to no file."""
+        return stat.S_ISCHR(os.fstat(self.stream.fileno()).st_mode)
 
     def writelines(self, lines: list[str]) -> None:
         self.write("".join(lines))

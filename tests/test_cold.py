@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
+import time
+import uuid
 from pathlib import Path
 
+import psutil
 import pytest
 import warm_kit
 from conftest import Repo, environment
@@ -95,3 +100,46 @@ def test_a_fork_is_the_process_that_was_asked_for(tmp_path: Path, program: str, 
         cold = warm_kit.run(command, tmp_path, variables | {"PYTHONMALLOC": "malloc"})
         assert (warm.returncode, warm.stdout) == (cold.returncode, cold.stdout) == (code, cold.stdout)
         assert warm.stderr.splitlines()[-1:] == cold.stderr.splitlines()[-1:]
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGHUP], [signal.SIGINT] * 4, [signal.SIGTERM, signal.SIGHUP]], ids=str)
+def test_whoever_ends_a_search_leaves_no_trainer(tmp_path: Path, numbers: list[signal.Signals]) -> None:
+    """A terminal that is closed, and more signals while it cleans up, end it as one does: with all that it started."""
+    repo = start(tmp_path, case=None)
+    token = uuid.uuid4().hex
+    for code in (0, 1):  # behind a launcher, which a signal to us does not reach
+        program = (
+            f"open({str(tmp_path / token)!r}, 'w').close(); import time; time.sleep(999); raise SystemExit({code})"
+        )
+        (repo.root / "run.sh").write_text(f'{sys.executable} -c "{program}" {token}\nexit $?\n')
+        repo.commit(f"Exits with {code}")
+    command = [
+        sys.executable,
+        "-m",
+        "repro",
+        "bisect",
+        "HEAD~1..HEAD",
+        "--when",
+        "exit",
+        "-j",
+        "1",
+        "--",
+        "sh",
+        "run.sh",
+    ]
+    process = subprocess.Popen(
+        command, cwd=repo.root, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    limit = time.monotonic() + 120
+    while not (tmp_path / token).exists():
+        assert process.poll() is None and time.monotonic() < limit
+        time.sleep(0.05)
+    for number in numbers:
+        process.send_signal(number)
+        time.sleep(0.03)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in said, said
+    assert said.splitlines()[-1].startswith("repro: interrupted"), said
+    assert not [each.pid for each in psutil.process_iter(["cmdline"]) if token in (each.info["cmdline"] or ())]
+    state = repo.root / ".git" / "repro"
+    assert [*state.glob("worktrees/*"), *state.glob("tmp/*")] == []
