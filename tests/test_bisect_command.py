@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
@@ -345,7 +346,7 @@ def test_what_comes_after_suspects_is_told_and_searched(tmp_path: Path) -> None:
 
 
 def test_compiled_extensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probes at once have folders of their own for them, unless the user names one; one at a time has the user's.
+    """Probes at once have folders of their own for them, those of two searches too, unless the user names one.
 
     A lock that an ended probe left there is gone.
     """
@@ -360,13 +361,17 @@ def test_compiled_extensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     good = repo.git("rev-parse", "HEAD")
     note(repo, "one")
     edit(repo, SCALE, "scale = 1.0 + 1e-6\n", "Warm up")
-    for jobs, named, expected in (("2", "", {"0", "1"}), ("1", "", {""}), ("2", str(tmp_path / "mine"), {"mine"})):
-        seen.write_text("")
-        if named:
-            monkeypatch.setenv("TORCH_EXTENSIONS_DIR", named)
-        bisect(repo, f"{good}..HEAD", "-j", jobs, "--fresh", *COMMAND)
-        places = {Path(line).name for line in seen.read_text().splitlines()}
-        assert places == expected
+    base, mine = repo.root / ".git" / "repro" / "torch-extensions", str(tmp_path / "mine")
+    base.mkdir(parents=True)
+    with (base / "0.lock").open("w") as another:
+        fcntl.flock(another, fcntl.LOCK_EX)  # as another search holds it
+        for jobs, named, expected in (("1", "", {"1"}), ("2", "", {"0", "1"}), ("2", mine, {"mine"})):
+            seen.write_text("")
+            if named:
+                monkeypatch.setenv("TORCH_EXTENSIONS_DIR", named)
+            bisect(repo, f"{good}..HEAD", "-j", jobs, "--fresh", *COMMAND)
+            another.close()
+            assert {Path(line).name for line in seen.read_text().splitlines()} == expected
     assert set(locks.read_text()) <= set("False") and "False" in locks.read_text()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import itertools
 import os
 import queue
 import shutil
@@ -39,9 +41,12 @@ class Local:
         self.slots = max(1, jobs)
         self._root, self._checkout = checkout.root, checkout
         self._places: queue.SimpleQueue[Mapping[str, str]] = queue.SimpleQueue()
-        for number, slot in enumerate(_slots(case, self.slots)):
-            self._places.put(slot | self._extensions(number))
+        slots = _slots(case, self.slots)
         self._worktrees = Worktrees(checkout, case.subject.link)
+        self._claims = contextlib.ExitStack()
+        own = case.subject.program and _EXTENSIONS not in {*case.subject.env, *os.environ}
+        for slot in slots:
+            self._places.put(slot | {_EXTENSIONS: self._claims.enter_context(self._claimed())} if own else slot)
 
     def surroundings(self, case: Case) -> str:
         """See `Executor.surroundings`."""
@@ -67,15 +72,27 @@ class Local:
         finally:
             self._places.put(variables)
 
-    def _extensions(self, number: int) -> dict[str, str]:
-        """Where torch compiles extensions: it finds them by name, so of two probes at once one had the other's code."""
-        if self.slots == 1 or not self._case.subject.program or _EXTENSIONS in {*self._case.subject.env, *os.environ}:
-            return {}
-        return {_EXTENSIONS: str(self._checkout.state / "torch-extensions" / str(number))}
+    @contextlib.contextmanager
+    def _claimed(self) -> Iterator[str]:
+        """A folder for torch to compile extensions in, which is kept for later searches and is nobody else's now.
+
+        Torch finds them by name: of two probes at once, also of two searches, one had the other's code.
+        """
+        base = self._checkout.state / "torch-extensions"
+        base.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count():
+            with (base / f"{number}.lock").open("a") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                yield str(base / str(number))
+                return
 
     def close(self) -> None:
         """Remove the worktrees."""
         self._worktrees.close()
+        self._claims.close()
 
 
 def default_jobs(case: Case) -> int:
