@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
-from conftest import Repo
+from conftest import Repo, environment
+from history_kit import start
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -285,3 +287,50 @@ def test_a_stopped_recording_begins_again_with_the_same_command(tmp_path: Path) 
     for other in (CommandLine(("python", "train.py", "--lr", "2")), CommandLine(("python", "train.py"), steps=5)):
         with pytest.raises(ReproError, match="exists: record it with `repro golden record toy`"):
             other.new_file(tmp_path, "toy")
+
+
+CHECKPOINTED = """\
+import os
+with open("../log", "a+") as log:
+    log.seek(0)
+    before = [line.split() for line in log]
+    running = [pid for pid, *_ in before if os.path.exists("/proc/" + pid)]
+    print(os.getpid(), "beside" if running else "alone", file=log)
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(8, 4)).square().mean().backward()
+    optimizer.step()
+    torch.save(model.state_dict(), "best.pt")
+"""
+
+
+def test_a_program_that_writes_files_proves_itself_run_after_run(tmp_path: Path) -> None:
+    """No proof reads or writes what another one writes meanwhile, and what stays is of the program by itself.
+
+    A golden run that is in git itself is not trained over: DVC could not keep what replaces it.
+    """
+    repo = start(tmp_path, CHECKPOINTED, None)
+    (repo.root / ".gitignore").write_text("best.pt\n")
+    assert repo.repro("init", "--remote", str(tmp_path / "remote")).returncode == 0
+    repo.commit("Guard")
+    done = repo.repro("golden", "record", "toy", "--", sys.executable, "train.py")
+    assert done.returncode == 0, done.stderr
+    log = tmp_path / "log"
+    runs = [line.split()[1] for line in log.read_text().splitlines()]
+    assert len(runs) > 4 and set(runs) == {"alone"}
+    left = (repo.root / "best.pt").read_bytes()
+    subprocess.run([sys.executable, "train.py"], cwd=repo.root, env=environment(), check=True)
+    assert (repo.root / "best.pt").read_bytes() == left
+    (pointer,) = (repo.root / "golden" / "runs").glob("*/toy.dvc")
+    pointer.unlink()
+    repo.git("add", "--force", str(pointer.with_suffix("")))
+    repo.commit("It is in git itself")
+    log.unlink()
+    for verb in (("record", "toy"), ("approve", "toy", "--reason", "new weights")):
+        done = repo.repro("golden", *verb)
+        assert done.returncode == 2 and "is in git itself, which DVC does not keep: `git rm" in done.stderr, done.stderr
+    assert not log.exists()

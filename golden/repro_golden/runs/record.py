@@ -20,6 +20,7 @@ from repro_golden.base.files import scratch_folder
 from repro_golden.case.command_line import OPEN_END
 from repro_golden.case.file import Case
 from repro_golden.case.identity import BITS_VARIABLES, Identity
+from repro_golden.compare.coverage import coverage_of
 from repro_golden.compare.mismatch.bounds import mismatch_checks
 from repro_golden.recording.attach.unmatched import unmatched
 from repro_golden.replay.children import Run, RunResult
@@ -148,12 +149,24 @@ def _refuse_existing(store: Store, who: Who, case: Case, options: Options) -> st
             machine = store.find(case, who.identity, who.versions).machine
     path = store.run_path(machine, case.name)
     store.refuse_dirty(path)
+    if store.in_git(path):
+        raise ReproError(
+            f"the golden run of {case.name} for {machine} is in git itself, which DVC does not keep: "
+            f"`git rm -r --cached {path}` and `dvc add {path}` hand it over, and "
+            f"`repro golden approve {case.name} --reason ...` replaces it then"
+        )
     if pointer_of(path).exists() and options.replace_reason is None:
         raise ReproError(
             f"{case.name} already has a golden run for {machine}: "
             f"`repro golden approve {case.name} --reason ...` replaces it and keeps the old one beside it"
         )
     return machine
+
+
+def _writes_files(golden: Trace) -> bool:
+    """Whether the program was seen to write any, which another run of it may read, or write too."""
+    coverage = coverage_of(golden)
+    return bool(coverage.files) or any(name.startswith(("file ", "saved/")) for name in coverage.unread)
 
 
 class _Recording:
@@ -248,7 +261,10 @@ class _Recording:
         return Trace(golden.directory)
 
     def prove(self, golden: Trace, rollouts: Rollouts) -> list[Proof]:
-        """The proofs, their processes side by side."""
+        """The proofs, their processes side by side, or one after the other where one would read what another wrote.
+
+        The last of these is the plain run, so that what stays in the user's checkout is the program's own.
+        """
         steps = self.case.proof_steps
         bare_too = "a run without the recorder, " if self.case.subject.recorded else ""
         self.say(f"proving it: a second process, {bare_too}planted changes ({steps} steps each)")
@@ -261,13 +277,14 @@ class _Recording:
             results.append(proof)
             self.show([proof], f"proof {len(results)} of {total}: ")
 
-        workers = max(1, (os.cpu_count() or 1) // (self.case.resources.cpus * self.case.resources.processes))
+        at_once = (os.cpu_count() or 1) // (self.case.resources.cpus * self.case.resources.processes)
+        workers = 1 if _writes_files(golden) else max(1, at_once)
         with ThreadPoolExecutor(max_workers=workers) as pool, self._ended_together():
             again = pool.submit(self._side, "again", steps, rollouts, observed=True)
             # without a recorder there is nothing that could have changed the run
             alone = self.case.subject.recorded
-            bare = pool.submit(self._side, "bare", steps, rollouts, observed=False) if alone else None
             perturbations = pool.submit(self._planted, golden, rollouts, planted)
+            bare = pool.submit(self._side, "bare", steps, rollouts, observed=False) if alone else None
             proved(proofs.reproduced(golden, again.result(), steps, cure(self.case)))
             if bare:
                 proved(self._undisturbed(golden, bare.result()))
