@@ -125,7 +125,7 @@ def record(tmp_path: Path, source: str, name: str, plant: str = "") -> tuple[Tra
     ("source", "plants"),
     [
         (RESTING, {"weight": "resting/1/2.weight", "state": "resting/1/exp_avg_sq/2.bias"}),
-        (RECORDS, {"record": "kron.factor/bias", "object": "slow.weights/bias"}),
+        pytest.param(RECORDS, {"record": "kron.factor/bias", "object": "slow.weights/bias"}, marks=pytest.mark.whole),
     ],
     ids=["resting", "records"],
 )

@@ -257,6 +257,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.whole
 def test_steps_of_an_unpickled_optimizer_are_counted(tmp_path: Path) -> None:
     """The program makes none itself: its steps are the optimizer's all the same, not its backward passes."""
     (tmp_path / "make.py").write_text(RESUMED.partition("del model")[0])
@@ -282,7 +283,7 @@ for round in range(5):
 """
 
 
-@pytest.mark.parametrize("steps", [1, 3, 5, 6, 7])
+@pytest.mark.parametrize("steps", [3, *(pytest.param(count, marks=pytest.mark.whole) for count in (1, 5, 6, 7))])
 def test_a_shorter_run_of_unequal_optimizers_begins_a_longer_one(tmp_path: Path, steps: int) -> None:
     """Two steps of one optimizer for one of the other, which starts late: a run that is stopped is a prefix."""
     whole = traced(tmp_path, UNEQUAL)[0]
@@ -406,7 +407,9 @@ for step in range(40):
 """
 
 
-@pytest.mark.parametrize(("others", "at", "name"), [(("30", "1"), 31, "old"), (("99", "2"), 21, "reward")])
+@pytest.mark.parametrize(("others", "at", "name"), [
+    (("30", "1"), 31, "old"), pytest.param(("99", "2"), 21, "reward", marks=pytest.mark.whole),
+])  # fmt: skip
 def test_modules_that_are_made_anew_are_read_to_the_end(
     tmp_path: Path, others: tuple[str, str], at: int, name: str
 ) -> None:

@@ -345,6 +345,7 @@ def test_what_comes_after_suspects_is_told_and_searched(tmp_path: Path) -> None:
     assert f"`repro bisect {mended[:10]}..{last[:10]}`" in done.stdout
 
 
+@pytest.mark.whole
 def test_compiled_extensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Probes at once have folders of their own for them, those of two searches too, unless the user names one.
 

@@ -202,6 +202,7 @@ def test_terminated_bisect(tmp_path: Path, node: Node) -> None:
     assert until(lambda: not node.left())  # a worker that ends with us is cleaned up after
 
 
+@pytest.mark.whole
 @needs_ray
 def test_killed_driver(tmp_path: Path, node: Node) -> None:
     """Nothing of a probe outlives the driver, even where that had no time to say anything."""

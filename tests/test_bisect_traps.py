@@ -268,7 +268,7 @@ META = """\
 """
 
 
-@pytest.mark.parametrize("case", [CASE, None], ids=("with a case", "without"))
+@pytest.mark.parametrize("case", [pytest.param(CASE, marks=pytest.mark.whole), None], ids=("with a case", "without"))
 def test_a_recording_that_fails_is_no_short_run(tmp_path: Path, case: str | None) -> None:
     """Ends of which the recorder saw two steps of six are not said to agree: what it failed at is the reason."""
     repo = start(tmp_path, TRAIN.replace("    optimizer.step()\n", META), case)
@@ -382,6 +382,7 @@ def test_a_replay_that_fails_at_its_end_is_not_verified(tmp_path: Path) -> None:
     assert "note: the program failed (exit code 3) after its last step" in done.stdout + done.stderr
 
 
+@pytest.mark.whole
 def test_a_run_shorter_than_its_case_is_told(tmp_path: Path) -> None:
     """Where a program ends well before the case's last step, how many steps are compared is said."""
     repo = start(tmp_path, case=CASE.replace("--steps 6", "--steps 4"))

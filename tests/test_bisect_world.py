@@ -26,6 +26,7 @@ def _write(repo: Repo, path: str, text: str) -> None:
     (repo.root / path).write_text(text)
 
 
+@pytest.mark.whole
 def test_a_flaky_commit_is_no_culprit_of_a_pull_request(tmp_path: Path) -> None:
     """Of a branch whose search ends at a commit that differs from itself, none is named, and it is said why."""
     repo = start(tmp_path, case=None)
@@ -69,7 +70,7 @@ def test_what_decides_lies_outside_of_the_path(tmp_path: Path, when: str) -> Non
     assert inside[:10] in last and "have the same code in src and say otherwise, each of them again" in last
 
 
-@pytest.mark.parametrize("when", ["bitwise", "exit"])
+@pytest.mark.parametrize("when", [pytest.param("bitwise", marks=pytest.mark.whole), "exit"])
 def test_what_changed_between_two_searches_names_no_commit(tmp_path: Path, when: str) -> None:
     """A parent whose replays are all of an earlier search is replayed once more before its child is named."""
     repo, data = start(tmp_path, case=None), tmp_path / "data"

@@ -424,6 +424,7 @@ for step in range(2):
 """
 
 
+@pytest.mark.whole
 def test_a_pull_request_that_changes_no_blob(tmp_path: Path) -> None:
     """`report pr` of a symlink that became a file says that it moved the numbers, and by which commit."""
     repo, _ = searched(tmp_path / "repo", Path.touch)

@@ -42,6 +42,7 @@ def test_content_of_another_pointer_is_no_golden_run(tmp_path: Path) -> None:
         assert (done.returncode, "toy differs from toy.dvc" in done.stderr) == (2, True), done.stdout + done.stderr
 
 
+@pytest.mark.whole
 def test_each_approval_stays(tmp_path: Path) -> None:
     """Golden runs with equal numbers that were replaced, each with a reason of its own, lie side by side."""
     store, (new, _), (chain, _) = replaced(tmp_path)

@@ -49,7 +49,9 @@ def test_what_only_the_cache_lost_is_no_difference_and_is_pushed(kept: Kept) -> 
     assert (kept.run / "trace" / "steps").read_text() == "1 2 3" and lacking(kept.pointer, kept.cache) == []
 
 
-@pytest.mark.parametrize("how", ["gone", "other bytes of the same size", "empty"])
+@pytest.mark.parametrize(
+    "how", ["gone", *(pytest.param(how, marks=pytest.mark.whole) for how in ("other bytes", "empty"))]
+)
 def test_a_remote_that_lost_an_object_gets_it_again(kept: Kept, how: str) -> None:
     """To DVC a list stands for all that it names, and a file for its content: each object is looked at."""
     kept.dvc.push(kept.pointer)
@@ -71,6 +73,7 @@ def test_what_is_nowhere_is_not_up_to_date(kept: Kept) -> None:
     assert not any(path.is_file() for path in kept.remote.rglob("*"))
 
 
+@pytest.mark.whole
 def test_what_the_remote_alone_has_is_there(kept: Kept) -> None:
     """A checkout that never pulled a run may push the others."""
     kept.dvc.push(kept.pointer)
@@ -82,6 +85,7 @@ def test_what_the_remote_alone_has_is_there(kept: Kept) -> None:
         kept.dvc.push(kept.pointer)
 
 
+@pytest.mark.whole
 def test_no_cure_throws_away_what_differs(kept: Kept) -> None:
     """A tree that differs, which the cache has not kept either, is dirty; a pull says so, and does not say --force."""
     kept.dvc.push(kept.pointer)
@@ -93,6 +97,7 @@ def test_no_cure_throws_away_what_differs(kept: Kept) -> None:
     assert "--force" not in str(refused.value) and (kept.run / "run.json").read_text() == '{"mine": 1}'
 
 
+@pytest.mark.whole
 def test_a_pull_keeps_an_edit_where_the_cache_is_a_link(kept: Kept) -> None:
     """An edit in place of a hard link is in the cache too: what is damaged there goes, and the file stays."""
     kept.dvc.run("config", "cache.type", "hardlink")
@@ -106,6 +111,7 @@ def test_a_pull_keeps_an_edit_where_the_cache_is_a_link(kept: Kept) -> None:
     assert edited.read_text() == '{"mine": 1}'
 
 
+@pytest.mark.whole
 def test_a_pointer_with_a_remote_of_its_own(kept: Kept, tmp_path: Path) -> None:
     """What goes elsewhere is not looked for in the default remote."""
     other = tmp_path / "other"

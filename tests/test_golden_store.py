@@ -200,6 +200,7 @@ def test_what_dvc_remembers_of_a_push_decides_nothing(tracked: Repo) -> None:
     assert sorted(path.name for path in remote.rglob("*") if path.is_file()) == pushed
 
 
+@pytest.mark.whole
 def test_a_push_of_what_is_only_in_the_remote(tracked: Repo) -> None:
     """A clone that has pulled nothing may push: what the remote has, and the cache has not, is kept."""
     Dvc(tracked.root).push(tracked.root / "kept.dvc")

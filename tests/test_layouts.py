@@ -455,6 +455,7 @@ def test_a_run_of_the_case_serves_every_layout(tmp_path: Path) -> None:
     assert all(len({*points}) == len(points) for points in by_layout)
 
 
+@pytest.mark.whole
 def test_a_layout_in_another_python(tmp_path: Path) -> None:
     """A package that was upgraded in the Python that a layout's command names makes that layout's probes anew alone."""
     site = tmp_path / "venv" / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"

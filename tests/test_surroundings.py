@@ -93,7 +93,7 @@ def test_a_variable_that_the_program_sees(tmp_path: Path, bisect: Bisect) -> Non
     assert "vt100" not in (repo.root / ".git" / "repro" / "journal.jsonl").read_text()
 
 
-@pytest.mark.parametrize("how", ["named", "command", "path"])
+@pytest.mark.parametrize("how", ["named", *(pytest.param(how, marks=pytest.mark.whole) for how in ("command", "path"))])
 def test_a_package_upgraded_between_two_searches(tmp_path: Path, how: str) -> None:
     """A package of another version, or of other content under the same version, is another probe."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)

@@ -266,6 +266,7 @@ def test_sitecustomize(tmp_path: Path, five: list[str]) -> None:
     assert roots(tmp_path / "trace") == five[:1]
 
 
+@pytest.mark.whole
 def test_torch_sought_before(tmp_path: Path, five: list[str]) -> None:
     """A program that looks whether there is a torch, or fails to import it, before it imports it is recorded."""
     look = """\
