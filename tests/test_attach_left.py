@@ -59,6 +59,27 @@ if other:
     assert f"differs at step {count - 1}, phase update, signal end/rng/own/own" in said
 
 
+def test_how_far_a_loader_reads_ahead_is_no_difference(tmp_path: Path) -> None:
+    """With workers it has drawn the next order before the steps of this one are made, from a generator it was given.
+
+    One that no loader has is looked at, and torch's own.
+    """
+    code, said = diff(
+        tmp_path,
+        """
+model = net()
+optimizer = torch.optim.AdamW(model.parameters())
+order, own = (torch.Generator().manual_seed(seed) for seed in (1, 2))
+data = torch.utils.data.DataLoader(range(8), 4, shuffle=True, generator=order, num_workers=2 if other else 0)
+for _ in range(2):
+    for _ in zip(data, steps(model, optimizer, 2)):
+        torch.randn(2, generator=own)
+""",
+    )
+    assert code == 0, said
+    assert "2 random generators," in said
+
+
 def test_generators_in_lists_and_mappings(tmp_path: Path) -> None:
     """One for each rank, worker or environment is a common shape."""
     code, said = diff(

@@ -276,9 +276,14 @@ class Beside:
         return modules
 
     def _find_generators(self, *, end: bool = False) -> None:
-        """Look from the variables, for the collector does not know them; at the end no frame leads to any."""
+        """Look from the variables, for the collector does not know them; at the end no frame leads to any.
+
+        That of a sampler or loader is as far as the loader reads ahead, which is no matter of the training.
+        """
         defaults = {id(torch.default_generator), *(id(g) for g in torch.cuda.default_generators)}
-        there = of_type(torch.Generator, self._reached.modules if end else ())
+        loading = sys.modules.get("torch.utils.data")
+        readers = (loading.Sampler, loading.DataLoader) if loading else ()
+        there = of_type(torch.Generator, self._reached.modules if end else (), readers)
         self._generators = [(name, g) for name, g in there if id(g) not in defaults]
 
     def _find_roots(self, modules: list[torch.nn.Module]) -> None:

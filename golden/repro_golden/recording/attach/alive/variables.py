@@ -44,22 +44,30 @@ def names_of(objects: Iterable[Any]) -> dict[int, str]:
     return names
 
 
-def of_type(kind: type, also: Collection[str] = ()) -> list[tuple[str, Any]]:
+def of_type(kind: type, also: Collection[str] = (), but_of: tuple[type, ...] = ()) -> list[tuple[str, Any]]:
     """The objects of a type that variables, attributes and what stands in their lists lead to, by name.
 
     Args:
         kind: The type itself, not what derives from it.
         also: Names of more modules to begin in.
+        but_of: Types whose own objects of that type are left out, whatever else leads to them.
     """
     names: dict[int, str] = {}
     objects: dict[int, Any] = {}
+    left_out: set[int] = set()
     for level in _reach(also):
         for name, value in level:
             for place, item in [("", value), *_items(value)]:
                 if type(item) is kind:
                     _shortest(names, id(item), f"{name}.{place}" if place != "" else name)
                     objects[id(item)] = item
-    return sorted(((names[number], item) for number, item in objects.items()), key=lambda pair: pair[0])
+                elif issubclass(type(item), but_of):
+                    left_out |= {id(own) for _, own in attributes(item) if type(own) is kind}
+    return sorted(((names[number], item) for number, item in objects.items() if number not in left_out), key=_by_name)
+
+
+def _by_name(pair: tuple[str, Any]) -> str:
+    return pair[0]
 
 
 def _items(value: Any) -> list[tuple[Any, Any]]:
