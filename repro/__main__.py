@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv is not None:  # else we are the whole process, whose traceback is cleaned too
             sys.stdout, sys.stderr = streams
             for number, handler in before.items():
-                signal.signal(number, handler)
+                signal.signal(number, handler or signal.SIG_DFL)
 
 
 def _run(arguments: list[str]) -> int:
