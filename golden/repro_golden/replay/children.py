@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import re
@@ -236,21 +237,15 @@ class Child:
 
 _LAST = 50
 """Lines of output that are searched: behind the cause come the tracebacks of other ranks and the launcher's summary."""
-_KILLED = re.compile(
-    r"exitcode\s*: -(?P<a>9|7)\b"  # torchrun
-    r"|Signal (?P<b>9|7) \(SIG(?:KILL|BUS)\)"
-    r"|return code = -(?P<c>9|7)\b"  # deepspeed
-    r"|exited on signal (?P<d>9|7)\b"  # mpirun
-    r"|terminated with signal (?P<e>SIGKILL|SIGBUS)\b"  # torch.multiprocessing
-    r"|is killed by signal: (?P<f>Killed|Bus error)"  # torch.utils.data
-)
-"""What launchers print of a process that was killed. One that they terminate themselves gets another signal."""
+
 _TOO_LARGE = "[Errno 27] File too large"
 _LACKS = {
     "No space left on device": "no space left on the disk; free some and run again",
     "Disk quota exceeded": "no space left on the disk; free some and run again",
     "Address already in use": "the trainer's port is in use; end what holds it, or run again",
     "EADDRINUSE": "the trainer's port is in use; end what holds it, or run again",
+    "ray.exceptions.OutOfMemoryError": "Ray killed a process of the trainer; free memory and run again",
+    "killed due to the node running low on memory": "Ray killed a process of the trainer; free memory and run again",
 }
 _NETWORK = re.compile(
     r"(?:temporary )?failure in name resolution|name or service not known|nodename nor servname"
@@ -292,21 +287,51 @@ def blame_the_machine(code: int, log: Path, who: str = "the trainer") -> None:
     if limited and (number == signal.SIGXFSZ or _TOO_LARGE in output):
         raise MachineFailureError(f"{who} met the limit on file sizes: raise it (ulimit -f) and run again")
     if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGBUS):
-        raise _killed(who, signal.Signals(number).name)
+        raise _killed(who, number)
     output = _last_lines(output)
-    if match := _KILLED.search(output):
-        raise _killed("a process of the trainer", "SIGKILL" if match[match.lastgroup or 0] in _KILL else "SIGBUS")
+    for number in (signal.SIGKILL, signal.SIGBUS):
+        if _ended_by(number, output):
+            raise _killed("a process of the trainer", number)
     for text, message in _LACKS.items():
         if text in output:
             raise (PortTakenError if "port" in message else MachineFailureError)(message)
 
 
-_KILL = ("9", "SIGKILL", "Killed")
+def _killed(who: str, number: int) -> MachineFailureError:
+    cure = "free memory or /dev/shm" if number == signal.SIGBUS else "free memory"
+    return MachineFailureError(f"{who} was killed by {signal.Signals(number).name}; {cure} and run again")
 
 
-def _killed(who: str, name: str) -> MachineFailureError:
-    what = "memory or /dev/shm" if name == "SIGBUS" else "memory"
-    return MachineFailureError(f"{who} was killed by {name}; free {what} and run again")
+def _ended_by(number: int, output: str) -> bool:
+    """Whether a launcher says that a process ended by a signal. One that it terminates itself gets another."""
+    launchers, shells = _words_of(number)
+    if launchers.search(output):
+        return True
+    # a script may kill what it started, when its program has failed by itself and said so
+    return bool(shells.search(output)) and not any(map(_FAILED.match, output.splitlines()))
+
+
+@functools.cache
+def _words_of(number: int) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """What launchers print of a process that ended by a signal, and what shells do."""
+    name, text = signal.Signals(number).name, re.escape(signal.strsignal(number) or "-")
+    code = rf"(?:-{number}|-{name}|{128 + number})\b"  # the last is a shell's
+    launchers = (
+        rf"\b(?:exit(?:ed)?(?: with)?(?: ?code| status)?|return ?code) *[:=]? *{code}"  # torchrun, subprocess
+        rf"|terminated with code {code}"  # Lightning
+        rf"|\bsignal {number} \({name}\)"  # torchrun, billiard
+        rf"|(?:\b(?:on|by|with) |\()signal:? (?:{number}|{name}|{text})\b"  # mpirun, torch's processes and loaders
+        rf"|died with <Signals\.{name}: {number}>"  # subprocess, accelerate
+        rf"|{name}\(-{number}\)"  # joblib
+        rf"|make(?:\[\d+\])?: \*\*\* .*\] (?:{text}|Error {128 + number})\b"
+        rf"|^srun: error: .*: {text}"
+        rf"|: fatal error: {text} signal terminated program"  # gcc
+    )
+    shells = (
+        rf"(?:: line \d+|\b(?:ba|k)?sh): *\d+:? {text}\b"
+        rf"|(?:^|[\d%)\]]){text}(?: \(core dumped\))?$"  # dash, maybe behind a line without an end
+    )
+    return re.compile(launchers, re.IGNORECASE | re.MULTILINE), re.compile(shells, re.MULTILINE)
 
 
 _NO_CLUSTER = re.compile(r"Failed to connect to GCS at address (\S{1,60}):(\d{1,5}) within")
@@ -385,6 +410,8 @@ _ENDED = "failed (exitcode:"
 """In torchrun's line that a rank ended, which it writes before a traceback of its own."""
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Failure)(:|$)")
 """The last line of a traceback."""
+_FAILED = re.compile(rf"(?!subprocess\.CalledProcessError:){_RAISED.pattern}|(?:FAILED|ERROR) \S+\.py\b|FAILED \(")
+"""Likewise, but not that of a launcher in Python; or a line of tests that failed."""
 
 
 def last_line(log: Path) -> str:
