@@ -166,9 +166,9 @@ from pathlib import Path
 from repro_golden.base.disks import DiskWatch, reserved
 from repro_golden.base.errors import MachineFailureError
 disk = Path(os.environ["TMPDIR"])
-def told(act, *, needed=(disk,), environ={}, memory=None, told=()):
+def told(act, *, needed=(disk,), environ={}, counts=None, told=()):
     try:
-        with DiskWatch(needed, environ, memory, told) as watch:
+        with DiskWatch(needed, environ, counts, told) as watch:
             act()
             watch.blame()
     except MachineFailureError as error:
@@ -200,10 +200,13 @@ fill()
 assert told(lambda: None, needed=(), told=(disk,)) == "", "what is full from the start may be data alone"
 os.unlink(disk / "filler")
 tempfile.tempdir = None
-counts = disk / "memory.events"
-counts.write_text("oom 0\\noom_kill 3\\n")
-assert told(lambda: None, memory=counts) == ""
-assert "for want of memory" in told(lambda: counts.write_text("oom 1\\noom_kill 4\\n") and None, memory=counts)
+for file, name, words in (
+    (disk / "memory.events", "oom_kill", "for want of memory"),
+    (disk / "pids.events", "max", "one too many"),
+):
+    file.write_text(f"oom 0\\n{name} 3\\n")
+    assert told(lambda: None, counts={name: file}) == ""
+    assert words in told(lambda: file.write_text(f"oom 1\\n{name} 4\\n") and None, counts={name: file})
 with open(disk / "log", "ab") as log:
     log.write(b"begin "); log.flush()
     with reserved(log):

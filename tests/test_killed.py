@@ -1,15 +1,21 @@
-"""What ended a program behind a launcher is never said of a commit."""
+"""What ended a program behind a launcher, or at a limit that it was started under, is never said of a commit."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import resource
 import shutil
+import signal
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Repo
+from conftest import Repo, environment
 
 from repro_golden.base.errors import MachineFailureError
 from repro_golden.case.file import Case
@@ -87,6 +93,7 @@ def test_a_launcher_of_a_killed_trainer_fails_by_the_machine(tmp_path: Path, com
         "c++: fatal error: Killed signal terminated program cc1plus",
         "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
         "45%|####5     | 45/100 [00:01<00:01, 38.2it/s]Killed",
+        "OSError: [Errno 23] Too many open files in system: 'x'",
     ],
 )
 def test_words_of_other_launchers(tmp_path: Path, line: str) -> None:
@@ -151,4 +158,106 @@ def test_a_search_stops_at_a_kill_and_keeps_nothing_of_it(fork: Repo, tmp_path: 
     done = fork.repro(*search)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "a process of the trainer was killed by SIGKILL" in done.stderr
+    assert json.loads(fork.repro(*search).stdout)["culprit"]["commit"] == commits[4]
+
+
+# -- limits
+
+WITHIN = """\
+import resource, signal, sys
+from pathlib import Path
+resource.setrlimit(getattr(resource, sys.argv[1]), (int(sys.argv[2]),) * 2)
+sys.path.insert(0, {tests!r})
+from test_killed import ended
+print(ended(Path(".").resolve(), sys.argv[3]))
+"""
+MANY = "import sys\nkept = [open('/dev/null') for _ in range(int(sys.argv[1]))]\n"
+LARGE = "bytes(1 << 40)\n"
+
+
+def within(folder: Path, limit: str, value: int, command: str) -> str:
+    """The last line of what comes of a command in a process of ours that has a limit."""
+    script = WITHIN.format(tests=str(Path(__file__).parent))
+    words = [sys.executable, "-c", script, limit, str(value), command]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    return (done.stdout + done.stderr).splitlines()[-1]
+
+
+@contextlib.contextmanager
+def limited(name: str, value: int) -> Iterator[None]:
+    """A soft limit of ours, for the block; skips where the hard one is lower."""
+    number = getattr(resource, name)
+    before = resource.getrlimit(number)
+    try:
+        resource.setrlimit(number, (value, before[1]))
+    except ValueError:
+        pytest.skip("the limit cannot be raised here")
+    try:
+        yield
+    finally:
+        resource.setrlimit(number, before)
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "text", "told"),
+    [
+        ("RLIMIT_NOFILE", 64, MANY, "open files: raise it (ulimit -n 16384)"),
+        ("RLIMIT_AS", 1 << 33, LARGE, "memory: raise it (ulimit -v)"),
+        ("RLIMIT_DATA", 1 << 33, LARGE, "memory: raise it (ulimit -d)"),
+    ],
+)
+def test_a_limit_that_was_met_is_the_machines(tmp_path: Path, limit: str, value: int, text: str, told: str) -> None:
+    """A program that needs more than it was started with is no verdict, also behind a launcher."""
+    (tmp_path / "train.py").write_text(text)
+    (tmp_path / "run.sh").write_text("if ! python train.py 100; then exit 1; fi\n")
+    for command in ("python train.py 100", "sh run.sh"):
+        assert f"MachineFailureError: the trainer met the limit on {told} and run again" in within(
+            tmp_path, limit, value, command
+        )
+    (tmp_path / "train.py").write_text("raise ValueError('the loss is 3')")
+    assert within(tmp_path, limit, value, "python train.py") == "1"
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "code", "line", "told"),
+    [
+        ("RLIMIT_CPU", 1 << 20, -signal.SIGXCPU, "step 3", "processor time: raise it (ulimit -t)"),
+        ("RLIMIT_CPU", 1 << 20, 1, "run.sh: line 1: 17 CPU time limit exceeded python train.py", "processor time"),
+        ("RLIMIT_CPU", 1 << 20, -signal.SIGKILL, "step 3", "raise the limit on processor time (ulimit -t) and run"),
+        ("RLIMIT_NPROC", 4096, 1, "RuntimeError: can't start new thread", "processes: raise it (ulimit -u 16384)"),
+        ("RLIMIT_NPROC", 4096, 1, "sh: 1: Cannot fork", "processes: raise it"),
+    ],
+)
+def test_words_of_limits(tmp_path: Path, limit: str, value: int, code: int, line: str, told: str) -> None:
+    """What programs say of a limit counts where there is one; without it they failed by themselves."""
+    (tmp_path / "log").write_text(f"{line}\n")
+    with limited(limit, value), pytest.raises(MachineFailureError, match=re.escape(told)):
+        blame_the_machine(code, tmp_path / "log")
+    if code != -signal.SIGKILL:
+        with limited(limit, resource.RLIM_INFINITY if limit == "RLIMIT_CPU" else 1 << 14):
+            blame_the_machine(code, tmp_path / "log")
+
+
+def test_a_leak_is_the_programs_own(tmp_path: Path) -> None:
+    """Who meets an ample limit on open files keeps what it opens: no larger one would do."""
+    (tmp_path / "log").write_text("OSError: [Errno 24] Too many open files: 'x'\n")
+    with limited("RLIMIT_NOFILE", 1 << 14):
+        blame_the_machine(1, tmp_path / "log")
+
+
+@pytest.mark.whole
+def test_a_search_under_a_low_limit_leaves_nothing_to_reuse(fork: Repo) -> None:
+    """What failed for want of open files is BAD neither then nor when the limit was raised."""
+    commits = []
+    for n in range(5):
+        (fork.root / "t.py").write_text(
+            f"kept = [open('/dev/null') for _ in range({n} * 60)]\nraise SystemExit({n} > 3)\n"
+        )
+        commits.append(fork.commit(f"version {n}"))
+    search = ["bisect", f"{commits[0]}..HEAD", "--when", "exit", "-j", "1", "--quick", "--json", "--"]
+    search += [sys.executable, "t.py"]
+    low = ["sh", "-c", 'ulimit -n 128; exec "$0" "$@"', sys.executable, "-m", "repro", *search]
+    done = subprocess.run(low, cwd=fork.root, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "open files: raise it (ulimit -n 16384)" in done.stderr
     assert json.loads(fork.repro(*search).stdout)["culprit"]["commit"] == commits[4]

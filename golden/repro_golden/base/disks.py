@@ -2,7 +2,7 @@
 
 Free bytes and free inodes of every file system that a child may write to are sampled while it lives: what filled a disk
 may be gone, with the folder it lay in, before anybody looks. The kernel's count of processes that were killed for want
-of memory is read before and after.
+of memory is read before and after, and so is that of processes and threads that could not be made.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class DiskWatch:
     Args:
         needed: Folders that a run cannot do without.
         variables: The environment, which names folders that programs write to unasked.
-        memory: A file of the kernel's that counts kills for want of memory; by default the one of our own group.
+        counts: The files in which the kernel counts what `_TOLD` names; by default those of our own group.
         told: Folders that the program is told of. Nobody knows whether it writes there, so that a disk of them that
             cannot be written to from the start, such as one of data, is not watched.
     """
@@ -80,7 +80,7 @@ class DiskWatch:
         self,
         needed: Iterable[Path],
         variables: Mapping[str, str],
-        memory: Path | None = None,
+        counts: Mapping[str, Path] | None = None,
         told: Iterable[Path] = (),
     ) -> None:
         named = [Path(variables[name]) for name in _HOMES if variables.get(name)]
@@ -94,8 +94,8 @@ class DiskWatch:
                 room = _Room(folder, *_free(folder))
                 if room.free > _LOW and room.inodes > _FEW and not os.statvfs(folder).f_flag & os.ST_RDONLY:
                     self._rooms.setdefault(folder.stat().st_dev, room)
-        self._memory = memory or _memory_events()
-        self._killed = _kills(self._memory)
+        self._files = counts or {"oom_kill": _memory_events(), "max": _of_group("pids", "pids.events", "pids.events")}
+        self._counts = {name: _count(file, name) for name, file in self._files.items()}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="disk watch", daemon=True)
 
@@ -126,7 +126,8 @@ class DiskWatch:
         """Raise where the machine may be why a run failed.
 
         Raises:
-            MachineFailureError: a disk was full at some time of the block or is, or a process was killed for memory.
+            MachineFailureError: a disk was full at some time of the block or is, or a process was killed for memory,
+                or could not be made.
         """
         for room in self._rooms.values():
             room.sample()
@@ -136,10 +137,9 @@ class DiskWatch:
                 )
             if (number := _refusal(room.folder)) is not None:
                 raise MachineFailureError(f"cannot write to {room.folder} ({os.strerror(number)}): {_CURE}")
-        if _kills(self._memory) > self._killed:
-            raise MachineFailureError(
-                "a process was killed for want of memory while the program ran: free memory and run again"
-            )
+        for name, file in self._files.items():
+            if _count(file, name) > self._counts[name]:
+                raise MachineFailureError(f"{_TOLD[name]} and run again")
 
 
 _CURE = "free some space and run the same command again"
@@ -172,27 +172,38 @@ def _refusal(folder: Path) -> int | None:
     return None
 
 
-# -- memory
+# -- memory and processes
+
+_TOLD = {
+    "oom_kill": "a process was killed for want of memory while the program ran: free memory",
+    "max": "a process or a thread was one too many while the program ran: raise pids.max of its control group",
+}
+"""What it means that the kernel has counted one more."""
 
 
 def _memory_events() -> Path:
-    """The file in which the kernel counts kills in this process's memory group (cgroup version 2, then 1)."""
+    file = _of_group("memory", "memory.oom_control", "memory.events")
+    return file if file.is_file() else Path("/proc/vmstat")  # the whole machine's
+
+
+def _of_group(controller: str, old: str, new: str) -> Path:
+    """The file in which the kernel counts for this process's control group (version 2, then 1)."""
     base = Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError):
         groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()]
         for _, names, path in sorted(groups, key=lambda group: group[0] != "0"):
-            folder, name = (base / "memory", "memory.oom_control") if "memory" in names else (base, "memory.events")
+            folder, name = (base / controller, old) if controller in names else (base, new)
             for file in (folder / path.lstrip("/") / name, folder / name):
                 if file.is_file():
                     return file
-    return Path("/proc/vmstat")  # the whole machine's
+    return base / new
 
 
-def _kills(file: Path) -> int:
-    """How many were killed; 0 where nobody counts."""
+def _count(file: Path, name: str) -> int:
+    """How many there were; 0 where nobody counts."""
     with contextlib.suppress(OSError, ValueError):
         for line in file.read_text(encoding="utf-8").splitlines():
-            if line.startswith("oom_kill "):
+            if line.startswith(f"{name} "):
                 return int(line.split()[1])
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import os
 import re
 import resource
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from repro_golden.base.clean import without_colours
 from repro_golden.base.credentials import handed_on
@@ -238,12 +239,53 @@ class Child:
 _LAST = 50
 """Lines of output that are searched: behind the cause come the tracebacks of other ranks and the launcher's summary."""
 
-_TOO_LARGE = "[Errno 27] File too large"
+
+class _Limit(NamedTuple):
+    """A limit that the program was started under.
+
+    Attributes:
+        resource: Which.
+        on: What it limits.
+        cure: What raises it.
+        ample: Who meets one as large as this would meet any: it leaks.
+        number: The signal that tells of it, or 0.
+        words: What programs say of it, or "".
+    """
+
+    resource: int
+    on: str
+    cure: str
+    ample: float
+    number: int
+    words: str
+
+    def was_met(self, number: int, output: str) -> bool:
+        """Whether a failure by a signal, or with such an output, tells of it and not of one that it set itself."""
+        now = resource.getrlimit(self.resource)[0]
+        if now == resource.RLIM_INFINITY or now >= self.ample:
+            return False
+        if self.number and (number == self.number or _ended_by(self.number, _last_lines(output))):
+            return True
+        return bool(self.words and re.search(self.words, output))
+
+
+_NO_THREAD = r"can't start new thread|Cannot fork|Resource temporarily unavailable"
+_NO_MEMORY = rf"MemoryError|Cannot allocate memory|bad_alloc|failed to map segment|{_NO_THREAD}"
+_LIMITS = (
+    _Limit(resource.RLIMIT_FSIZE, "file sizes", "ulimit -f", math.inf, signal.SIGXFSZ, r"\[Errno 27\] File too large"),
+    _Limit(resource.RLIMIT_CPU, "processor time", "ulimit -t", math.inf, signal.SIGXCPU, ""),
+    _Limit(resource.RLIMIT_NOFILE, "open files", "ulimit -n 16384", 1 << 14, 0, r"Too many open files(?! in system)"),
+    _Limit(resource.RLIMIT_NPROC, "processes", "ulimit -u 16384", 1 << 14, 0, _NO_THREAD),
+    _Limit(resource.RLIMIT_AS, "memory", "ulimit -v", math.inf, 0, _NO_MEMORY),
+    _Limit(resource.RLIMIT_DATA, "memory", "ulimit -d", math.inf, 0, _NO_MEMORY),
+)
+"""Limits that a program may fail under, and that whoever started it can raise. Most shells allow 1024 open files."""
 _LACKS = {
     "No space left on device": "no space left on the disk; free some and run again",
     "Disk quota exceeded": "no space left on the disk; free some and run again",
     "Address already in use": "the trainer's port is in use; end what holds it, or run again",
     "EADDRINUSE": "the trainer's port is in use; end what holds it, or run again",
+    "Too many open files in system": "the machine has no room for more open files; end what holds them and run again",
     "ray.exceptions.OutOfMemoryError": "Ray killed a process of the trainer; free memory and run again",
     "killed due to the node running low on memory": "Ray killed a process of the trainer; free memory and run again",
 }
@@ -279,13 +321,13 @@ def blame_the_machine(code: int, log: Path, who: str = "the trainer") -> None:
 
     Raises:
         PortTakenError: the port is in use.
-        MachineFailureError: a signal to it or to a rank of it, or a full disk.
+        MachineFailureError: a signal to it or to a rank of it, a limit that it was started under, or a full disk.
     """
     number = -code if code < 0 else code - 128  # a shell reports its child's signal so
-    limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY  # else it set the limit itself
     output = tail(log)
-    if limited and (number == signal.SIGXFSZ or _TOO_LARGE in output):
-        raise MachineFailureError(f"{who} met the limit on file sizes: raise it (ulimit -f) and run again")
+    for limit in _LIMITS:
+        if limit.was_met(number, output):
+            raise MachineFailureError(f"{who} met the limit on {limit.on}: raise it ({limit.cure}) and run again")
     if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGBUS):
         raise _killed(who, number)
     output = _last_lines(output)
@@ -299,6 +341,8 @@ def blame_the_machine(code: int, log: Path, who: str = "the trainer") -> None:
 
 def _killed(who: str, number: int) -> MachineFailureError:
     cure = "free memory or /dev/shm" if number == signal.SIGBUS else "free memory"
+    if resource.getrlimit(resource.RLIMIT_CPU)[0] != resource.RLIM_INFINITY:  # at the hard limit it is SIGKILL
+        cure += ", raise the limit on processor time (ulimit -t)"
     return MachineFailureError(f"{who} was killed by {signal.Signals(number).name}; {cure} and run again")
 
 
