@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import enum
 import os
 import sys
+import types
 import uuid
 from collections import deque
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import save
 from torch import nn
+from transformers import Qwen2Config
 
 from repro_golden.recording.attach.alive.opened import leaves
 from repro_golden.recording.attach.alive.parts import of_parts
@@ -43,11 +46,18 @@ def test_the_content_of_a_file_is_its_tensors_and_numbers() -> None:
     assert content({"integers": torch.ones(1), "n": 2})[0].keys() == {"integers", "integers#1"}
 
 
+class Color(enum.Enum):
+    """What a setting may be."""
+
+    RED, BLUE = 1, 2
+
+
 @dataclass
 class Kept:
     """What a trainer may save beside its weights."""
 
     act: object
+    weights: object = None
 
 
 TEXTS = {
@@ -58,8 +68,8 @@ TEXTS = {
     "larger": ({"seed": 10**5000}, {"seed": 10**5000 + 1}),
     "deque": (deque([1]), deque([2])),
     "set": ({"b", "a"}, {"b", "c"}),
-    "record": (Kept("relu"), Kept("gelu")),
-    "namespace": (argparse.Namespace(act="relu"), argparse.Namespace(act="gelu")),
+    "record": (Kept("relu", torch.ones(1)), Kept("gelu", torch.ones(1))),
+    "namespace": (argparse.Namespace(act="relu", w=torch.ones(1)), argparse.Namespace(act="gelu", w=torch.ones(1))),
     "array": (np.array(["a", "b"]), np.array(["a", "c"])),
     "dtype": (torch.float32, torch.float64),
     "same key": ({1: "a", "1": "b"}, {1: "c", "1": "b"}),
@@ -72,6 +82,38 @@ def test_what_is_no_tensor_in_a_file_counts(name: str) -> None:
     (a, left), (b, _) = (content(value) for value in TEXTS[name])
     assert a.keys() == b.keys() and not left
     assert any(not torch.equal(a[key], b[key]) for key in a)
+
+
+SETTINGS = {
+    "record": lambda name: Kept(name),
+    "record of records": lambda name: Kept([Kept(name)], {"a": Kept(name)}),
+    "namespace": lambda name: argparse.Namespace(out_dir=name, workers=len(name), act=torch.float32),
+    "simple": lambda name: {"args": types.SimpleNamespace(out_dir=name)},
+    "nanoGPT's": lambda name: {"config": {"out_dir": name, "log_interval": len(name), "compile": name == "a"}},
+    "Lightning's": lambda name: {"hyper_parameters": {"name": name, "nested": {"workers": len(name)}}},
+    "configuration": lambda name: {"config": Qwen2Config(name_or_path=name, output_attentions=name == "a")},
+    "enum": lambda name: Kept(Color.RED if name == "a" else Color.BLUE),
+    "function": lambda name: Kept(len if name == "a" else sorted),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_in_a_file_count_by_what_they_do(name: str) -> None:
+    """A commit that only changed `output_dir` or `dataloader_num_workers` differed in training_args.bin."""
+    (a, left), (b, _) = (content(SETTINGS[name](value)) for value in ("a", "other"))
+    assert not a and not b and left
+
+
+def test_only_settings_without_tensors_are_left_out() -> None:
+    """Numbers beside them count, and so does a record that leads to a tensor, at any depth, but not those in it."""
+    deep = Kept([{"w": torch.ones(1)}], argparse.Namespace(lr=1))
+    held, left = content({"args": {"w": torch.ones(1), "n": 3}, "step": 2, "losses": [0.5], "config": 4, "deep": deep})
+    assert held.keys() == {"args.w", "deep.act.0.w", "integers", "floats"}
+    assert held["integers"].tolist() == [3, 4, 2] and left == "1 record of settings (Namespace)"
+    module = nn.Linear(1, 1)
+    module.args = {"rate": 1}  # type: ignore[assignment]
+    assert content(Kept(module))[0].keys() >= {"act.weight", "act.bias"}
+    assert content(module)[1] == "1 record of settings (args)"
 
 
 def test_what_is_left_out_of_a_file_is_counted() -> None:

@@ -167,7 +167,9 @@ def content(value: Any) -> tuple[Tensors, str]:
     Tensors, as which arrays of NumPy count, by their path; all numbers of each kind as one and all texts as one, in
     the order of their paths, and the lengths of lists. With the texts are bytes, None, names of dtypes and the like,
     and integers of more than 64 bits. Of modules that are saved whole, the numbers and texts of their parts count too.
-    Left out is what measures time, speed or memory by its name, what is the time, and what `_PASSING` fits.
+    Left out are settings, as a hyperparameter counts by what it does: records (dataclasses, namespaces), and mappings
+    under a key that `_SETTINGS` fits, which hold no tensor at any depth. So is what measures time, speed or memory by
+    its name, what is the time, and what `_PASSING` fits.
     """
     collected = _Content()
     for path, item in everything(value, plain=_plain):
@@ -185,11 +187,15 @@ class _Content:
         self._texts: list[tuple[str, bytes]] = []
         self._lengths: Counter[str] = Counter()
         self._passing, self._timed, self._dark, self._others = 0, list[str](), list[str](), Counter[str]()
+        self._settings: list[str] = []
 
     def add(self, name: str, item: Any) -> None:
         """One value, and its path."""
         if isinstance(item, torch.Tensor):
             self._tensors[name] = item
+            return
+        if isinstance(item, _Settings):
+            self._settings.append(item.called)
             return
         text = None if isinstance(item, (int, float)) else _text(item)
         parent = _INDEX.sub("", name)
@@ -238,6 +244,7 @@ class _Content:
     def left_out(self) -> str:
         """What is not among them, in words."""
         remarks = [
+            _number_of(len(self._settings), "record", f"of settings ({_some(self._settings)})"),
             _number_of(self._passing, "text", "that look like paths or dates"),
             _number_of(len(self._timed), "value", f"of time or memory ({_some(self._timed)})"),
             _number_of(len(self._dark), "tensor", f"({_some(self._dark)})"),
@@ -281,6 +288,18 @@ def _text(value: Any) -> str | None:
 
 
 def _plain(value: Any) -> Any:
+    """What is looked at in place of an object; settings are not looked at."""
+    if isinstance(value, (torch.Tensor, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        named = {key: _Settings(str(key)) for key, held in value.items() if _are_settings(key, held)}
+        return {**value, **named} if named else value
+    opened = _opened(value)
+    settings = isinstance(value, _NAMESPACES) or _is_record(value)
+    return _Settings(type(value).__name__) if settings and not _holds_tensors(opened) else opened
+
+
+def _opened(value: Any) -> Any:
     """Modules as their state, arrays as tensors or lists, NumPy's numbers as Python's, records as mappings."""
     if isinstance(value, (torch.Tensor, int, float, str)):
         return value
@@ -291,11 +310,36 @@ def _plain(value: Any) -> Any:
         except TypeError:  # one of its own
             state = value.state_dict()
         return {**state, "__attributes__": _attributes(value)}
-    if dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping)):
+    if _is_record(value):
         return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
-    if isinstance(value, (argparse.Namespace, types.SimpleNamespace)):
-        return vars(value)
-    return as_torch(value)
+    return vars(value) if isinstance(value, _NAMESPACES) else as_torch(value)
+
+
+_NAMESPACES = (argparse.Namespace, types.SimpleNamespace)
+
+
+def _is_record(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping, torch.nn.Module))
+
+
+class _Settings:
+    """Stands for settings that are left out."""
+
+    def __init__(self, called: str) -> None:
+        self.called = called
+
+
+_SETTINGS = re.compile(r"(?:.*_)?(?:args|arguments|cfg|config|hparams|hyper_?param(?:eter)?s|settings)", re.IGNORECASE)
+"""Keys whose mappings are settings in a checkpoint: nanoGPT's ``config``, Lightning's ``hyper_parameters``."""
+
+
+def _are_settings(key: Any, held: Any) -> bool:
+    named = isinstance(held, Mapping) and isinstance(key, str) and bool(_SETTINGS.fullmatch(key))
+    return named and bool(held) and not _holds_tensors(held)
+
+
+def _holds_tensors(value: Any) -> bool:
+    return any(isinstance(item, torch.Tensor) for _, item in everything(value, plain=_opened))
 
 
 _KEPT = (int, float, str, torch.Tensor, dict)
