@@ -6,6 +6,7 @@ import argparse
 import enum
 import os
 import sys
+import tempfile
 import types
 import uuid
 from collections import deque
@@ -179,12 +180,15 @@ def test_a_quantized_tensor_is_read_in_parts() -> None:
 def test_files_that_are_written_otherwise_are_named(tmp_path: Path) -> None:
     """What Python opens to write is known by its name, but for caches and the recorder's own folder."""
     (tmp_path / "own").mkdir()
-    (tmp_path / ".cache").mkdir()
+    for folder in (".cache", "__pycache__", "__kept"):
+        (tmp_path / folder).mkdir()
     written = Written(str(tmp_path / "own"))
-    for name in ("notes.bin", "own/raw", ".cache/kernel"):
+    for name in ("notes.bin", "own/raw", ".cache/kernel", "__pycache__/x", "__0_0.distcp", ".metadata", "__kept/y"):
         (tmp_path / name).write_bytes(b"1")
+    with tempfile.TemporaryFile(dir=tmp_path):
+        pass
     assert (tmp_path / "notes.bin").read_bytes() == b"1"
-    assert written.names == {"notes.bin"}
+    assert written.names == {"notes.bin", "__0_0.distcp", ".metadata", "y"}
     (tmp_path / "read").touch()
     written.paths.clear()
     (tmp_path / "read").read_text()
@@ -202,7 +206,7 @@ def test_files_are_called_what_they_are_called_in_the_end(tmp_path: Path) -> Non
     os.replace(os.fsencode(f"{new}/x.tmp"), Path(new) / "x")  # noqa: PTH105
     assert written.names == {"x", "y", "z"}
     Path(new).rename(f"{new}er")
-    assert written.paths == {f"{new}er/{name}" for name in "xyz"}
+    assert set(written.paths) == {f"{new}er/{name}" for name in "xyz"}
     assert moved == [(f"{new}/x.tmp", f"{new}/x"), (new, f"{new}er")]
 
 

@@ -151,7 +151,7 @@ def test_what_is_written_otherwise_is_named(tmp_path: Path) -> None:
     (tmp_path / "temporary").mkdir()
     variables = {"TMPDIR": str(tmp_path / "temporary"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
     trace = recorded(tmp_path / "others", OTHERS, **variables)
-    assert (trace.end or {})["unread"] == {"file kept": "it is not torch's"}
+    assert (trace.end or {})["unread"] == {"file kept": "written by other means than torch.save"}
 
 
 HELPERS = """\
@@ -193,3 +193,158 @@ def test_what_imports_torch_may_be_what_writes(tmp_path: Path) -> None:
     done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "saved/model.safetensors/w" in {row.name for row in Trace(tmp_path / "trace").rows(0)}
+
+
+PARTS = """\
+def write(file, scale, *values):
+    for value in values:
+        torch.save({"w": torch.full((2,), float(value) * scale)}, file)
+scale = float(sys.argv[1])
+train()
+with open("all.pt", "wb") as file:
+    write(file, scale, 1)
+    write(file, 1, 2)
+log = open("log.pt", "wb")
+write(log, scale, 1)
+train()
+write(log, 1, 2)
+with open("all.pt", "wb") as file:
+    file.write(b"head")
+    write(file, 1, 3)
+    write(file, 1, 4)
+with open("all.pt", "ab") as file:
+    write(file, 1, 5)
+train()
+log.close()
+with os.fdopen(os.open("all.pt", os.O_RDWR), "r+b") as file:
+    file.seek(4)
+    write(file, 1, 6)
+open("log.pt", "wb").close()
+"""
+
+
+def content_of(trace: Trace, step: int) -> dict[str, float]:
+    """The largest number of each tensor in the files of a step."""
+    return {row.name: row.absmax for row in trace.rows(step) if file_of(row.phase, row.name)}
+
+
+def test_what_is_saved_behind_something_in_an_open_file_is_a_part_of_it(tmp_path: Path) -> None:
+    """Of several `torch.save` to one open file the last alone was read, and two runs with other weights agreed."""
+    trace, other = recorded(tmp_path / "a", PARTS, "1"), recorded(tmp_path / "b", PARTS, "2")
+    assert content_of(trace, 0) == {
+        "saved/all.pt/w": 1.0, "saved/all.pt/part.1/w": 2.0, "saved/log.pt/w": 1.0,
+    }  # fmt: skip
+    assert content_of(trace, 1) == {
+        "saved/log.pt/part.1/w": 2.0,
+        "saved/all.pt/w": 3.0, "saved/all.pt/part.1/w": 4.0, "saved/all.pt/part.2/w": 5.0,
+    }  # fmt: skip
+    assert content_of(trace, 2) == {"saved/all.pt/w": 6.0}
+    divergence = compare(trace, other).divergence
+    assert divergence is not None and divergence.signal == "saved/all.pt/w"
+
+
+MEMORY = """\
+import io, safetensors.torch, shutil
+def pack(*values):
+    buffer = io.BytesIO()
+    for value in values:
+        torch.save({"w": torch.full((2,), float(value))}, buffer)
+    return buffer
+def write(name, data):
+    pathlib.Path(name).write_bytes(data)
+train()
+write("x.tmp", pack(1).getvalue())
+os.rename("x.tmp", "last.ckpt")
+shutil.copy("last.ckpt", "best.ckpt")
+os.symlink("last.ckpt", "link.ckpt")
+save({"w": torch.full((2,), 9.0)}, "own.pt")
+shutil.copy("own.pt", "copy.pt")
+train()
+write("two.ckpt", pack(2, 3).getvalue())
+write("packed", safetensors.torch.save({"v": torch.ones(2)}))
+for value in sys.argv[1:]:
+    pack(value)
+write("part.bin", b"head" + pack(6).getvalue())
+"""
+
+
+def test_what_is_saved_in_memory_has_the_name_of_the_file_that_its_bytes_are_written_to(tmp_path: Path) -> None:
+    """Lightning's checkpoints, which are written so, were never read and said to be none of torch's."""
+    trace = recorded(tmp_path / "a", MEMORY, "4", "5", "4")
+    assert content_of(trace, 0) == {
+        "saved/last.ckpt/w": 1.0, "saved/best.ckpt/w": 1.0, "saved/link.ckpt/w": 1.0, "saved/own.pt/w": 9.0,
+        "saved/copy.pt/w": 9.0,
+    }  # fmt: skip
+    second = content_of(trace, 1)
+    loose = [value for name, value in second.items() if name.startswith("saved/memory")]
+    assert {name: value for name, value in second.items() if not name.startswith("saved/memory")} == {
+        "saved/two.ckpt/w": 2.0, "saved/two.ckpt/part.1/w": 3.0, "saved/packed/v": 1.0,
+    }  # fmt: skip
+    assert sorted(loose) == [4.0, 4.0, 5.0, 6.0]
+    assert (trace.end or {})["unread"] == {"file part.bin": "written by other means than torch.save"}
+    assert compare(trace, recorded(tmp_path / "b", MEMORY, "5", "4", "4")).equal  # in another order
+    assert not compare(trace, recorded(tmp_path / "c", MEMORY, "4", "7", "4")).equal
+
+
+THREADS = """\
+import io, threading
+def run(name, value, keep=lambda thread: thread.join()):
+    def save_both():
+        save({"w": torch.full((1,), float(value))}, name)
+        torch.save({"m": torch.full((1,), float(value))}, io.BytesIO())
+    thread = threading.Thread(target=save_both, daemon=name == "daemon.pt")
+    thread.start()
+    keep(thread)
+train()
+run("joined.pt", 1)
+kept = []
+run("late.pt", 2, kept.append)
+train()
+run("daemon.pt", 3, lambda thread: thread.join(60))
+"""
+
+
+def test_what_another_thread_saves_belongs_to_the_step_that_waits_for_it(tmp_path: Path) -> None:
+    """To the last where none does; and what a daemon saves, which may end at any time, is named."""
+    trace = recorded(tmp_path / "threads", THREADS)
+    assert content_of(trace, 0) == {"saved/joined.pt/w": 1.0, "saved/memory/m": 1.0}
+    assert content_of(trace, 1) == {"saved/late.pt/w": 2.0, "saved/memory/m": 2.0}
+    other = "another thread wrote it"
+    assert (trace.end or {})["unread"] == {"saved/daemon.pt": other, "saved/memory": other}
+
+
+DISTRIBUTED = """\
+import torch.distributed.checkpoint as dcp
+from torch import distributed
+if "RANK" not in os.environ:
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+distributed.init_process_group("gloo")
+scale, threads = float(sys.argv[1]), 2
+def state(factor):
+    return {name: value * factor for name, value in model.state_dict().items()} | {"step": 3}
+def written(name):
+    return dcp.FileSystemWriter(name, thread_count=threads)
+train()
+dcp.save(state(scale), storage_writer=written("ck"))
+future = dcp.async_save(state(scale + 1), storage_writer=written("late"))
+train()
+future.result()
+train()
+distributed.destroy_process_group()
+"""
+
+
+def test_a_distributed_checkpoint_is_read(tmp_path: Path) -> None:
+    """It was neither read nor named, since its files' names begin with underscores."""
+    a, again, other = (recorded(tmp_path / name, DISTRIBUTED, by) for name, by in (("a", "1"), ("b", "1"), ("c", "2")))
+    assert {file_of("update", name) for name in content_of(a, 0)} == {
+        "saved/ck:__0_0.distcp", "saved/ck:__0_1.distcp", "saved/memory",
+    }  # fmt: skip
+    assert not content_of(a, 1)
+    assert "saved/late:__0_0.distcp/value" in content_of(a, 2)
+    assert compare(a, again).equal and (a.end or {})["unread"] == {
+        "file .metadata": "written by other means than torch.save"
+    }
+    divergence = compare(a, other).divergence
+    assert divergence is not None and divergence.step == 0
+    assert divergence.signal.startswith("saved/ck:__0_")

@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["hear"]
 
 
-def hear(events: Mapping[str, Callable[..., None]]) -> None:
+def hear(events: Mapping[str, Callable[..., object]]) -> None:
     """Call a function with the arguments of each event of its name, until the process ends.
 
     What it raises is dropped: the program's own call would raise it.

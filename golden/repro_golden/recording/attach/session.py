@@ -38,6 +38,7 @@ from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.steps import Labels, Turns
 from repro_golden.recording.attach.written.files import Files
 from repro_golden.recording.attach.written.metrics import Metrics, writable
+from repro_golden.recording.attach.written.places import place_of
 from repro_golden.recording.attach.written.raw import SHOWN, as_metric
 from repro_golden.recording.attach.written.records import Records, tap
 from repro_golden.trace.families import UNREAD
@@ -154,10 +155,15 @@ class Session:
 
     @harmless
     @without_collection
-    def saved(self, path: str, value: Any) -> None:
-        """The program has written a file: it belongs to the step that has ended, or else to the first one."""
+    def saved(self, file: Any, at: int | None, value: Any) -> None:
+        """The program has saved a value, there in a file: it belongs to the step that has ended, or to the first."""
         if self.settings.record:
-            self._files.take(path, value, recording=self._records.opened, own=self._turns.own())
+            self._files.take(place_of(file, at), value, recording=self._records.opened)
+
+    @harmless
+    def joined(self, thread: threading.Thread) -> None:
+        """The program has waited for the end of a thread."""
+        self._files.joined(thread)
 
     def _late(self) -> Any:
         """Takes what belongs to the step that is held back."""
@@ -385,7 +391,7 @@ class Session:
             numbers = {name: value for name, value in step.metrics.items() if name in early} | late
             for name, value in late.items():
                 step.add(metric_row("loss", name, value))
-            for row in self._files.rows():
+            for row in self._files.rows(self._turns.own):
                 if not self.settings.ignores(row.name):
                     step.add(row)
             after, self._after = self._after, None
@@ -417,6 +423,7 @@ class Session:
         self._kept.clear()  # what is alive now is so in a run that is not asked for its final state
         if not stopped:
             self._metrics.left()
+            self._files.end()
             if self._held is not None and self.settings.record:
                 self._read_end()
         self._put_end(stopped)

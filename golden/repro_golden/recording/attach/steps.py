@@ -217,9 +217,9 @@ class Turns:
         self._turns: list[tuple[tuple[str, ...], int]] = []
         self._users: dict[str, set[int]] = {}
 
-    def own(self) -> bool:
-        """Whether this thread may speak for the steps: it has made one, or nobody has."""
-        return not self._turns or any(threading.get_ident() == thread for _, thread in self._turns)
+    def own(self, thread: int) -> bool:
+        """Whether the thread of a number has made a step."""
+        return any(thread == other for _, other in self._turns)
 
     def take(self, labels: tuple[str, ...]) -> str:
         """Note a step of these optimizers by this thread; why it is refused, or ''."""

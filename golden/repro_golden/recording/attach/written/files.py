@@ -5,23 +5,34 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
+from repro_golden.recording.attach.by_identity import ByIdentity
+from repro_golden.recording.attach.written.places import Bytes, Place, bytes_in
 from repro_golden.recording.attach.written.saving import MADE_UP, Written, below, content
 
 __all__ = ["Files"]
 
 
 class _Content:
-    """What a file holds, which is read at once and asked for later."""
+    """What was saved, which is read at once and asked for later.
 
-    def __init__(self, tensors: Mapping[str, Any]) -> None:
+    Attributes:
+        left_out: What of it is not looked at, in words.
+        thread: Who speaks for it: the thread that saved it, or one that has waited for its end since; None where it is
+            part of the first step, whoever makes that.
+    """
+
+    def __init__(self, value: Any, thread: threading.Thread | None) -> None:
         from repro_golden.trace.signals import Signals
 
+        tensors, self.left_out = content(value)
+        self.thread = thread
         self._signals: Any = Signals()
         if tensors:
             self._signals.take("update", "", tensors)
@@ -33,9 +44,34 @@ class _Content:
         del self._signals
         return rows
 
+    @property
+    def bits(self) -> tuple[Any, ...]:
+        """What it is sorted by in memory, where chance may decide on the order: by what it is, and by its bits."""
+        return tuple((row.name, row.dtype, row.shape) for row in self.rows), tuple(row.fingerprint for row in self.rows)
+
+
+@dataclass
+class _Memory:
+    """What was saved in memory.
+
+    Attributes:
+        held: What it is.
+        parts: All that is in the same memory, by its place there.
+        bytes: What these are known by, where the program writes them to a file.
+        by: The thread.
+    """
+
+    held: _Content
+    parts: Mapping[int, _Content]
+    bytes: Bytes | None
+    by: int
+
 
 class Files:
     """Of what is written to a file in one step, the last content counts, under the name that the file has in the end.
+
+    What the threads that train save belongs to the step in which they do; what another one does, to that in which one
+    of them has waited for its end, or else to the last: any other is chance.
 
     Args:
         out: The recorder's own folder.
@@ -52,7 +88,7 @@ class Files:
         self._keep, self._ignored = note, ignored
         self._trained = False
         self.forget()
-        self._others = Written(out, self._moved, self._copied)
+        self._others = Written(out, self._moved, self._copied, self._emptied)
 
     def forget(self, *, trained: bool = False) -> None:
         """Begin anew, in the child of a fork.
@@ -62,64 +98,148 @@ class Files:
                 reads no tensors.
         """
         self._trained = trained or self._trained
-        self._written: dict[str, _Content] = {}  # by path, in the order of their first writing
-        self._known: dict[str, _Content] = {}  # the same of all steps, those last written at the end
+        # by path and place in the file, in the order of their first writing
+        self._written: dict[str, dict[int, _Content]] = {}
+        # the same of all steps, those last written at the end
+        self._known: dict[str, dict[int, _Content]] = {}
+        self._memory: list[_Memory] = []
+        self._streams = ByIdentity[_Memory]()  # the last of each
         self._unread: dict[str, str] = {}  # by their names in the trace
         self._noted: dict[str, str] = {}  # the same by path, of a process that has made no step
+        self._ended = False
 
     @property
     def unread(self) -> dict[str, str]:
         """What was seen and not read, and why."""
-        return self._unread | {f"file {name}": "it is not torch's" for name in self._others.names}
+        late = [(_name(path), held) for path, parts in list(self._written.items()) for held in parts.values()]
+        late += [("memory", memory.held) for memory in self._memory]
+        return (
+            self._unread
+            | {f"saved/{name}": _LATE[held.thread in (None, threading.main_thread())] for name, held in late}
+            | {f"file {PurePath(path).name}": "written by other means than torch.save" for path in self._others.paths}
+        )
 
-    def take(self, path: str, value: Any, *, recording: bool, own: bool) -> None:
-        """The program has written a file by torch or safetensors.
+    def take(self, place: Place, value: Any, *, recording: bool) -> None:
+        """The program has saved something by torch or safetensors.
 
         Args:
-            path: Where; '' where that is no file.
+            place: Where.
             value: What.
             recording: Whether this process has made a step.
-            own: Whether the thread that wrote it is the one that trains.
         """
-        name = _name(path) if path else ""
+        name, path = _name(place.path) if place.path else "", place.path
         if name and self._ignored(f"saved/{name}"):
-            self._others.paths.discard(path)
+            self._others.paths.pop(path, None)
             return
         if not recording and path:
             self._note({**self._noted, path: "another process wrote it"})
-            if self._trained:
-                return
-        if not name or not own:
-            self._unread[f"saved/{name or 'memory'}"] = "it was written by another thread" if name else "no file"
+        if not recording and self._trained:
             return
-        self._others.paths.discard(path)
-        tensors, left_out = content(value)
-        if left_out:
-            self._unread[f"saved/{name}"] = left_out
-        self._put(path, _Content(tensors))  # in place of what the step wrote there before
+        if not path and len(self._memory) >= _MOST:
+            self._unread["more of saved/memory"] = f"it came behind {_MOST:,} others of its step"
+            return
+        thread = threading.current_thread()
+        held = _Content(value, None if thread is threading.main_thread() and not recording else thread)
+        if path:
+            self._others.paths.pop(path, None)
+            self._put(path, place, held)
+            return
+        at, before = place.at or 0, self._streams.get(place.stream)
+        parts = {other: part for other, part in before.parts.items() if other < at} if before else {}
+        memory = _Memory(held, {**parts, at: held}, place.bytes, threading.get_ident())
+        self._memory.append(memory)
+        with contextlib.suppress(TypeError):  # a class that cannot be referred to weakly, or no stream
+            self._streams.put(place.stream, memory)
 
     def begin(self) -> None:
         """This process makes its first step, which what it wrote before is part of."""
         if self._noted and not self._trained:
             self._note({})
 
-    def rows(self) -> list[Any]:
-        """What was written in the step; the k-th one more of a name, in another folder, is ``name.k``."""
-        written, self._written = self._written, {}
+    def joined(self, thread: threading.Thread) -> None:
+        """A thread has ended, and this one has waited for it."""
+        for held in self._waiting():
+            if held.thread is thread:
+                held.thread = threading.current_thread()
+
+    def end(self) -> None:
+        """The program has ended by itself, and all its threads but those that it never waits for."""
+        self._ended = True
+
+    def rows(self, trains: Callable[[int], bool]) -> list[Any]:
+        """What was written in the step; the k-th one more of a name, in another folder, is ``name.k``.
+
+        Args:
+            trains: Whether a thread of a number is one that trains.
+        """
+
+        def due(held: _Content) -> bool:
+            thread = held.thread
+            return thread is None or (self._ended and not thread.daemon) or trains(thread.ident or 0)
+
+        loose = self._named([memory for memory in self._memory if due(memory.held)])
+        self._memory = [memory for memory in self._memory if not due(memory.held)]
         names: Counter[str] = Counter()
         rows = []
-        for path, held in written.items():
+        for path, parts in list(self._written.items()):
+            now = {at: held for at, held in sorted(parts.items()) if due(held)}
+            if not now:
+                continue
+            self._written[path] = {at: held for at, held in parts.items() if at not in now}
+            if not self._written[path]:
+                del self._written[path]
             name = _name(path)
             again = f".{names[name]}" if names[name] else ""
             names[name] += 1
-            rows += [replace(row, name=f"saved/{name}{again}/{row.name}") for row in held.rows]
+            places = sorted({*self._known.get(path, ()), *parts})
+            for at, held in now.items():
+                inner = f"part.{place}/" if (place := places.index(at)) else ""
+                rows += [replace(row, name=f"saved/{name}{again}/{inner}{row.name}") for row in held.rows]
+            self._tell(name, now.values())
+        for place, held in enumerate(sorted((held for held in loose if held.rows), key=lambda held: held.bits)):
+            name = f"memory.{place}" if place else "memory"
+            rows += [replace(row, name=f"saved/{name}/{row.name}") for row in held.rows]
+        self._tell("memory", loose)
         return rows
 
-    def _put(self, path: str, held: _Content) -> None:
-        """What a path holds now; a path that has it for long is forgotten in time."""
-        self._written[path] = held
+    def _named(self, memories: list[_Memory]) -> list[_Content]:
+        """Put what lies in memory to the files that the same thread has written it to; what is in none of them."""
+        known = {(memory.bytes, memory.by): memory for memory in memories if memory.bytes}
+        sizes = {held.size for held, _ in known}
+        found = set[int]()
+        for path, by in list(self._others.paths.items()) if known else ():
+            there = bytes_in(path, sizes)
+            if there and (memory := known.get((there, by))):
+                self._others.paths.pop(path, None)
+                self._known.pop(path, None)
+                found |= {id(held) for held in memory.parts.values()}
+                for at, held in () if self._ignored(f"saved/{_name(path)}") else memory.parts.items():
+                    self._put(path, Place(path, at, at + 1), held)
+        return [memory.held for memory in memories if id(memory.held) not in found]
+
+    def _tell(self, name: str, contents: Iterable[_Content]) -> None:
+        if why := ", ".join(sorted({held.left_out for held in contents if held.left_out})):
+            self._unread[f"saved/{name}"] = why
+
+    def _waiting(self) -> list[_Content]:
+        """What was saved since the step before."""
+        parts = [held for parts in list(self._written.values()) for held in list(parts.values())]
+        return parts + [memory.held for memory in self._memory]
+
+    def _put(self, path: str, place: Place, held: _Content) -> None:
+        """Something stands in a file now, in place of what was there."""
+        known = self._known.pop(path, {})
+        at = max(known, default=-1) + 1 if place.at is None else place.at
+        for parts in (known, self._written.setdefault(path, {})):
+            for gone in [other for other in parts if at <= other < place.end]:
+                del parts[gone]
+            parts[at] = held
+        self._remember(path, known)
+
+    def _remember(self, path: str, parts: dict[int, _Content]) -> None:
+        """What a path holds; a path that has it for long is forgotten in time."""
         self._known.pop(path, None)
-        self._known[path] = held
+        self._known[path] = parts
         if len(self._known) > _KNOWN:
             self._known.pop(next(iter(self._known)))
 
@@ -131,18 +251,28 @@ class Files:
 
         for path in [path for path in tuple(self._known) if below(path, before)]:
             self._written.pop(path, None)
-            self._put(now(path), self._known.pop(path))
+            self._written[now(path)] = dict(self._known[path])
+            self._remember(now(path), self._known.pop(path))
             if why := self._unread.pop(f"saved/{_name(path)}", ""):
                 self._unread[f"saved/{_name(now(path))}"] = why
         moved = {now(path): why for path, why in self._noted.items()}
         if moved != self._noted:
             self._note(moved)
 
-    def _copied(self, before: str, after: str) -> None:
+    def _copied(self, before: str, after: str) -> bool:
         """The program copies or links a file or a folder of files that it has written: they are there twice."""
-        for path in [path for path in tuple(self._known) if below(path, before)]:
-            self._put(after + path[len(before) :], self._known[path])
-            self._others.paths.discard(after)
+        copied = [path for path in tuple(self._known) if below(path, before)]
+        for path in copied:
+            now = after + path[len(before) :]
+            self._written[now] = dict(self._known[path])
+            self._remember(now, dict(self._known[path]))
+            self._others.paths.pop(now, None)
+        return bool(copied)
+
+    def _emptied(self, path: str) -> None:
+        """The program begins to write a file anew."""
+        self._known.pop(path, None)
+        self._written.pop(path, None)
 
     def _note(self, noted: dict[str, str]) -> None:
         """Say at once what is written by a process that may never make a step, and may end without a word."""
@@ -151,7 +281,11 @@ class Files:
 
 
 _KNOWN = 200
-"""Files whose content is remembered, in case that they are renamed, copied or linked."""
+"""Files whose content is remembered, in case that they are renamed, copied or linked, or get more."""
+_MOST = 1_000
+"""Values in memory that are looked at in a step."""
+_LATE = ("another thread wrote it", "it belongs to no step")
+"""Why something is not looked at, by whether the main thread wrote it."""
 
 
 def _name(path: str) -> str:

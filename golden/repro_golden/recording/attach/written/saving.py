@@ -17,6 +17,7 @@ import os
 import re
 import sys
 import tempfile
+import threading
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -31,30 +32,60 @@ from repro_golden.recording.attach.alive.opened import as_torch, everything
 from repro_golden.recording.attach.alive.readable import readable
 from repro_golden.recording.attach.alive.readings import Reading, Tensors, folded
 from repro_golden.recording.attach.standing_in import stand_in
+from repro_golden.recording.attach.written.places import absolute, position
 
 __all__ = ["MADE_UP", "Written", "below", "content", "hook"]
 
 
 def hook(when: Callable[[str, Callable[[Any], None]], object], session: Any) -> None:
     """Tell the session of every file that torch.save, torch.jit.save and safetensors write in this process."""
-    stand_in([torch.serialization, torch], "save", functools.partial(_telling, session=session))
-    scripted: Any = torch.jit.RecursiveScriptModule  # type: ignore[attr-defined] # torch.jit.save calls this for a path
-    scripted.save = _telling(scripted.save, session)
+    telling = functools.partial(_telling, session=session)
+    stand_in([torch.serialization, torch], "save", telling)
+    scripted: Any = torch.jit.RecursiveScriptModule  # type: ignore[attr-defined] # torch.jit.save calls these
+    scripted.save, scripted.save_to_buffer = telling(scripted.save), telling(scripted.save_to_buffer)
+
+    def safetensors(module: Any) -> None:
+        for name in ("save_file", "save"):
+            stand_in([module], name, telling)
+
     for name in ("safetensors.torch", "safetensors.numpy"):  # those for other libraries call NumPy's
-        when(name, lambda module: stand_in([module], "save_file", functools.partial(_telling, session=session)))
+        when(name, safetensors)
+    threads: Any = threading.Thread
+    threads.join = _joining(threads.join, session)
 
 
 def _telling(save: Any, session: Any) -> Any:
-    """A function of what is saved, where, and with which texts beside it, after which the session is told."""
+    """A function of what is saved, where, and with which texts beside it, after which the session is told.
+
+    One that returns bytes saves in them.
+    """
+    signature = inspect.signature(save)
 
     @functools.wraps(save)
     def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            arguments = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            return save(*args, **kwargs)  # which says it in its own words
+        value, file = [*arguments.values(), None][:2]
+        at = position(file)
         out = save(*args, **kwargs)
-        arguments = inspect.signature(save).bind(*args, **kwargs).arguments
-        value, file = list(arguments.values())[:2]
         texts = {name: text for name, text in dict(arguments.get("metadata") or {}).items() if name != "format"}
-        session.saved(_path(file), {**value, "__metadata__": texts} if texts else value)
+        file = out if isinstance(out, (bytes, bytearray)) else file
+        session.saved(file, at, {**value, "__metadata__": texts} if texts else value)
         return out
+
+    return call
+
+
+def _joining(join: Any, session: Any) -> Any:
+    """The method that waits for a thread's end, after which the session is told; not where it may have waited less."""
+
+    @functools.wraps(join)
+    def call(thread: threading.Thread, timeout: float | None = None) -> None:
+        join(thread, timeout)
+        if timeout is None:
+            session.joined(thread)
 
     return call
 
@@ -69,20 +100,23 @@ class Written:
     Args:
         out: The recorder's own folder.
         moved: Told of what the program renames: the path before, and the path after.
-        copied: Told of what it copies or links: the path of what is there, and the new one.
+        copied: Told of what it copies or links: the path of what is there, and the new one; whether that is now known.
+        emptied: Told of a path that it begins to write anew.
 
     Attributes:
-        paths: Where they lie.
+        paths: Where they lie, with the thread that opened each.
     """
 
     def __init__(
         self,
         out: str,
         moved: Callable[[str, str], None] = lambda *_: None,
-        copied: Callable[[str, str], None] = lambda *_: None,
+        copied: Callable[[str, str], object] = lambda *_: None,
+        emptied: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.paths: set[str] = set()
-        self._out, self._moved, self._copied = f"{out}/", moved, copied
+        self.paths: dict[str, int] = {}
+        self._copying = ""  # what is opened next is a copy of what is known
+        self._out, self._moved, self._copied, self._emptied = f"{out}/", moved, copied, emptied
         caches = [os.path.abspath(folder) for name in _CACHES if (folder := os.environ.get(name))]  # noqa: PTH100
         caches.append(f"{tempfile.gettempdir()}/torchinductor_")
         self._left_out = (self._out, f"{sys.prefix}/", "/dev/", "/proc/", "/sys/", *caches)
@@ -98,47 +132,67 @@ class Written:
 
     def _opened(self, file: Any, mode: Any, flags: Any) -> None:
         writes = isinstance(mode, str) and bool(set("wax+") & set(mode))
-        writes = writes or (mode is None and isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR)))
-        if not writes or len(self.paths) >= _MOST:
+        by_flags = flags if mode is None and isinstance(flags, int) else 0
+        if not writes and not by_flags & (os.O_WRONLY | os.O_RDWR):
             return
-        path = _absolute(file)
-        if path.startswith(self._left_out) or path.endswith((".pyc", ".lock")):
+        path = absolute(file)
+        if path and path == self._copying:
+            self._copying = ""
+            return
+        if by_flags & os.O_TRUNC or (isinstance(mode, str) and "w" in mode):
+            self._emptied(path)
+        if len(self.paths) >= _MOST or path.startswith(self._left_out) or path.endswith((".pyc", ".lock")):
             return
         within = max((len(folder) for folder in self._around if path.startswith(folder)), default=0)
-        if path and not any(part.startswith((".", "__")) for part in path[within:].split("/")):
-            self.paths.add(path)
+        folders = path[within:].split("/")[:-1]
+        hidden = any(folder.startswith(".") or folder == "__pycache__" for folder in folders)
+        if path and not hidden and not os.path.isdir(path):  # noqa: PTH112 - text; a file without a name opens its folder
+            self.paths[path] = threading.get_ident()
 
     def _renamed(self, source: Any, target: Any, source_folder: int, target_folder: int) -> None:
-        before, after = _absolute(source), _absolute(target)
+        before, after = absolute(source), absolute(target)
         if source_folder != -1 or target_folder != -1 or not before or not after or before.startswith(self._out):
             return
-        for path in [path for path in tuple(self.paths) if below(path, before)]:
-            self.paths.discard(path)
-            self.paths.add(after + path[len(before) :])
+        for path, thread in self._below(before):
+            self.paths.pop(path, None)
+            self.paths[after + path[len(before) :]] = thread
         self._moved(before, after)
 
     def _removed(self, file: Any, *_: Any) -> None:
-        if gone := _absolute(file):
-            self.paths -= {path for path in tuple(self.paths) if below(path, gone)}
+        if gone := absolute(file):
+            for path, _thread in self._below(gone):
+                self.paths.pop(path, None)
 
-    def _linked(self, source: Any, target: Any, *_: Any) -> None:
-        if before := _absolute(source):
-            self._copied(before, _absolute(target))
+    def _linked(self, source: Any, target: Any, *_: Any) -> bool:
+        before, after = absolute(source), absolute(target)
+        return bool(before) and self._twice(before, after)
+
+    def _copies(self, source: Any, target: Any) -> None:
+        self._copying = absolute(target) if self._linked(source, target) else ""
 
     def _pointed(self, source: Any, target: Any, *_: Any) -> None:
-        after = _absolute(target)
+        after = absolute(target)
         beside = os.path.join(os.path.dirname(after), os.fsdecode(source))  # noqa: PTH118, PTH120 - text, and quick
-        self._copied(os.path.normpath(beside), after)
+        self._twice(os.path.normpath(beside), after)
+
+    def _twice(self, before: str, after: str) -> bool:
+        for path, thread in self._below(before):
+            self.paths[after + path[len(before) :]] = thread
+        return bool(self._copied(before, after))
+
+    def _below(self, folder: str) -> list[tuple[str, int]]:
+        """Those in a folder, or the file itself, and by whom."""
+        return [(path, thread) for path, thread in list(self.paths.items()) if below(path, folder)]
 
 
-_EVENTS: dict[str, Callable[..., None]] = {
+_EVENTS: dict[str, Callable[..., object]] = {
     "open": Written._opened,
     "os.rename": Written._renamed,
     "os.remove": Written._removed,
     "shutil.rmtree": Written._removed,
     "os.link": Written._linked,
     "os.symlink": Written._pointed,
-    "shutil.copyfile": Written._linked,
+    "shutil.copyfile": Written._copies,
 }
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 _MOST = 100
@@ -147,18 +201,6 @@ _MOST = 100
 def below(path: str, folder: str) -> bool:
     """Whether a path is that of a folder, or of what lies in it."""
     return path == folder or path.startswith(f"{folder}/")
-
-
-def _absolute(file: Any) -> str:
-    """A file's path, from the root; '' for a number of an open one."""
-    return os.path.abspath(os.fsdecode(file)) if isinstance(file, (str, bytes, os.PathLike)) else ""  # noqa: PTH100
-
-
-def _path(file: Any) -> str:
-    """The path of a file that the program writes; '' for what has none."""
-    if not isinstance(file, (str, os.PathLike)):
-        file = getattr(file, "name", "")
-    return _absolute(file) if file else ""
 
 
 def content(value: Any) -> tuple[Tensors, str]:
