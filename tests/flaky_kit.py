@@ -27,6 +27,7 @@ from repro_bisect.driver.endpoints import Endpoints
 from repro_bisect.driver.result import BisectResult
 from repro_bisect.driver.session import Options
 from repro_bisect.predicates.predicates import Exit, Predicate
+from repro_bisect.probe.around import watched_rollouts
 from repro_bisect.probe.executors import Outcome, Task
 from repro_bisect.probe.prober import Prober
 from repro_bisect.probe.scheduler import Scheduler
@@ -34,7 +35,9 @@ from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
 from repro_golden.repository.checkout import Checkout
+from repro_golden.store.rollouts import RolloutFiles
 from repro_golden.subjects import identity_of
+from repro_golden.subjects.watched import Found
 
 RATES = (0.0, 0.05, 0.1, 0.3)
 KINDS = ("both", "GOOD fails", "BAD passes")
@@ -117,10 +120,10 @@ class Told:
             self.runs[task.commit] += 1
             return self.run_of(task, folder)
 
-    def surroundings(self, case: Case) -> str:
+    def surroundings(self, case: Case, *, again: bool = False) -> Found:
         """See `Executor`."""
-        del case
-        return ""
+        del case, again
+        return Found(("",), {}, dict)
 
     def close(self) -> None:
         """See `Executor`."""
@@ -138,7 +141,8 @@ def bisect(
     """What the driver says of a history; `folder` is what it keeps."""
     case, identity = experiment()
     checkout = Checkout(folder, folder / "repro")
-    prober = Prober(checkout, case, axis, "rollouts", identity, executor, predicate)  # type: ignore[arg-type]
+    rollouts = watched_rollouts(case, RolloutFiles(None))
+    prober = Prober(checkout, case, axis, rollouts, identity, executor, predicate)  # type: ignore[arg-type]
     with ThreadPoolExecutor(executor.slots) as pool:
         scheduler = Scheduler(prober, axis, pool, lambda event: said.append(event.text) if said is not None else None)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -24,6 +25,7 @@ from repro_bisect.axes.layouts import EPSILON, compare_layouts, joined
 from repro_bisect.axes.sets import layout_axis
 from repro_bisect.driver.layout_difference import LayoutResult
 from repro_bisect.predicates.predicates import Bitwise
+from repro_bisect.probe.around import watched_rollouts
 from repro_bisect.probe.cost import Cost
 from repro_bisect.probe.executors.local import Local
 from repro_bisect.probe.prober import Prober
@@ -31,6 +33,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.case.file import find_case
 from repro_golden.fingerprint.placement import shard
 from repro_golden.repository.checkout import find_checkout
+from repro_golden.store.rollouts import RolloutFiles
 from repro_golden.subjects import identity_of
 from repro_golden.subjects.environments import builds
 from repro_golden.trace import Row, Trace, TraceWriter
@@ -439,12 +442,10 @@ def keys(repo: Repo, layouts: str) -> list[str]:
     """The keys under which probes of both layouts are journalled."""
     checkout, case = find_checkout(repo.root), find_case(repo.root, "toy")
     axis = layout_axis(checkout, case, layouts, at=None)
-    executor = Local(checkout, axis.roomy, None, 1)
-    prober = Prober(checkout, axis.roomy, axis, "", identity_of(axis.roomy, repo.root), executor, Bitwise())
-    journal_keys = [prober.key(point) for point in (axis.good, *axis.parents)]
-    prober.close()
-    executor.close()
-    return journal_keys
+    executor, rollouts = Local(checkout, axis.roomy, None, 1), watched_rollouts(axis.roomy, RolloutFiles(None))
+    prober = Prober(checkout, axis.roomy, axis, rollouts, identity_of(axis.roomy, repo.root), executor, Bitwise())
+    with contextlib.closing(executor), contextlib.closing(prober):
+        return [prober.key(point) for point in (axis.good, *axis.parents)]
 
 
 def test_a_run_of_the_case_serves_every_layout(tmp_path: Path) -> None:
@@ -467,7 +468,7 @@ def test_a_layout_in_another_python(tmp_path: Path) -> None:
         (site / "limit-1.dist-info").mkdir(exist_ok=True)
         about = f"Metadata-Version: 2.1\nName: limit\nVersion: {version}\n"
         (site / "limit-1.dist-info" / "METADATA").write_text(about)
-        builds._asked.cache_clear()
+        builds.asked_who.cache_clear()
         journal_keys.append(keys(repo, "case..other"))
     assert [a == b for a, b in zip(*journal_keys, strict=True)] == [True, False]
 

@@ -24,7 +24,7 @@ from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.case.file import Case
 from repro_golden.replay.children import CancelledError, ChildFailure
 from repro_golden.repository.checkout import Place
-from repro_golden.subjects.environments import overlays, releases
+from repro_golden.subjects.environments import overlays
 from repro_golden.subjects.environments.overlays import Overlay, held_overlay, sources_of
 
 
@@ -238,11 +238,11 @@ def test_the_version_that_is_there_is_used_as_it_is(repo: Repo, index: Index, ba
     told, times = module.read_text(), (module.stat().st_atime_ns, module.stat().st_mtime_ns)
     module.write_text(told.replace("2.6", "2.7"))
     os.utime(module, ns=times)
-    overlays._edited.cache_clear()
+    overlays.edited.cache_clear()
     with using(repo, str(other), {"tiny-scale": "2.6"}, index.url) as environment:
         assert environment.python != str(other), "its file was edited, whatever its time says"
     module.write_text(told)
-    overlays._edited.cache_clear()
+    overlays.edited.cache_clear()
     (about.parent / "scale" / "tool.py").unlink()
     with using(repo, str(other), {"tiny-scale": "2.6"}, index.url) as environment:
         assert environment.python != str(other), "it lacks a file"
@@ -269,9 +269,7 @@ def test_where_versions_come_from_is_told(repo: Repo, tmp_path: Path, monkeypatc
         (repo.root / "pyproject.toml", "[tool.uv]\nindex-url = 'https://three.example/simple'\n"),
     ):
         path.write_text(text)
-        releases._pip_files.cache_clear()
         told.append(tuple(sources_of(toy(packages={"tiny-scale": "1.0"}), repo.root)))
-    releases._pip_files.cache_clear()
     assert len(set(told)) == len(told)
     assert sources_of(toy(), repo.root) == []
     (repo.root / "pyproject.toml").write_text("[tool.uv]\nindex-url = 'https://three.example/simple'\n[tool.other]\n")

@@ -15,22 +15,23 @@ import pytest
 from conftest import SOURCE, Repo
 
 from repro.__main__ import main
-from repro_bisect.probe.journal import Entry, Journal, around, probe_key
+from repro_bisect.probe.around import Around
+from repro_bisect.probe.journal import probe_key
 from repro_golden.case.file import Case
-from repro_golden.case.identity import Identity
-from repro_golden.recording.attach.identify import build
+from repro_golden.recording.attach.identify import Built, build, marked
 from repro_golden.subjects import build_of, kind_of
 from repro_golden.subjects.environments import builds as environments
 from repro_golden.subjects.surroundings import (
     CANNOT_MATTER,
-    Outside,
     _is_everything,
     folders_of,
+    found_outside,
     outside_of,
     seen,
     variables_digest,
     variables_of_key,
 )
+from repro_golden.subjects.watched import Watched
 
 JUDGE = """\
 import os, sys
@@ -115,8 +116,8 @@ def test_a_package_upgraded_between_two_searches(tmp_path: Path, how: str) -> No
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: limit\nVersion: {version}\n")
         (info / "RECORD").write_text(f"limit.py,sha256={content},10\n")
-        environments._asked.cache_clear()
-        keys.append(seen(case, build_of(case, tmp_path)))
+        environments.asked_who.cache_clear()
+        keys.append(seen(case, build_of(case, tmp_path).digest))
     assert len(set(keys)) == 3 and keys[2] == keys[3]
 
 
@@ -357,7 +358,7 @@ def test_a_check_is_part_of_the_key() -> None:
     for check in ("true", "false"):
         subject = {"kind": "command", "command": "a", "check": check}
         case = Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject})
-        keys.add(probe_key("tree", around(case, "", Identity({}, {}, {}), "seen", ())))
+        keys.add(probe_key("tree", Around(case, ()).facts))
     assert len(keys) == 2
 
 
@@ -375,7 +376,7 @@ def test_code_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("A = 1\n", "A = 12\n"):
         (code / "tiny.py").write_text(text)
         build.cache_clear()
-        builds.append((build(tmp_path / "repo"), build(tmp_path / "code")))
+        builds.append((build(tmp_path / "repo").digest, build(tmp_path / "code").digest))
     build.cache_clear()
     (here, under), (here_after, under_after) = builds
     assert here != here_after and under == under_after
@@ -399,10 +400,15 @@ def test_packages_that_were_changed_in_place(tmp_path: Path, monkeypatch: pytest
         (site / "tiny-1.0.dist-info" / "RECORD").write_text(f"tiny.py,{LISTED},6\ntiny-1.0.dist-info/RECORD,,\n")
         return site
 
+    before = dict[Path, Built]()
+
     def ask(site: Path) -> str:
         monkeypatch.setattr(sys, "path", [str(site)])
         build.cache_clear()
-        return build(tmp_path / "repo")
+        old, new = before.get(site), build(tmp_path / "repo")
+        assert old is None or old.digest == new.digest or marked(old.marks) != old.marks, "no search would notice"
+        before[site] = new
+        return new.digest
 
     time.sleep(0.02)
     site, twin = install("one"), install("two")
@@ -440,40 +446,6 @@ def test_packages_that_were_changed_in_place(tmp_path: Path, monkeypatch: pytest
     build.cache_clear()
 
 
-@pytest.mark.parametrize("how", ["written", "put there", "led elsewhere", "behind a link"])
-def test_data_changed_under_a_search(tmp_path: Path, how: str) -> None:
-    """What a case names is told from what it was, also by files that are old; the same content, written anew, is not.
-
-    Caches of code do not count.
-    """
-    data, old, linked = tmp_path / "data", tmp_path / "old", tmp_path / "linked"
-    for folder, text in ((data / "__pycache__", ""), (data, "1"), (old, "2"), (linked, "1")):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "a").write_text(text)
-    (data / "behind").symlink_to(linked)
-    current = tmp_path / "current"
-    current.symlink_to(data)
-    time.sleep(0.02)
-    subject = {"kind": "command", "command": f"a {current}/a {data}"}
-    outside = Outside(Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject}), tmp_path / "repo")
-    (data / "__pycache__" / "a.pyc").write_text("1")
-    assert outside.is_as_it_was()
-    (data / "a").write_text("1")
-    assert outside.is_as_it_was()
-    places = {"written": data / "a", "put there": data / "b", "led elsewhere": current, "behind a link": linked / "a"}
-    if how == "led elsewhere":
-        current.unlink()
-        current.symlink_to(old)
-    else:
-        places[how].write_text("2")
-    assert not outside.is_as_it_was()
-    assert [Path(changed).resolve() for changed in outside.changed] == [places[how].resolve()]
-    if how == "led elsewhere":
-        current.unlink()
-        current.symlink_to(data)
-        assert outside.is_as_it_was()
-
-
 def test_what_cannot_be_looked_at_hides_nothing(tmp_path: Path) -> None:
     """Beside a link that the kernel refuses to follow, and a name that is no text, each other file counts."""
     data = tmp_path / "data"
@@ -486,15 +458,5 @@ def test_what_cannot_be_looked_at_hides_nothing(tmp_path: Path) -> None:
     for text in ("1", "2"):
         (data / "train").write_text(text)
         facts.append(outside_of(case, tmp_path / "repo"))
-        assert Outside(case, tmp_path / "repo").is_as_it_was()
+        assert Watched(lambda _: found_outside(case, tmp_path / "repo")).stand() == (0, True)
     assert facts[0] != facts[1]
-
-
-def test_what_a_search_must_not_leave_to_the_next(tmp_path: Path) -> None:
-    """A probe that is not lasting is known to its own journal alone."""
-    entry = Entry("key", 0, "commit", "", 0, 1.0, "", code=1)
-    journal = Journal(tmp_path)
-    journal.add(entry, None, lasting=False)
-    assert (journal.find("key", 0), Journal(tmp_path).find("key", 0)) == (entry, None)
-    journal.add(entry, None)
-    assert Journal(tmp_path).find("key", 0) == entry

@@ -12,6 +12,7 @@ from pathlib import Path
 from repro_bisect.axes.axis import Axis
 from repro_bisect.axes.commits import History
 from repro_bisect.predicates.predicates import Exit, Predicate
+from repro_bisect.probe.around import watched_rollouts
 from repro_bisect.probe.executors import Executor
 from repro_bisect.probe.executors.local import Local, default_jobs
 from repro_bisect.probe.prober import Prober
@@ -118,6 +119,8 @@ def session(
     if options.fresh:
         forget(checkout.state)
     store, rollouts = Store(checkout.root), check_rollouts(checkout, case)
+    watched = watched_rollouts(case, rollouts)
+    (digest,) = watched.facts
     identity = identity_of(case, checkout.root)
     executor: Executor
     if options.ray:
@@ -129,13 +132,13 @@ def session(
     with contextlib.ExitStack() as exits:
         exits.callback(executor.close)
         try:
-            golden = _golden_of(store, case, axis, identity.machine, rollouts.digest, checkout.root)
+            golden = _golden_of(store, case, axis, identity.machine, digest, checkout)
         except ReproError as error:  # it spares a replay, and is no more needed than that
             watch(Event(f"the golden run of GOOD is not used: {error}"))
             golden = None
         first = golden.trace if golden and golden_first and not isinstance(predicate, Exit) else None
         prober = Prober(
-            checkout, case, axis, rollouts.digest, identity, executor, predicate, options.examine,
+            checkout, case, axis, watched, identity, executor, predicate, options.examine,
             fresh=options.fresh, first=first,
         )  # fmt: skip
         exits.callback(prober.close)
@@ -173,8 +176,9 @@ def fetched_rollouts(checkout: Checkout, case: Case) -> Rollouts:
         raise NotVerifiableError(f"the rollouts of {case.name} are not here: {error}") from None
 
 
-def _since(golden: GoldenRun, case: Case, root: Path) -> str:
+def _since(golden: GoldenRun, case: Case, checkout: Checkout) -> str:
     """What numbers may rest on and is not as it was when a golden run was recorded; '' where all is."""
+    root = checkout.root
     if (lock := golden.record.get("lock")) is not None and list(lock) != packages_of(case, root):
         return "packages"
     variables = golden.record.get("variables")  # older ones do not say
@@ -183,14 +187,18 @@ def _since(golden: GoldenRun, case: Case, root: Path) -> str:
     return "files beside its code" if golden.record.get("outside") not in (None, outside_of(case, root)) else ""
 
 
-def _golden_of(store: Store, case: Case, axis: Axis, machine: str, rollouts: str, root: Path) -> GoldenRun | None:
+def _golden_of(
+    store: Store, case: Case, axis: Axis, machine: str, rollouts: str, checkout: Checkout
+) -> GoldenRun | None:
     """The golden run of the good end's own code on this machine, if there is one.
 
     Raises:
         ReproError: it was recorded under other circumstances, or cannot be read.
     """
     path = store.run_path(machine, case.name)
-    if list(axis.paths) != case.paths() or kind_of(case).other_pythons(root):  # it does not say what those held
+    if list(axis.paths) != case.paths() or kind_of(case).other_pythons(
+        checkout.root
+    ):  # it does not say what those held
         return None
     if not (path.exists() or pointer_of(path).exists()):
         return None
@@ -198,6 +206,6 @@ def _golden_of(store: Store, case: Case, axis: Axis, machine: str, rollouts: str
     tree = axis.tree(axis.good)
     same = tree is not None and golden.record.get("tree") == tree
     current = golden.record["case"] == case.canonical() and golden.record["rollouts"] == rollouts
-    if same and current and (change := _since(golden, case, root)):
+    if same and current and (change := _since(golden, case, checkout)):
         raise ReproError(f"it was recorded with other {change}")
     return golden if same and current and not golden.noisy else None

@@ -49,6 +49,7 @@ class Recording:
         seconds: What it took.
         key: Under which it is journalled; "" where it is not.
         run: Likewise.
+        lasting: Whether all was as it is in keys while it was made.
     """
 
     trace: Trace
@@ -56,6 +57,7 @@ class Recording:
     seconds: float = 0.0
     key: str = ""
     run: int = 0
+    lasting: bool = True
 
 
 Answer: TypeAlias = Trace | Code | Skip

@@ -10,39 +10,23 @@ import fcntl
 import functools
 import os
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from repro_golden.base.canonical import digest_framed, frame, parse_json
 from repro_golden.base.errors import MachineFailureError
-from repro_golden.case.file import Case
-from repro_golden.case.identity import Identity
 from repro_golden.trace.model import RECORDER, checked, to_checked_line
 
-__all__ = ["Entry", "Journal", "around", "probe_key"]
+__all__ = ["Entry", "Journal", "probe_key"]
 
 FORMAT = 2
 _RESERVED = 15
 """Numbers of replays up to this one are those that searches ask for by themselves."""
 
 
-def around(case: Case, rollouts: str, identity: Identity, surroundings: str, outside: Sequence[str]) -> tuple[str, ...]:
-    """All that a probe's trace, or its failure, may rest on beside the code.
-
-    Args:
-        case: The case.
-        rollouts: Digest of its rollouts.
-        identity: The machine's.
-        surroundings: What the program sees of where it runs: interpreter, packages, variables.
-        outside: Digests of the files beside the code that the case names.
-    """
-    check = case.subject.check_line  # it decides no numbers, but a skip
-    return case.digest, check, rollouts, identity.digest, surroundings, *outside
-
-
 def probe_key(tree: str, rest: tuple[str, ...]) -> str:
-    """The key of a probe: the hash of the subject's code, and `around` it, which very many commits share."""
+    """The key of a probe: the hash of the subject's code, and what is `Around` it, which very many commits share."""
     return digest_framed(_ALL, frame(tree), _framed(rest))
 
 

@@ -141,7 +141,10 @@ def _state(
         scheduler.say(f"making GOOD's state before step {step}, from step {start.step if start else 0}")
         scheduler.results([scheduler.start(good, lambda pending: pending.make_state(step, states.folder, start))])
         if not states.at(step).exists():
-            scheduler.say(f"GOOD does not save its state before step {step}: probes train from step 0")
+            why = (
+                "is not kept, for something was changed meanwhile" if scheduler.prober.changed else "is not saved by it"
+            )
+            scheduler.say(f"GOOD's state before step {step} {why}: probes train from step 0")
             return None
         at[step] = states.at(step)
     return State(step, at[step], digest(key, str(step)))

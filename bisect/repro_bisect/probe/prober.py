@@ -15,9 +15,10 @@ from repro_bisect.axes.axis import Axis, short
 from repro_bisect.predicates.predicates import Exit, Own, Predicate, UnjudgedError, first_violation
 from repro_bisect.probe import recordings, states
 from repro_bisect.probe.answers import Answer, Code, Recording, Skip
+from repro_bisect.probe.around import Surroundings
 from repro_bisect.probe.cost import Bill, Cost, Stage
 from repro_bisect.probe.executors import Executor, Outcome, Signal, State, Task
-from repro_bisect.probe.journal import Entry, Journal, around, probe_key
+from repro_bisect.probe.journal import Entry, Journal, probe_key
 from repro_bisect.probe.reasons import MOVED, depends_on_the_question, reason_of
 from repro_bisect.probe.request import Made, Request
 from repro_golden.base.canonical import digest
@@ -28,9 +29,7 @@ from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Checkout
-from repro_golden.subjects import identity_of
-from repro_golden.subjects.environments.overlays import sources_of
-from repro_golden.subjects.surroundings import Outside
+from repro_golden.subjects.watched import Watched
 from repro_golden.trace import Trace, dump_path
 
 __all__ = ["Prober"]
@@ -60,7 +59,7 @@ class Prober:
         checkout: Checkout,
         case: Case,
         history: Axis,
-        rollouts: str,
+        rollouts: Watched,
         identity: Identity,
         executor: Executor,
         predicate: Predicate,
@@ -75,7 +74,7 @@ class Prober:
             checkout: The repository.
             case: The case.
             history: The axis.
-            rollouts: Digest of the rollouts.
+            rollouts: See `watched_rollouts`.
             identity: The machine's.
             executor: Runs the probes.
             predicate: What makes one BAD.
@@ -84,16 +83,14 @@ class Prober:
             first: The good end's first replay, where its golden run is one.
         """
         self.case, self.predicate, self.executor, self.machine = case, predicate, executor, identity.machine
-        self._history, self._rollouts = history, rollouts
+        self._history = history
         self._exit = contextlib.ExitStack()
         self._scratch = self._exit.enter_context(scratch_folder(checkout.scratch, "bisect"))
         self._journal = Journal(checkout.state, fresh=fresh)
         self.search = self._journal.search
         self._lock, self._examine = threading.Lock(), examine
-        self._root, self._git = checkout.root, checkout.git
-        self._outside: dict[str, Outside] = {}
-        self._seen = {case.digest: (identity, executor.surroundings(case))}
-        self._known_around: dict[int, tuple[Case, tuple[str, ...]]] = {}  # a case is held, so that no other gets its id
+        self._git = checkout.git
+        self._around = Surroundings(checkout, case, rollouts, identity, executor)
         self.cost = Cost()
         self._unkept: dict[tuple[str, int], Made] = {}
         self._first = {self.key(history.good): first} if first else {}
@@ -155,11 +152,12 @@ class Prober:
         steps = step - (start.step if start else 0)
         code_commit, case = self._history.commit(commit), self._case(commit)
         task = Task(code_commit, self._history.tree(commit), steps, start=start, states=(step,), case=case)
-        began = time.monotonic()
+        around, began = self._around.of(case), time.monotonic()
+        stood = around.moment
         with scratch_folder(self._scratch, "states") as folder:
             outcome = self._run(task, folder, cancel, progress)
             trace = _trace(folder / "trace")
-            if outcome.failure is None:
+            if outcome.failure is None and around.lasted(stood):
                 states.keep(folder / "states", kept)
         self._charge("search", len(trace.steps) if trace else 0, time.monotonic() - began)
 
@@ -195,7 +193,8 @@ class Prober:
             commit, self._history.tree(asked.point), asked.steps, start=asked.start, dump=asked.dump, case=case,
             operations=steps, values=values, changed=changed,
         )  # fmt: skip
-        began = time.monotonic()
+        around, began = self._around.of(case), time.monotonic()
+        stood = around.moment
         folder = self._scratch / f"operations-{uuid.uuid4().hex[:8]}"
         folder.mkdir()
         outcome = self._run(task, folder, cancel, progress)
@@ -209,13 +208,13 @@ class Prober:
             return Skip(f"it ends before step {steps[0]}")
         if not streams:
             return Skip(f"no operation of step {steps[0]} was recorded: only those of steps of torch's optimizers are")
-        size = size_of(folder / recordings.FOLDER) + size_of(trace.directory / "dumps")
+        lasting, size = around.lasted(stood), size_of(folder / recordings.FOLDER) + size_of(trace.directory / "dumps")
         if outcome.failure or size > _DUMPED or any(stream.problem for stream in streams):
-            return Recording(trace, streams, seconds)
+            return Recording(trace, streams, seconds, lasting=lasting)
         recordings.seal(folder)
         (folder / recordings.FOLDER).rename(trace.directory / recordings.FOLDER)
         key = self._operations_key(asked, steps, values, changed)
-        kept = self._keep(commit, asked, key, None, made, seconds, trace.directory, None)
+        kept = self._keep(commit, asked, key, None, made, seconds, trace.directory, None, lasting=lasting)
         streams = [replace(stream, folder=kept / recordings.FOLDER) for stream in streams]
         return Recording(Trace(kept), streams, seconds, key, asked.run)
 
@@ -259,7 +258,8 @@ class Prober:
         trace, commit = recording.trace, self._history.commit(asked.point)
         key, steps = self.key(asked.point, asked.start), len(trace.steps)
         if not recording.key:
-            kept = self._keep(commit, asked, key, None, steps, recording.seconds, trace.directory, None)
+            lasting, seconds = recording.lasting, recording.seconds
+            kept = self._keep(commit, asked, key, None, steps, seconds, trace.directory, None, lasting=lasting)
             return replace(recording, trace=Trace(kept))
         lasting = trace.directory.parent == self._journal.folder / "probes"  # both entries name the one folder
         name = trace.directory.name if lasting else str(trace.directory)
@@ -310,35 +310,13 @@ class Prober:
         """The key under which probes of a commit are journalled."""
         tree = self._history.tree(commit)
         assert tree is not None, "who asks has seen that there is code"
-        key = probe_key(tree, self._around(self._case(commit)))
+        key = probe_key(tree, self._around.of(self._case(commit)).facts)
         if isinstance(self.predicate, Exit):
             return digest("exit", key)
         return digest("resumed", key, start.key) if start else key
 
     def _case(self, commit: str) -> Case:
         return self._history.case(commit, self.case)
-
-    def _around(self, case: Case) -> tuple[str, ...]:
-        """Looked at once: what is changed under a search must not part its probes into two keys."""
-        known = self._known_around.get(id(case))
-        if known is None:
-            if case.digest not in self._outside:
-                self._outside[case.digest] = Outside(case, self._root)
-            outside = [*self._outside[case.digest].facts, *sources_of(case, self._root)]
-            rest = around(case, self._rollouts, *self._seen_by(case), outside)
-            known = self._known_around[id(case)] = case, rest
-        return known[1]
-
-    def _seen_by(self, case: Case) -> tuple[Identity, str]:
-        """Who runs its program, and what that sees: a layout has resources, a command and variables of its own.
-
-        What a point pins (`subject.packages`) is known from its case, and not installed for this.
-        """
-        pinned = {"packages": self.case.subject.packages}
-        bare = case.model_copy(update={"subject": case.subject.model_copy(update=pinned)})
-        if bare.digest not in self._seen:
-            self._seen[bare.digest] = identity_of(bare, self._root), self.executor.surroundings(bare)
-        return self._seen[bare.digest]
 
     def _known(self, key: str, asked: Request) -> Answer | None:
         """A journalled probe that answers the question: long enough, or already violating."""
@@ -382,15 +360,17 @@ class Prober:
         cancel: threading.Event | None,
         progress: Progress | None,
     ) -> Answer:
-        began = time.monotonic()
+        around, began = self._around.of(self._case(asked.point)), time.monotonic()
         self._tried.add((key, asked.run))
+        stood = around.moment
         with scratch_folder(self._scratch, "probe") as folder:
             outcome = self._run(task, folder, cancel, progress)
             trace = _trace(folder / "trace")
             reason = reason_of(outcome.failure) if outcome.failure else ""
             if reason and trace and (asked.partial or (not asked.start and self._violates(trace, asked))):
                 reason = ""  # it crashed only after its numbers had moved
-            if asked.keep and not outcome.failure:
+            lasting = around.lasted(stood)
+            if asked.keep and not outcome.failure and lasting:
                 states.keep(folder / "states", asked.keep[1])
             if outcome.code is not None and not 0 <= outcome.code < _CODES:
                 raise ReproError(
@@ -402,7 +382,9 @@ class Prober:
             skip = Skip(reason, diagnosis=self._diagnosis(outcome.failure)) if reason and outcome.failure else None
             if skip and task.start and _unready(outcome):
                 return replace(skip, unready=True)  # says something of the state, not yet of the commit
-            trace_path = self._keep(task.commit, asked, key, skip, steps, seconds, folder / "trace", outcome.code)
+            trace_path = self._keep(
+                task.commit, asked, key, skip, steps, seconds, folder / "trace", outcome.code, lasting=lasting
+            )
         if skip:
             return skip
         return Code(outcome.code) if outcome.code is not None else Trace(trace_path)
@@ -435,6 +417,8 @@ class Prober:
         seconds: float,
         trace: Path,
         code: int | None,
+        *,
+        lasting: bool,
     ) -> Path:
         """Journal a finished probe and return where its trace lies from now on."""
         name = "" if skip or code is not None else f"{key}-{asked.run}-{uuid.uuid4().hex[:8]}"
@@ -446,8 +430,6 @@ class Prober:
         if name and size_of(trace / "dumps") > _DUMPED:  # for this bisect only
             self._unkept[key, asked.run] = Made(commit, self.search)
             return trace.rename(self._scratch / f"dumped-{name}")
-        case = self._case(asked.point)
-        lasting = self._outside[case.digest].is_as_it_was()
         if name and not lasting:  # its trace goes with this search, which is who may use it
             entry = replace(entry, folder=str(self._scratch / name))
         with self._lock:
@@ -465,7 +447,7 @@ class Prober:
     @property
     def changed(self) -> list[str]:
         """Places beside the commits that were not the same all the time."""
-        return sorted(set().union(*(outside.changed for outside in self._outside.values())))
+        return self._around.changed
 
     def close(self) -> None:
         """Remove what is not journalled."""

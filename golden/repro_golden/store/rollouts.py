@@ -151,7 +151,7 @@ class DumpFiles(RolloutFiles):
             ReproError: a file is no rollout dump, or names a class that is not read.
         """
         files = ((path, path.stat()) for path in self.files)
-        digests = ((path, _dump_digest(path, s.st_size, s.st_mtime_ns, self.system, self.allow)) for path, s in files)
+        digests = ((path, _dump_digest(path, s.st_size, s.st_ctime_ns, self.system, self.allow)) for path, s in files)
         return digest("rollout dumps", *(f"{path.name}={content}" for path, content in digests))
 
     @property

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
+from repro_golden.recording.attach.identify import Built, build
 from repro_golden.replay.children import Run, RunResult
 from repro_golden.repository.checkout import Place
 from repro_golden.subjects.command import CommandKind
 from repro_golden.subjects.core import CoreKind
+from repro_golden.subjects.environments import builds, overlays
 from repro_golden.subjects.environments.builds import Who
 from repro_golden.subjects.kind import Kind
 from repro_golden.subjects.trainers import TRAINERS, TrainerKind
@@ -117,9 +119,17 @@ def loaded_by(case: Case, trace: Trace, who: Who) -> list[str] | None:
     return kind_of(case).rests_on({who.modules[name] for name in trace.modules if name in who.modules})
 
 
-def build_of(case: Case, root: Path) -> str:
+def build_of(case: Case, root: Path, *, again: bool = False) -> Built:
     """What stands for the interpreter of a child of this case and the content of all that it could import.
 
     Where lock files decide the environment, they are part of a commit: the interpreter alone stands for the rest.
+
+    Args:
+        case: The case.
+        root: The user's checkout.
+        again: Whether to pass over what this process remembers of interpreters.
     """
+    if again:
+        for remembered in (build, builds.asked_who, overlays.edited):
+            remembered.cache_clear()
     return kind_of(case).build(root)

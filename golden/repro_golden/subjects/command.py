@@ -21,6 +21,7 @@ from repro_golden.case.python_of import named_by, same_python
 from repro_golden.compare.renames import Parting
 from repro_golden.recording.attach import strangers
 from repro_golden.recording.attach.collect import Gathering, read_terminal
+from repro_golden.recording.attach.identify import Built, marked
 from repro_golden.recording.attach.run import environment_for, said_of
 from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.unseen import Unseen
@@ -196,11 +197,12 @@ class CommandKind(Kind):
         named = {named_by([replaced(word, tokens) for word in line], root, variables["PATH"]) for line in lines if line}
         return sorted(other for other in named if other and not same_python(other, python))
 
-    def build(self, root: Path) -> str:
+    def build(self, root: Path) -> Built:
         """See `subjects.build_of`."""
         own, (_, variables, _) = super().build(root), self._surroundings(root)
-        builds = [_build_of(self.case, other, variables, root) for other in self.other_pythons(root)]
-        return digest("builds", own, *builds) if builds else own
+        builds = [own, *(_build_of(self.case, other, variables, root) for other in self.other_pythons(root))]
+        marks = {place: mark for one in builds for place, mark in one.marks.items()}
+        return Built(digest("builds", *(one.digest for one in builds)), marks) if builds[1:] else own
 
     def _surroundings(self, root: Path) -> tuple[str, dict[str, str], dict[str, str]]:
         """The case's own interpreter, the program's variables, and what its tokens stand for."""
@@ -442,10 +444,10 @@ def _refuse(job: _Job, done: int, code: int, short: str = "") -> None:
         raise ChildFailure("record", done, short, str(job.log))
 
 
-def _build_of(case: Case, python: str, variables: Mapping[str, str], root: Path) -> str:
+def _build_of(case: Case, python: str, variables: Mapping[str, str], root: Path) -> Built:
     """What stands for another interpreter and all that it could import; of one that does not answer, for its file."""
     try:
         return identity_in(case, python, variables, root).build
     except ReproError:
-        status = Path(python).stat()
-        return f"{python} {status.st_size} {status.st_mtime_ns}"
+        marks, status = marked([python]), Path(python).stat()
+        return Built(f"{python} {status.st_size} {status.st_mtime_ns}", marks)

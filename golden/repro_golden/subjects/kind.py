@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
+from repro_golden.recording.attach.identify import Built, marked
 from repro_golden.replay.children import ChildFailure, Run, RunResult, last_line, tail, watched
 from repro_golden.repository.checkout import Checkout, Place
 from repro_golden.subjects.argv import interpreter
@@ -184,12 +185,13 @@ class Kind(ABC):
         del root
         return []
 
-    def build(self, root: Path) -> str:
+    def build(self, root: Path) -> Built:
         """See `subjects.build_of`."""
         if self.case.subject.locks:
             python = Path(interpreter(self.case.subject, root))
-            binary = python.stat()
-            return digest("interpreter", str(python.resolve()), f"{binary.st_size} {binary.st_mtime_ns}")
+            marks, binary = marked([str(python)]), python.stat()
+            facts = str(python.resolve()), f"{binary.st_size} {binary.st_mtime_ns}"
+            return Built(digest("interpreter", *facts), marks)
         return self.identity(root).build
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
 import itertools
 import os
 import re
@@ -19,8 +20,17 @@ from repro_golden.base.canonical import canonical_json, digest
 from repro_golden.case.file import Case
 from repro_golden.recording.attach.identify import sources
 from repro_golden.replay.children import base_environment
+from repro_golden.subjects.watched import Found
 
-__all__ = ["CANNOT_MATTER", "Outside", "folders_of", "outside_of", "seen", "variables_digest", "variables_of_key"]
+__all__ = [
+    "CANNOT_MATTER",
+    "folders_of",
+    "found_outside",
+    "outside_of",
+    "seen",
+    "variables_digest",
+    "variables_of_key",
+]
 
 CANNOT_MATTER: Mapping[str, tuple[str, ...]] = {
     "terminals and their colours": (
@@ -105,7 +115,7 @@ def seen(case: Case, build: str) -> str:
 
     Args:
         case: The case.
-        build: `subjects.build_of`, where it runs.
+        build: The digest of `subjects.build_of`, where it runs.
     """
     return digest("seen", build, variables_digest(case))
 
@@ -157,44 +167,27 @@ def outside_of(case: Case, root: Path) -> list[str]:
     return facts
 
 
-class Outside:
-    """What `outside_of` a case was at one time.
-
-    Attributes:
-        facts: What it said.
-        changed: Places that were found to be others, or to hold others, since.
-    """
-
-    def __init__(self, case: Case, root: Path) -> None:
-        self._case, self._root = case, root
-        self._places = _places(case, root)  # before the content: what changes meanwhile is seen
-        self.facts, self.changed = outside_of(case, root), set[str]()
-
-    def is_as_it_was(self) -> bool:
-        """Whether nothing was written, put there or led elsewhere since, or all has the content that it had."""
-        now = _places(self._case, self._root)
-        if now == self._places:
-            return True
-        if outside_of(self._case, self._root) == self.facts:
-            self._places = now
-            return True
-        self.changed.add(min(place for (place, _), _ in now.items() ^ self._places.items()))
-        return False
+def found_outside(case: Case, root: Path) -> Found:
+    """`outside_of` a case, with the marks of the files that it looks at."""
+    look = functools.partial(_places, case, root)
+    marks = look()  # before the content: what changes meanwhile is seen
+    return Found(tuple(outside_of(case, root)), marks, look)
 
 
-def _places(case: Case, root: Path) -> dict[tuple[str, bool], tuple[int, ...]]:
-    """Where the files that `outside_of` looks at lie, and when they last changed; so of links to them, marked true."""
+def _places(case: Case, root: Path) -> dict[str, tuple[int, ...]]:
+    """Where the files that `outside_of` looks at lie, and when they last changed; so of links that lead to them."""
     paths = {path for word in _words(case) for path in _paths(word, root)} | {root / name for name in case.subject.link}
-    known: dict[tuple[str, bool], tuple[int, ...]] = {}
+    known: dict[str, tuple[int, ...]] = {}
     for path in paths:
         for place in [path, *path.parents, *itertools.islice(_files(path, root), _MOST)]:
             with contextlib.suppress(OSError):
                 told = place.lstat()
-                if stat.S_ISLNK(told.st_mode):
-                    known[str(place), True] = told.st_ino, told.st_ctime_ns
+                link = (told.st_ino, told.st_ctime_ns) if stat.S_ISLNK(told.st_mode) else ()
+                known[str(place)] = link
                 status = place.stat()
                 changed = status.st_ctime_ns if stat.S_ISREG(status.st_mode) else 0  # a folder's is that of its list
-                known[str(place), False] = status.st_dev, status.st_ino, status.st_size if changed else 0, changed
+                size = status.st_size if changed else 0
+                known[str(place)] = (*link, status.st_dev, status.st_ino, size, changed)
     return known
 
 

@@ -17,6 +17,7 @@ from repro_golden.case.file import Case
 from repro_golden.replay.children import ChildFailure, Run
 from repro_golden.repository.checkout import Place
 from repro_golden.subjects import exit_code, launch
+from repro_golden.subjects.watched import Found
 from repro_golden.trace import Trace, seal
 
 __all__ = ["Executor", "Outcome", "Signal", "State", "Task", "perform"]
@@ -95,8 +96,13 @@ class Executor(Protocol):
     def slots(self) -> int:
         """How many tasks can run at once."""
 
-    def surroundings(self, case: Case) -> str:
-        """Digest of what a case's program sees where its probes run: interpreter, packages and variables."""
+    def surroundings(self, case: Case, *, again: bool = False) -> Found:
+        """What a case's program sees where its probes run: interpreter, packages and variables.
+
+        Args:
+            case: The case.
+            again: Whether to pass over what is remembered of interpreters.
+        """
 
     def run(
         self, task: Task, folder: Path, cancel: threading.Event | None, progress: Callable[[int], None] | None = None

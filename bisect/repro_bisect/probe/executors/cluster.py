@@ -12,7 +12,7 @@ import shutil
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,11 @@ from repro_golden.base.files import scratch_folder
 from repro_golden.base.trust import VARIABLE
 from repro_golden.case.file import Case
 from repro_golden.case.identity import BITS_VARIABLES, Identity
+from repro_golden.recording.attach.identify import marked
 from repro_golden.replay.children import CancelledError
 from repro_golden.repository.checkout import Checkout
 from repro_golden.subjects import identity_of
+from repro_golden.subjects.watched import Found
 from repro_golden.trace import Trace
 
 __all__ = ["Cluster"]
@@ -96,22 +98,44 @@ class Cluster:
             )
         return room
 
-    def surroundings(self, case: Case) -> str:
+    def surroundings(self, case: Case, *, again: bool = False) -> Found:
         """See `Executor.surroundings`; nodes have variables and packages of their own.
+
+        Raises:
+            MachineFailureError: a node does not answer.
+        """
+        hosts = self._hosts()
+        built = self._on_each(surroundings, dict.fromkeys(hosts, (case, again)))
+        held = {node: self._ray.put(list(one.marks)) for node, one in built.items()}  # tens of thousands of places
+
+        def named(marks: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+            return {f"{place} on {hosts[node]}": m for node, known in marks.items() for place, m in known.items()}
+
+        def look() -> dict[str, str]:
+            return named(self._on_each(marked, {node: (held[node],) for node in self._hosts() if node in held}))
+
+        digests = sorted({one.digest for one in built.values()})
+        return Found((digest("nodes", *digests),), named({node: one.marks for node, one in built.items()}), look)
+
+    def _hosts(self) -> dict[str, str]:
+        """The name of each node's host, by the node's id."""
+        return {node["NodeID"]: node["NodeManagerHostname"] for node in self._ray.nodes() if node["Alive"]}
+
+    def _on_each(self, function: Callable[..., Any], given: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        """What a function says on each node of what that is given.
 
         Raises:
             MachineFailureError: a node does not answer.
         """
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        ask = self._ray.remote(surroundings).options
-        nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
-        at = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+        ask = self._ray.remote(function).options
+        at = {node: NodeAffinitySchedulingStrategy(node, soft=False) for node in given}
         try:
-            answers = self._ray.get([ask(num_cpus=0, scheduling_strategy=there).remote(case) for there in at])
+            asked = [ask(num_cpus=0, scheduling_strategy=at[node]).remote(*words) for node, words in given.items()]
+            return dict(zip(given, self._ray.get(asked), strict=True))
         except self._ray.exceptions.RayError as error:
             raise MachineFailureError(f"a node does not say what it has ({_one_line(error)}): cure that") from None
-        return digest("nodes", *sorted(set(answers)))
 
     def _folder(self, folder: Path) -> Bundle:
         """A folder that nodes fetch once; it is packed once as long as it stays as it is."""

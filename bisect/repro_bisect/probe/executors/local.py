@@ -12,16 +12,19 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from repro_bisect.probe.executors import Outcome, Task, perform
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
+from repro_golden.recording.attach.identify import marked
 from repro_golden.replay.ranks import free_port
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.worktrees import Worktrees
 from repro_golden.subjects import build_of
 from repro_golden.subjects.surroundings import seen
+from repro_golden.subjects.watched import Found
 
 __all__ = ["Local", "default_jobs"]
 
@@ -48,9 +51,10 @@ class Local:
         for slot in slots:
             self._places.put(slot | {_EXTENSIONS: self._claims.enter_context(self._claimed())} if own else slot)
 
-    def surroundings(self, case: Case) -> str:
+    def surroundings(self, case: Case, *, again: bool = False) -> Found:
         """See `Executor.surroundings`."""
-        return seen(case, build_of(case, self._root))
+        built = build_of(case, self._root, again=again)
+        return Found((seen(case, built.digest),), built.marks, partial(marked, built.marks))
 
     def run(
         self, task: Task, folder: Path, cancel: threading.Event | None, progress: Callable[[int], None] | None = None

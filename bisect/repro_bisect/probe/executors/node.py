@@ -23,6 +23,7 @@ from repro_bisect.probe.executors.bundles import Bundle, held, node_folder, pack
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.files import scratch_folder
 from repro_golden.case.file import Case
+from repro_golden.recording.attach.identify import Built
 from repro_golden.replay.children import CancelledError
 from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.repository.worktrees import Worktrees
@@ -81,14 +82,15 @@ def probe(job: Job) -> Iterator[int | tuple[Outcome, bytes, str]]:
             thread.join()
 
 
-def surroundings(case: Case) -> str:
+def surroundings(case: Case, again: bool) -> Built:
     """What a probe's program sees on this node; the versions that a case pins are known from the case."""
     bare = case.model_copy(update={"subject": case.subject.model_copy(update={"packages": {}})})
     with tempfile.TemporaryDirectory(prefix="repro-asked-") as folder:
         try:
-            return seen(case, build_of(bare, Path(folder)))
+            built = build_of(bare, Path(folder), again=again)
+            return Built(seen(case, built.digest), built.marks)
         except ReproError as error:  # such as a Python that a worktree brings
-            return seen(case, str(error).replace(folder, ""))
+            return Built(seen(case, str(error).replace(folder, "")), {})
 
 
 @contextlib.contextmanager

@@ -11,18 +11,35 @@ import hashlib
 import json
 import os
 import re
+import stat
 import sys
 import sysconfig
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["build", "importable", "loaded", "main_tree", "modules", "places", "say", "sources", "tree_of"]
+__all__ = [
+    "Built",
+    "build",
+    "importable",
+    "loaded",
+    "main_tree",
+    "mark",
+    "marked",
+    "modules",
+    "places",
+    "say",
+    "sources",
+    "tree_of",
+]
 
 _CODE = frozenset((".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".pth", ".py", ".pyd", ".pyx", ".so"))
 """Endings of the files of a folder that a package is imported from in place."""
+_COUNTED = (*sorted(_CODE), ".dist-info", ".egg-info")
+"""Endings of what counts in the list of a folder."""
 _LISTED = re.compile(
     rf"^([^,\n\"]*(?:{'|'.join(map(re.escape, sorted(_CODE)))})),(?:sha256=([^,\n]*))?,?(\d*)", re.MULTILINE
 )
@@ -36,6 +53,8 @@ _SITES = ("site-packages", "dist-packages")
 """Where packages lie."""
 _OURS = "repro-harness"
 """Ours, for which the recorder's version stands."""
+_TELLING = ("METADATA", "PKG-INFO", "RECORD", "direct_url.json")
+"""The files of a package that tell of it."""
 
 
 def importable() -> list[str]:
@@ -49,13 +68,16 @@ def importable() -> list[str]:
 _HEADER = re.compile(r"^(name|version):[ \t]*(.*?)[ \t]*$", re.IGNORECASE | re.MULTILINE)
 
 
-def _installed() -> dict[str, tuple[str, str, metadata.Distribution]]:
-    """Name, version and distribution, by normalised name.
+def _installed(marks: dict[str, str] | None = None) -> dict[str, tuple[str, str, metadata.Distribution]]:
+    """Name, version and distribution, by normalised name; the marks of the files that tell of them are added.
 
     `Distribution.metadata` parses a package's whole description each time it is asked: half a second of every command.
     """
     installed: dict[str, tuple[str, str, metadata.Distribution]] = {}
     for dist in metadata.distributions():
+        if marks is not None:
+            told = str(getattr(dist, "_path", ""))  # in no public place
+            marks |= marked([told, *(f"{told}/{name}" for name in _TELLING)])
         text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or dist.read_text("") or ""
         head = {key.lower(): value for key, value in reversed(_HEADER.findall(text.partition("\n\n")[0]))}
         if name := head.get("name"):
@@ -114,9 +136,49 @@ def _tops(record: str) -> set[str]:
     return {name.partition(".")[0] for name in firsts if not name.startswith(".") and "-info" not in name}
 
 
+class Built(NamedTuple):
+    """What stands for an interpreter and all that it could import.
+
+    Attributes:
+        digest: 32 hex digits.
+        marks: The `mark` of each file that was read for it and of each folder that was listed, taken before that.
+    """
+
+    digest: str
+    marks: dict[str, str]
+
+
+def mark(place: str) -> str:
+    """What moves when a file is written or exchanged, or when a folder gets or loses code or folders.
+
+    Caches of code are none. '' of what is not there.
+    """
+    try:
+        status = os.stat(place)  # noqa: PTH116 - tens of thousands of files
+    except (OSError, ValueError):
+        return ""
+    if stat.S_ISDIR(status.st_mode):
+        return _mark_of_list(*next(os.walk(place), ("", [], []))[1:])
+    return _mark_of(status)
+
+
+def marked(places: Iterable[str]) -> dict[str, str]:
+    """The marks of places as they are now."""
+    return {place: mark(place) for place in places}
+
+
+def _mark_of(status: os.stat_result) -> str:
+    return f"{status.st_ino} {status.st_size} {status.st_ctime_ns}"
+
+
+def _mark_of_list(folders: Iterable[str], names: Iterable[str]) -> str:
+    listed = [name for name in names if name.endswith(_COUNTED)] + [name for name in folders if name != "__pycache__"]
+    return hashlib.sha256("/".join(sorted(listed)).encode(errors="surrogateescape")).hexdigest()[:16]
+
+
 @functools.lru_cache(maxsize=8)
-def build(root: Path) -> str:
-    """What stands for this interpreter and all that it could import: 32 hex digits.
+def build(root: Path) -> Built:
+    """What stands for this interpreter and all that it could import.
 
     Of each package its version, the list of its files with their hashes, and where it came from: two builds of one
     version differ. Of files of it that are others than its list says, what they hold. Of a package that is imported
@@ -126,25 +188,26 @@ def build(root: Path) -> str:
     Args:
         root: The repository under test, whose own code in place is not looked at: commits decide it.
     """
+    marks = marked([sys.executable, f"{sys.prefix}/pyvenv.cfg", *map(os.path.abspath, sys.path)])
     facts = [sys.executable, sys.version, sys.prefix, sys.base_prefix]
-    folders, root = set[Path | None](_linked()), root.resolve()
+    folders, root = set[Path | None](_linked(marks)), root.resolve()
     brought = dict[str, set[str]]()
-    for key, (_, version, dist) in sorted(_installed().items()):
+    for key, (_, version, dist) in sorted(_installed(marks).items()):
         if key == _OURS:
             continue
         link, record = dist.read_text("direct_url.json") or "", dist.read_text("RECORD") or ""
         site = str(dist.locate_file(""))
         brought.setdefault(site, set()).update(line.partition(",")[0].partition("/")[0] for line in record.splitlines())
-        facts += [key, version, record, link, *_patched(site, record)]
+        facts += [key, version, record, link, *_patched(site, record, marks)]
         folders |= {_in_place(dist, link)}
     for site, names in sorted(brought.items()):
-        facts += _beside(Path(site), names)
+        facts += _beside(Path(site), names, marks)
     for folder in sorted(folder for folder in folders if folder and root not in (folder, *folder.parents)):
-        facts += sources(folder, root)
-    return hashlib.sha256("\0".join(facts).encode(errors="surrogateescape")).hexdigest()[:32]
+        facts += sources(folder, root, marks)
+    return Built(hashlib.sha256("\0".join(facts).encode(errors="surrogateescape")).hexdigest()[:32], marks)
 
 
-def _patched(site: str, record: str) -> Iterator[str]:
+def _patched(site: str, record: str, marks: dict[str, str]) -> Iterator[str]:
     """Path and content of each file of code of a package that is not the one in the list of its files.
 
     Looked at are those that came after the list. A copy may keep an older time, but not that of its own change.
@@ -154,15 +217,18 @@ def _patched(site: str, record: str) -> Iterator[str]:
         return
     listed = os.stat(f"{site}/{own[1]}")  # noqa: PTH116 - tens of thousands of files
     for path, told, size in _LISTED.findall(record):
+        place = f"{site}/{path}"
         try:
-            status = os.stat(f"{site}/{path}")  # noqa: PTH116
+            status = os.stat(place)  # noqa: PTH116
         except OSError:
+            marks.setdefault(place, "")
             yield f"{path} -"
             continue
+        marks.setdefault(place, _mark_of(status))
         written = status.st_mtime_ns > listed.st_mtime_ns
         # a change of a file's links, which installers share, is one of it too: no large one is read for that
         if written or (status.st_ctime_ns > listed.st_ctime_ns and not _is_alike(status, size)):
-            found = _content(Path(site, path), status)
+            found = _content(Path(place), status)
             if found != told:
                 yield f"{path} {found}"
 
@@ -178,29 +244,35 @@ def _content(path: Path, status: os.stat_result, most: int = _LARGE) -> str:
     return urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).decode().rstrip("=")
 
 
-def _beside(site: Path, brought: set[str]) -> Iterator[str]:
+def _beside(site: Path, brought: set[str], marks: dict[str, str]) -> Iterator[str]:
     """What lies in a folder of packages, or is a file of it, and none of them brought."""
     if site.name not in _SITES:
         return
+    marks.setdefault(str(site), mark(str(site)))
     for path in sorted(site.iterdir()):
         if path.name in brought or path.name == "__pycache__" or path.name.endswith((".dist-info", ".egg-info")):
             continue
         if path.is_dir():
-            yield from (f"{path.name}/{fact}" for fact in sources(path))
+            yield from (f"{path.name}/{fact}" for fact in sources(path, marks=marks))
         elif path.suffix in _CODE:
-            yield f"{path.name} {_content(path, path.stat())}"
+            status = path.stat()
+            marks.setdefault(str(path), _mark_of(status))
+            yield f"{path.name} {_content(path, status)}"
 
 
-def _linked() -> Iterator[Path]:
+def _linked(marks: dict[str, str]) -> Iterator[Path]:
     """The folders that a ``.pth`` file puts on the search path."""
     for site in (site for site in sys.path if Path(site).name in _SITES and os.path.isdir(site)):  # noqa: PTH112
         for path in sorted(Path(site).glob("*.pth")):  # where Python looks for them, and no checkpoints lie
+            marks.setdefault(str(path), mark(str(path)))
             with contextlib.suppress(OSError, ValueError):
                 for line in path.read_text(encoding="utf-8").splitlines():
                     folder = Path(site, line.strip())
                     code = line.startswith(("#", "import ", "import\t"))
-                    if line.strip() and not code and folder.is_dir() and folder.name not in _SITES:
-                        yield folder.resolve()
+                    if line.strip() and not code and folder.name not in _SITES:
+                        marks.setdefault(str(folder), mark(str(folder)))
+                        if folder.is_dir():
+                            yield folder.resolve()
 
 
 def _in_place(dist: metadata.Distribution, link: str) -> Path | None:
@@ -215,10 +287,18 @@ def _in_place(dist: metadata.Distribution, link: str) -> Path | None:
     return None if link or beside.name in _SITES else beside.resolve()
 
 
-def sources(folder: Path, without: Path | None = None) -> Iterator[str]:
-    """Path and content of each file of code in a folder but for one in it, up to a bound."""
+def sources(folder: Path, without: Path | None = None, marks: dict[str, str] | None = None) -> Iterator[str]:
+    """Path and content of each file of code in a folder but for one in it, up to a bound.
+
+    Args:
+        folder: The folder.
+        without: The one in it.
+        marks: To which the marks of what is looked at are added.
+    """
     left, budget = _MOST, _BUDGET
+    marks = {} if marks is None else marks
     for place, below, names in os.walk(folder):
+        marks.setdefault(place, _mark_of_list(below, names))
         below[:] = sorted(
             name for name in below
             if left and not name.startswith(".") and name != "__pycache__" and Path(place, name) != without
@@ -227,8 +307,10 @@ def sources(folder: Path, without: Path | None = None) -> Iterator[str]:
             path = Path(place, name)
             if path.suffix in _CODE and left:
                 left -= 1
+                known = marks.setdefault(str(path), "")
                 with contextlib.suppress(OSError):  # a link to nowhere
                     status = path.stat()
+                    marks[str(path)] = known or _mark_of(status)
                     yield f"{path.relative_to(folder)} {_content(path, status, min(budget, _LARGE))}"
                     budget -= min(budget, status.st_size)
 

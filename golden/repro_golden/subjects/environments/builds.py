@@ -25,6 +25,7 @@ from repro_golden.base.credentials import handed_on
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, CommandSubject
 from repro_golden.case.identity import Difference, Identity, versions_of
+from repro_golden.recording.attach.identify import Built
 from repro_golden.recording.attach.run import PACKAGE
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Place, find_checkout
@@ -310,13 +311,13 @@ class Who:
     Attributes:
         identity: The identity that it would have.
         packages: ``name==version`` of all that it could import.
-        build: 32 digits for its interpreter and the content of these packages.
+        build: What stands for its interpreter and the content of these packages.
         modules: Of each top-level module that a package brought, the package's normalised name.
     """
 
     identity: Identity
     packages: list[str]
-    build: str
+    build: Built
     modules: Mapping[str, str]
 
     @property
@@ -331,11 +332,12 @@ def identity_in(case: Case, python: str, variables: Mapping[str, str], root: Pat
     Raises:
         ReproError: it does not start, or cannot run what tells who it is.
     """
-    return _asked(python, tuple(sorted(variables.items())), case.resources.cpus, case.resources.ranks, str(root))
+    return asked_who(python, tuple(sorted(variables.items())), case.resources.cpus, case.resources.ranks, str(root))
 
 
 @functools.lru_cache(maxsize=32)
-def _asked(python: str, variables: tuple[tuple[str, str], ...], threads: int, ranks: int, root: str) -> Who:
+def asked_who(python: str, variables: tuple[tuple[str, str], ...], threads: int, ranks: int, root: str) -> Who:
+    """`identity_in`, remembered."""
     done = subprocess.run(
         [python, "-c", _ASK, str(PACKAGE), str(threads), str(ranks)],
         env=dict(variables), cwd=root, capture_output=True, text=True, check=False,
@@ -347,4 +349,4 @@ def _asked(python: str, variables: tuple[tuple[str, str], ...], threads: int, ra
         raise ReproError(
             f"{python} does not answer ({lines[-1][:200]}): correct subject.python or its lock files"
         ) from None
-    return Who(Identity.from_mapping(raw["identity"]), raw["packages"], raw["build"], raw["modules"])
+    return Who(Identity.from_mapping(raw["identity"]), raw["packages"], Built(*raw["build"]), raw["modules"])

@@ -139,8 +139,8 @@ def held_overlay(
     base = _Base(base_python, asked(base_python, ABOUT, variables=variables))
     checked = _checked(pins)
     there = [name for name, version in checked.items() if base.has(name, version)]
-    edited = _edited(base_python, tuple(there)) if there else ()
-    wanted = {name: version for name, version in checked.items() if name not in there or name in edited}
+    changed = edited(base_python, tuple(there)) if there else ()
+    wanted = {name: version for name, version in checked.items() if name not in there or name in changed}
     if not wanted:
         prefix, base_scripts = Path(base.said["prefix"]), [str(Path(base_python).parent)]
         yield Overlay(prefix, base.key({}, ()), base_python, _listed(base.packages), base_scripts, sorted(checked))
@@ -171,7 +171,7 @@ def sources_of(case: Case, root: Path) -> list[str]:
 
 
 @functools.cache  # all of a package's files are read
-def _edited(python: str, names: tuple[str, ...]) -> tuple[str, ...]:
+def edited(python: str, names: tuple[str, ...]) -> tuple[str, ...]:
     """Those of an interpreter's packages that are not what their lists of files say."""
     return tuple(asked(python, EDITED, *names))
 

@@ -40,6 +40,7 @@ from packaging.version import InvalidVersion, Version
 from repro_golden.base.canonical import parse_json
 from repro_golden.base.credentials import handed_on
 from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.recording.attach.identify import marked
 
 __all__ = [
     "DECIDING",
@@ -298,7 +299,8 @@ def readable(names: Iterable[str], urls: Sequence[str]) -> None:
 
 def pip_settings(python: str, variables: Mapping[str, str]) -> dict[str, str]:
     """The settings of pip for an install, by option: its files first, then the variables, which win."""
-    settings = dict(_pip_files(python, variables.get("PIP_CONFIG_FILE")))
+    file = variables.get("PIP_CONFIG_FILE")
+    settings = dict(_pip_files(python, file, tuple(marked(_pip_places(python, file)).items())))
     for name in ("retries", *DECIDING):
         if value := variables.get(f"PIP_{name.upper().replace('-', '_')}"):
             settings[name] = value
@@ -312,9 +314,19 @@ DECIDING = (
 """The settings of pip that decide which files it installs."""
 
 
-@functools.cache
-def _pip_files(python: str, file: str | None) -> dict[str, str]:
-    """What pip's files say, in the order in which they win."""
+def _pip_places(python: str, file: str | None) -> list[str]:
+    """Where pip looks for its files."""
+    own = [os.path.expanduser(f"~/{name}") for name in (".pip/pip.conf", ".config/pip/pip.conf")]  # noqa: PTH111
+    folders = [os.environ.get("XDG_CONFIG_HOME"), *os.environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(os.pathsep)]
+    prefix = Path(os.path.abspath(python)).parent.parent  # noqa: PTH100 - an environment's python is a link
+    return [*own, *(f"{folder}/pip/pip.conf" for folder in folders if folder), "/etc/pip.conf", f"{prefix}/pip.conf",
+            *([file] if file else [])]  # fmt: skip
+
+
+@functools.lru_cache(maxsize=32)
+def _pip_files(python: str, file: str | None, marks: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """What pip's files say, in the order in which they win; read anew where one of them was touched."""
+    del marks
     environment = os.environ | ({"PIP_CONFIG_FILE": file} if file else {}) | {"PYTHONSAFEPATH": "1"}
     command = [python, "-m", "pip", "config", "list", "--disable-pip-version-check"]
     try:
