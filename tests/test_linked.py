@@ -331,6 +331,12 @@ def test_a_golden_run_of_linked_data(reading: Repo) -> None:
     data = json.loads(second.stdout)
     assert (data["culprit"]["commit"], data["golden"], data["cost"]["reused"]) == (culprit, None, 0), second.stderr
     assert "recorded with other files beside its code" in second.stderr
+    (reading.root / "data" / "seed").write_text("3")
+    reading.git("config", "core.autocrlf", "true")
+    third = reading.repro(*bisect)
+    data = json.loads(third.stdout)
+    assert (data["culprit"]["commit"], data["golden"], data["cost"]["reused"]) == (culprit, None, 0), third.stderr
+    assert "recorded with other line ends or attributes" in third.stderr
 
 
 def test_the_folder_around_a_file_among_others_is_linked(tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ LOOK_ALIKES = {
         "XDG_CACHE_HOME", "XDG_CONFIG_HOME",
     ),
     "temporary folders, which differ from run to run": ("TEMP", "TMP", "TEMPERATURE", "TMPL"),
-    "editors, pagers, git and DVC, which show and keep text": (
+    "editors, pagers, git and DVC, which show and keep text; what git writes counts itself": (
         "LESSON", "LESS_DATA", "DVC_X", "GIT_SEED", "GIT_CONFIG_KEY_X", "EDITORS"
     ),
     "names of one job of a scheduler, of a cluster or of a test run": (

@@ -23,6 +23,7 @@ from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.git import rewritten
 from repro_golden.repository.linked import refuse_tracked
+from repro_golden.repository.written import deciding
 from repro_golden.store.golden import GoldenRun, Store
 from repro_golden.store.pulled import pointer_of
 from repro_golden.store.rollouts import Rollouts, place_of
@@ -177,14 +178,20 @@ def fetched_rollouts(checkout: Checkout, case: Case) -> Rollouts:
 
 
 def _since(golden: GoldenRun, case: Case, checkout: Checkout) -> str:
-    """What numbers may rest on and is not as it was when a golden run was recorded; '' where all is."""
+    """What numbers may rest on and is not as it was when a golden run was recorded; '' where all is.
+
+    A golden run is recorded in a checkout, whose files must be those that git writes into a worktree now.
+    """
     root = checkout.root
     if (lock := golden.record.get("lock")) is not None and list(lock) != packages_of(case, root):
         return "packages"
     variables = golden.record.get("variables")  # older ones do not say
     if variables not in (None, variables_digest(case)):
         return "environment variables"
-    return "files beside its code" if golden.record.get("outside") not in (None, outside_of(case, root)) else ""
+    if golden.record.get("outside") not in (None, outside_of(case, root)):
+        return "files beside its code"
+    others = golden.record.get("written") or deciding(checkout.git, checkout.common)
+    return "line ends or attributes than a worktree may have" if others else ""
 
 
 def _golden_of(

@@ -27,6 +27,7 @@ from repro_golden.replay.children import Run, RunResult
 from repro_golden.repository.checkout import Checkout, Place, held_alone
 from repro_golden.repository.linked import Linked, refuse_tracked
 from repro_golden.repository.worktrees import Worktrees
+from repro_golden.repository.written import written_otherwise
 from repro_golden.runs import proofs
 from repro_golden.runs.capture import Capture, capture, keep
 from repro_golden.runs.proofs import measure_noise
@@ -94,7 +95,7 @@ def _record(checkout: Checkout, case: Case, store: Store, options: Options, say:
     place, linked = checkout.place(case), Linked(checkout.git, case.subject.link)
     who = who_is(case, place.root)
     machine = _refuse_existing(store, who, case, options)
-    outside = outside_of(case, checkout.root)
+    outside = {"outside": outside_of(case, checkout.root), "written": written_otherwise(checkout)}
     with scratch_folder(checkout.scratch, "record") as scratch:
         try_out(case, place, scratch / "check.log")
         recording = _Recording(case, place, store, scratch, say)
@@ -117,7 +118,7 @@ def _record(checkout: Checkout, case: Case, store: Store, options: Options, say:
         linked.check()
         if not checkout.holds(place, case):
             raise ReproError(f"the code of {case.name} was changed while it was recorded: record it again")
-        facts = _facts(case, place, golden, results, options) | _surroundings(case, golden, who) | {"outside": outside}
+        facts = _facts(case, place, golden, results, options) | _surroundings(case, golden, who) | outside
         engine = rollouts.engine if isinstance(rollouts, RolloutSet) else None
         write_record(recording.staged, facts | {"noise": noise, "engine": engine})
         keep(store, case, recording.captured)

@@ -68,7 +68,7 @@ CANNOT_MATTER: Mapping[str, tuple[str, ...]] = {
         "XDG_SESSION_DESKTOP", "XDG_SESSION_ID", "XDG_SESSION_PATH", "XDG_SESSION_TYPE", "XDG_VTNR",
     ),
     "temporary folders, which differ from run to run": ("TEMP", "TEMPDIR", "TMP", "TMPDIR"),
-    "editors, pagers, git and DVC, which show and keep text": (
+    "editors, pagers, git and DVC, which show and keep text; what git writes counts itself": (
         "DVC_EXP_BASELINE_REV", "DVC_EXP_NAME", "DVC_NO_ANALYTICS", "DVC_ROOT", "DVC_STAGE", "EDITOR", "GIT_ASKPASS",
         "GIT_AUTHOR_DATE", "GIT_AUTHOR_EMAIL", "GIT_AUTHOR_NAME", "GIT_COMMITTER_DATE", "GIT_COMMITTER_EMAIL",
         "GIT_COMMITTER_NAME", "GIT_CONFIG_COUNT", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_KEY_[0-9]*", "GIT_CONFIG_NOSYSTEM",

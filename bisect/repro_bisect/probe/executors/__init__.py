@@ -97,7 +97,7 @@ class Executor(Protocol):
         """How many tasks can run at once."""
 
     def surroundings(self, case: Case, *, again: bool = False) -> Found:
-        """What a case's program sees where its probes run: interpreter, packages and variables.
+        """What a case's program sees where its probes run: interpreter, packages, variables, and what git writes there.
 
         Args:
             case: The case.

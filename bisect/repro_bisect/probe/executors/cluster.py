@@ -34,6 +34,7 @@ from repro_golden.case.identity import BITS_VARIABLES, Identity
 from repro_golden.recording.attach.identify import marked
 from repro_golden.replay.children import CancelledError
 from repro_golden.repository.checkout import Checkout
+from repro_golden.repository.written import deciding
 from repro_golden.subjects import identity_of
 from repro_golden.subjects.watched import Found
 from repro_golden.trace import Trace
@@ -324,6 +325,11 @@ def _refuse(case: Case, checkout: Checkout, history: Axis) -> None:
     """
     if any("{root}" in text for text in case.subject.templates):
         raise ReproError("{root} is your own checkout, which nodes do not have: put the data where all see it")
+    if deciding(checkout.git, checkout.common):
+        raise ReproError(
+            "line ends, attributes or replaced objects of your own decide what git writes here, and are not shipped to "
+            "nodes: run without --ray"
+        )
     if case.subject.link:
         raise ReproError("--link names your own checkout, which nodes do not have: put the data where all see it")
     if missing := history.holds(".gitmodules"):

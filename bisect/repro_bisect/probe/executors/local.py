@@ -12,7 +12,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from repro_bisect.probe.executors import Outcome, Task, perform
@@ -22,12 +21,14 @@ from repro_golden.recording.attach.identify import marked
 from repro_golden.replay.ranks import free_port
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.worktrees import Worktrees
+from repro_golden.repository.written import deciding
 from repro_golden.subjects import build_of
 from repro_golden.subjects.surroundings import seen
 from repro_golden.subjects.watched import Found
 
 __all__ = ["Local", "default_jobs"]
 
+_WRITTEN = "what git writes into a worktree"
 _EXTENSIONS = "TORCH_EXTENSIONS_DIR"
 
 
@@ -53,8 +54,15 @@ class Local:
 
     def surroundings(self, case: Case, *, again: bool = False) -> Found:
         """See `Executor.surroundings`."""
-        built = build_of(case, self._root, again=again)
-        return Found((seen(case, built.digest),), built.marks, partial(marked, built.marks))
+        written, built = self._written(), build_of(case, self._root, again=again)
+
+        def look() -> Mapping[str, object]:
+            return marked(built.marks) | {_WRITTEN: self._written()}
+
+        return Found((seen(case, built.digest), *written), built.marks | {_WRITTEN: written}, look)
+
+    def _written(self) -> tuple[str, ...]:
+        return deciding(self._checkout.git, self._checkout.common)
 
     def run(
         self, task: Task, folder: Path, cancel: threading.Event | None, progress: Callable[[int], None] | None = None

@@ -20,13 +20,16 @@ from typing import Any
 import repro_golden
 from repro_bisect.probe.executors import Outcome, Task, perform
 from repro_bisect.probe.executors.bundles import Bundle, held, node_folder, pack, unpack, unpack_commits
+from repro_golden.base.canonical import digest
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.files import scratch_folder
 from repro_golden.case.file import Case
 from repro_golden.recording.attach.identify import Built
 from repro_golden.replay.children import CancelledError
 from repro_golden.repository.checkout import Place, find_checkout
+from repro_golden.repository.git import Git
 from repro_golden.repository.worktrees import Worktrees
+from repro_golden.repository.written import deciding
 from repro_golden.subjects import build_of
 from repro_golden.subjects.core import environment
 from repro_golden.subjects.surroundings import seen
@@ -83,14 +86,22 @@ def probe(job: Job) -> Iterator[int | tuple[Outcome, bytes, str]]:
 
 
 def surroundings(case: Case, again: bool) -> Built:
-    """What a probe's program sees on this node; the versions that a case pins are known from the case."""
+    """What a probe's program sees on this node; the versions that a case pins are known from the case.
+
+    What git writes there counts where it is not git's own way.
+    """
     bare = case.model_copy(update={"subject": case.subject.model_copy(update={"packages": {}})})
     with tempfile.TemporaryDirectory(prefix="repro-asked-") as folder:
+        repository = Path(folder, "written")
+        Git(Path(folder))("init", "--quiet", "--template=", str(repository))
+        written = deciding(Git(repository), repository / ".git")
         try:
             built = build_of(bare, Path(folder), again=again)
-            return Built(seen(case, built.digest), built.marks)
+            digests = [seen(case, built.digest), *written]
         except ReproError as error:  # such as a Python that a worktree brings
-            return Built(seen(case, str(error).replace(folder, "")), {})
+            built = Built("", {})
+            digests = [seen(case, str(error).replace(folder, "")), *written]
+    return Built(digest("node", *digests) if written else digests[0], built.marks)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,102 @@
+"""What decides, beside a commit, what git writes into a worktree of it: settings, attributes, replaced objects.
+
+No filter is among them: none runs where a commit is put in place.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from repro_golden.base.canonical import digest
+from repro_golden.repository.checkout import Checkout
+from repro_golden.repository.git import Git
+
+__all__ = ["deciding", "written_otherwise"]
+
+_OFF = ("false", "no", "off", "0")
+_ATTRIBUTE = re.compile(r"\b(?:text|eol|crlf|ident|working-tree-encoding|binary)\b")
+"""Attributes that decide what is written; others say how files are compared, merged or packed."""
+
+
+def deciding(git: Git, common: Path) -> tuple[str, ...]:
+    """What decides it in a repository and its submodules that are here; nothing where all is as git has it by itself.
+
+    Args:
+        git: In the checkout's root.
+        common: The repository's common git folder.
+    """
+    settings = _settings(git)
+    facts = [*_own(git, common, settings), *(digest("attributes", *lines) for lines in _shared(git, settings) if lines)]
+    for module in sorted(_modules(common / "modules")):
+        inside = git.at(module).with_options(f"--git-dir={module}", f"--work-tree={module}")
+        facts += [f"{module.relative_to(common)} {fact}" for fact in _own(inside, module, _settings(inside))]
+    return tuple(facts)
+
+
+def _own(git: Git, folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
+    """What of one repository decides it, with this git folder."""
+    ends = settings.get("core.autocrlf", "").lower()
+    if ends not in ("", "input", *_OFF):
+        yield "core.autocrlf=true"
+    elif ends != "input" and settings.get("core.eol", "").lower() == "crlf":
+        yield "core.eol=crlf"
+    if settings.get("core.symlinks", "").lower() in _OFF:
+        yield "core.symlinks=false"
+    if tree := settings.get("attr.tree"):
+        yield f"attr.tree={git.text('rev-parse', '--verify', '--quiet', f'{tree}^{{tree}}', none=1)}"
+    if lines := _lines(folder / "info" / "attributes"):
+        yield digest("info/attributes", *lines)
+    if settings.get("core.usereplacerefs", "").lower() not in _OFF:
+        told = git.text("for-each-ref", "--format=%(objecttype) %(refname) %(objectname)", "refs/replace").splitlines()
+        if replaced := [line for line in told if not line.startswith("commit ")]:  # a commit's tree is in each key
+            yield digest("replaced", *replaced)
+
+
+def _settings(git: Git) -> Mapping[str, str]:
+    """Those that hold in every worktree, by name in lower case; of a checkout's own (`config.worktree`) none."""
+    words = git.names("config", "--list", "--show-scope", "-z")
+    scopes = zip(words[::2], words[1::2], strict=True)
+    entries = [entry.partition("\n") for scope, entry in scopes if scope != "worktree"]
+    return {name.lower(): value if told else "true" for name, told, value in entries}
+
+
+def _shared(git: Git, settings: Mapping[str, str]) -> Iterator[list[str]]:
+    """The lines that decide in the attributes of the user and of the machine."""
+    own = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
+    named = os.path.expanduser(settings.get("core.attributesfile") or f"{own}/git/attributes")  # noqa: PTH111
+    yield _lines(git.folder / named)
+    yield _lines(Path("/etc/gitattributes"))
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file of attributes that decide."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return []
+    lines = [line.strip() for line in text.splitlines()]
+    return [line for line in lines if not line.startswith("#") and _ATTRIBUTE.search(line)]
+
+
+def _modules(folder: Path) -> Iterator[Path]:
+    """The git folders of submodules, also of those inside others."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if (path / "HEAD").is_file():
+            yield path
+            yield from _modules(path / "modules")
+        elif path.is_dir():
+            yield from _modules(path)
+
+
+def written_otherwise(checkout: Checkout) -> list[str]:
+    """What of a checkout may be otherwise than git keeps it; where there is nothing, a worktree has the same files."""
+    entries = (entry.partition("\t") for entry in checkout.git.names("ls-files", "--eol", "-z"))
+    others = [name for facts, _, name in entries if not _SAME_ENDS.match(facts)]
+    return [*deciding(checkout.git, checkout.common), *([digest("other line ends", *others)] if others else [])]
+
+
+_SAME_ENDS = re.compile(r"i/(\S*)\s+w/(?:\1\s|\s)")
+"""What git says of a file whose lines end in the checkout as in the index, or which has none there."""
