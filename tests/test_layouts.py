@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import sys
@@ -444,8 +443,10 @@ def keys(repo: Repo, layouts: str) -> list[str]:
     axis = layout_axis(checkout, case, layouts, at=None)
     executor, rollouts = Local(checkout, axis.roomy, None, 1), watched_rollouts(axis.roomy, RolloutFiles(None))
     prober = Prober(checkout, axis.roomy, axis, rollouts, identity_of(axis.roomy, repo.root), executor, Bitwise())
-    with contextlib.closing(executor), contextlib.closing(prober):
-        return [prober.key(point) for point in (axis.good, *axis.parents)]
+    journal_keys = [prober.key(point) for point in (axis.good, *axis.parents)]
+    prober.close()
+    executor.close()
+    return journal_keys
 
 
 def test_a_run_of_the_case_serves_every_layout(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import itertools
 import os
 import queue
 import shutil
@@ -15,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from repro_bisect.probe.executors import Outcome, Task, perform
+from repro_bisect.probe.executors.extensions import own_extensions, without_locks
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 from repro_golden.recording.attach.identify import marked
@@ -29,7 +28,6 @@ from repro_golden.subjects.watched import Found
 __all__ = ["Local", "default_jobs"]
 
 _WRITTEN = "what git writes into a worktree"
-_EXTENSIONS = "TORCH_EXTENSIONS_DIR"
 
 
 class Local:
@@ -48,9 +46,9 @@ class Local:
         slots = _slots(case, self.slots)
         self._worktrees = Worktrees(checkout, case.subject.link)
         self._claims = contextlib.ExitStack()
-        own = case.subject.program and _EXTENSIONS not in {*case.subject.env, *os.environ}
         for slot in slots:
-            self._places.put(slot | {_EXTENSIONS: self._claims.enter_context(self._claimed())} if own else slot)
+            extensions = own_extensions(case, checkout.state / "torch-extensions")
+            self._places.put(slot | self._claims.enter_context(extensions))
 
     def surroundings(self, case: Case, *, again: bool = False) -> Found:
         """See `Executor.surroundings`."""
@@ -76,30 +74,11 @@ class Local:
     def _slot(self) -> Iterator[Mapping[str, str]]:
         """Variables that give one task its share of the machine; waits until there is one."""
         variables = self._places.get()
-        if extensions := variables.get(_EXTENSIONS):
-            for left in Path(extensions).glob("*/lock"):  # by a probe that was ended while it compiled
-                left.unlink(missing_ok=True)
+        without_locks(variables)
         try:
             yield variables
         finally:
             self._places.put(variables)
-
-    @contextlib.contextmanager
-    def _claimed(self) -> Iterator[str]:
-        """A folder for torch to compile extensions in, which is kept for later searches and is nobody else's now.
-
-        Torch finds them by name: of two probes at once, also of two searches, one had the other's code.
-        """
-        base = self._checkout.state / "torch-extensions"
-        base.mkdir(parents=True, exist_ok=True)
-        for number in itertools.count():
-            with (base / f"{number}.lock").open("a") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    continue
-                yield str(base / str(number))
-                return
 
     def close(self) -> None:
         """Remove the worktrees."""

@@ -20,6 +20,7 @@ from typing import Any
 import repro_golden
 from repro_bisect.probe.executors import Outcome, Task, perform
 from repro_bisect.probe.executors.bundles import Bundle, held, node_folder, pack, unpack, unpack_commits
+from repro_bisect.probe.executors.extensions import own_extensions, without_locks
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.files import scratch_folder
@@ -143,8 +144,10 @@ def _performed(job: Job, cancel: threading.Event, progress: Callable[[int], None
         exits.enter_context(_temporary(folder))
         worktrees = Worktrees(find_checkout(repository))
         exits.callback(worktrees.close)
+        extensions = exits.enter_context(own_extensions(job.case, home / "torch-extensions"))
+        without_locks(extensions)
         with worktrees.at(task.commit, task.tree) as place:
-            where = replace(place, home=job.home, variables=_variables(job.case, place, mark))
+            where = replace(place, home=job.home, variables=_variables(job.case, place, mark) | extensions)
             outcome = perform(job.case, where, rollouts, task, folder, cancel, progress)
         return outcome, pack(folder, _LEFT), socket.gethostname()
 
