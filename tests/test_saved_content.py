@@ -61,6 +61,10 @@ class Kept:
     weights: object = None
 
 
+class TinyArguments(Kept):
+    """Settings, as its name says."""
+
+
 TEXTS = {
     "text": ({"act": "relu"}, {"act": "gelu"}),
     "none": ({"act": None}, {"act": "None"}),
@@ -86,15 +90,16 @@ def test_what_is_no_tensor_in_a_file_counts(name: str) -> None:
 
 
 SETTINGS = {
-    "record": lambda name: Kept(name),
-    "record of records": lambda name: Kept([Kept(name)], {"a": Kept(name)}),
+    "record": lambda name: TinyArguments(name),
+    "record of records": lambda name: TinyArguments([Kept(name)], {"a": Kept(name)}),
+    "named record": lambda name: {"train_config": Kept(name)},
     "namespace": lambda name: argparse.Namespace(out_dir=name, workers=len(name), act=torch.float32),
     "simple": lambda name: {"args": types.SimpleNamespace(out_dir=name)},
     "nanoGPT's": lambda name: {"config": {"out_dir": name, "log_interval": len(name), "compile": name == "a"}},
     "Lightning's": lambda name: {"hyper_parameters": {"name": name, "nested": {"workers": len(name)}}},
     "configuration": lambda name: {"config": Qwen2Config(name_or_path=name, output_attentions=name == "a")},
-    "enum": lambda name: Kept(Color.RED if name == "a" else Color.BLUE),
-    "function": lambda name: Kept(len if name == "a" else sorted),
+    "enum": lambda name: TinyArguments(Color.RED if name == "a" else Color.BLUE),
+    "function": lambda name: TinyArguments(len if name == "a" else sorted),
 }
 
 
@@ -115,6 +120,20 @@ def test_only_settings_without_tensors_are_left_out() -> None:
     module.args = {"rate": 1}  # type: ignore[assignment]
     assert content(Kept(module))[0].keys() >= {"act.weight", "act.bias"}
     assert content(module)[1] == "1 record of settings (args)"
+
+
+def test_a_record_of_a_state_counts() -> None:
+    """A loss history, an average's step: not each record without a tensor is one of settings."""
+    held, left = content({"progress": Kept(3, [0.5])})
+    assert (held["integers"].tolist(), held["floats"].tolist(), left) == ([3], [0.5], "")
+
+
+def test_what_keys_are_in_one_run_alone_is_no_name() -> None:
+    """Lightning keeps the scores of checkpoints by their paths. A slash in a tensor's name is no path."""
+    held = content({"best": {"/here/a.ckpt": torch.ones(1), uuid.uuid4().hex: torch.ones(1), "enc/w": torch.ones(1)}})[
+        0
+    ]
+    assert held.keys() == {"best.<0>", "best.<1>", "best.enc/w"}
 
 
 def test_what_is_left_out_of_a_file_is_counted() -> None:

@@ -24,15 +24,18 @@ class _Content:
 
     Attributes:
         left_out: What of it is not looked at, in words.
+        is_empty: Whether nothing of it is looked at.
         thread: Who speaks for it: the thread that saved it, or one that has waited for its end since; None where it is
             part of the first step, whoever makes that.
+        in_turn: Whether the program decides when it was saved, and not chance.
     """
 
     def __init__(self, value: Any, thread: threading.Thread | None) -> None:
         from repro_golden.trace.signals import Signals
 
         tensors, self.left_out = content(value)
-        self.thread = thread
+        self.is_empty = not tensors
+        self.thread, self.in_turn = thread, threading.current_thread() is threading.main_thread()
         self._signals: Any = Signals()
         if tensors:
             self._signals.take("update", "", tensors)
@@ -140,6 +143,9 @@ class Files:
             return
         thread = threading.current_thread()
         held = _Content(value, None if thread is threading.main_thread() and not recording else thread)
+        if not path and held.left_out and held.is_empty:  # as when a tensor is pickled
+            self._unread["saved/memory"] = held.left_out
+            return
         if path:
             self._others.paths.pop(path, None)
             self._put(path, place, held)
@@ -181,7 +187,7 @@ class Files:
         self._memory = [memory for memory in self._memory if not due(memory.held)]
         names: Counter[str] = Counter()
         rows = []
-        for path, parts in list(self._written.items()):
+        for path, parts in sorted(self._written.items(), key=self._order):
             now = {at: held for at, held in sorted(parts.items()) if due(held)}
             if not now:
                 continue
@@ -201,6 +207,15 @@ class Files:
             rows += [replace(row, name=f"saved/{name}/{row.name}") for row in held.rows]
         self._tell("memory", loose)
         return rows
+
+    @staticmethod
+    def _order(written: tuple[str, dict[int, _Content]]) -> tuple[Any, ...]:
+        """What files stand in the order of: of what they hold, where threads decide which is written first.
+
+        Files of one name, in folders that have a made-up one, are told apart by it.
+        """
+        parts = written[1].values()
+        return () if all(held.in_turn for held in parts) else tuple(held.bits for held in parts)
 
     def _named(self, memories: list[_Memory]) -> list[_Content]:
         """Put what lies in memory to the files that the same thread has written it to; what is in none of them."""

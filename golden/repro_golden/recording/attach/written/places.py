@@ -63,8 +63,10 @@ def place_of(file: Any, at: int | None) -> Place:
     if isinstance(file, (str, os.PathLike)):
         return Place(absolute(file))
     if isinstance(file, io.BytesIO):
-        with file.getbuffer() as view:
-            return Place("", at, stream=file, bytes=_known(view))
+        known = None
+        with contextlib.suppress(Exception), file.getbuffer() as view:  # the program's own may be closed by now
+            known = _known(view)
+        return Place("", at, stream=file, bytes=known)
     path, after = "", position(file)
     with contextlib.suppress(Exception):  # the program's own class
         path = _path_of(_under(file))

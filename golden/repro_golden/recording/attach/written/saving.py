@@ -13,6 +13,7 @@ import dataclasses
 import enum
 import functools
 import inspect
+import operator
 import os
 import re
 import sys
@@ -209,9 +210,9 @@ def content(value: Any) -> tuple[Tensors, str]:
     Tensors, as which arrays of NumPy count, by their path; all numbers of each kind as one and all texts as one, in
     the order of their paths, and the lengths of lists. With the texts are bytes, None, names of dtypes and the like,
     and integers of more than 64 bits. Of modules that are saved whole, the numbers and texts of their parts count too.
-    Left out are settings, as a hyperparameter counts by what it does: records (dataclasses, namespaces), and mappings
-    under a key that `_SETTINGS` fits, which hold no tensor at any depth. So is what measures time, speed or memory by
-    its name, what is the time, and what `_PASSING` fits.
+    Left out are settings, as a hyperparameter counts by what it does: namespaces, records (dataclasses) of a class that
+    `_SETTINGS_OF` fits, and these and mappings under a key that `_SETTINGS` fits, which hold no tensor at any depth. So
+    is what measures time, speed or memory by its name, what is the time, and what `_PASSING` fits.
     """
     collected = _Content()
     for path, item in everything(value, plain=_plain):
@@ -299,15 +300,17 @@ _measures_time = functools.lru_cache(4096)(measures_time)
 _INDEX = re.compile(r"(?:\.\d+)+$")
 """Places in lists: what is in a list is called as the list is."""
 
-_PASSING = re.compile(
-    r"[/\\]"  # paths and addresses
-    r"|\d{4}-\d\d-\d\d|(?<!\d)20\d{6}(?:[-_T]?\d{4,6})?(?!\d)|(?<!\d)\d{1,2}\.\d{1,2}\.20\d\d(?!\d)"  # dates
+_PASSING_WORDS = (
+    r"\d{4}-\d\d-\d\d|(?<!\d)20\d{6}(?:[-_T]?\d{4,6})?(?!\d)|(?<!\d)\d{1,2}\.\d{1,2}\.20\d\d(?!\d)"  # dates
     r"|(?<!\d)\d{1,2}:\d\d(?!\d)|(?<!\d)\d\d-\d\d-\d\d(?!\d)"  # times of day
     r"|(?<![0-9a-f])(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}|[0-9a-f]{40})(?![0-9a-f])"  # UUIDs
-    r"|(?<!\d)(?:\d{1,3}\.){3}\d{1,3}(?!\d)|\b0x[0-9a-f]{6,}",  # of a host, of memory
-    re.IGNORECASE,
+    r"|(?<!\d)(?:\d{1,3}\.){3}\d{1,3}(?!\d)|\b0x[0-9a-f]{6,}"  # of a host, of memory
 )
+_PASSING = re.compile(rf"[/\\]|{_PASSING_WORDS}", re.IGNORECASE)  # the first are of paths and addresses
 """Texts that are others in every run, or, as the hash that names it, for every commit."""
+
+_PASSING_KEY = re.compile(rf"^[/~]|^[a-z]:\\|^(?:{_PASSING_WORDS})$", re.IGNORECASE)
+"""Keys that are: the names of some tensors hold a slash."""
 
 MADE_UP = re.compile(rf"{_PASSING.pattern}|tmp|temp", re.IGNORECASE)
 """Names of folders that are others in every run."""
@@ -334,11 +337,20 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (torch.Tensor, int, float, str)):
         return value
     if isinstance(value, Mapping):
-        named = {key: _Settings(str(key)) for key, held in value.items() if _are_settings(key, held)}
-        return {**value, **named} if named else value
-    opened = _opened(value)
-    settings = isinstance(value, _NAMESPACES) or _is_record(value)
-    return _Settings(type(value).__name__) if settings and not _holds_tensors(opened) else opened
+        lasting = {
+            _lasting(key, place): _Settings(str(key)) if _are_settings(key, held) else held
+            for place, (key, held) in enumerate(value.items())
+        }
+        same = all(map(operator.is_, lasting.values(), value.values())) and lasting.keys() == value.keys()
+        return value if same else lasting
+    opened, kind = _opened(value), type(value)
+    settings = kind is argparse.Namespace or (_is_record(value) and _SETTINGS_OF.search(kind.__name__))
+    return _Settings(kind.__name__) if settings and not _holds_tensors(opened) else opened
+
+
+def _lasting(key: Any, place: int) -> Any:
+    """A key; of one that is another in every run, such as the path of a checkpoint, its place."""
+    return f"<{place}>" if isinstance(key, str) and _PASSING_KEY.search(key) else key
 
 
 def _opened(value: Any) -> Any:
@@ -373,11 +385,18 @@ class _Settings:
 
 _SETTINGS = re.compile(r"(?:.*_)?(?:args|arguments|cfg|config|hparams|hyper_?param(?:eter)?s|settings)", re.IGNORECASE)
 """Keys whose mappings are settings in a checkpoint: nanoGPT's ``config``, Lightning's ``hyper_parameters``."""
+_SETTINGS_OF = re.compile(
+    "(?:Args|Arguments|Cfg|Config|Configuration|HParams|Hyperparameters|Settings)$", re.IGNORECASE
+)
+"""Classes of records that are settings: ``TrainingArguments``, ``SFTConfig``. Other records may be of a state."""
 
 
 def _are_settings(key: Any, held: Any) -> bool:
-    named = isinstance(held, Mapping) and isinstance(key, str) and bool(_SETTINGS.fullmatch(key))
-    return named and bool(held) and not _holds_tensors(held)
+    if not isinstance(key, str) or not _SETTINGS.fullmatch(key):
+        return False
+    if isinstance(held, _NAMESPACES) or _is_record(held):
+        return not _holds_tensors(_opened(held))
+    return isinstance(held, Mapping) and bool(held) and not _holds_tensors(held)
 
 
 def _holds_tensors(value: Any) -> bool:
