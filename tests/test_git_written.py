@@ -79,6 +79,47 @@ def test_attributes_and_replaced_objects_decide_too(tmp_path: Path) -> None:
     assert (files_of(repo), said(repo)) == (before, ())
 
 
+@pytest.mark.parametrize(
+    ("lines", "tracked", "decides"),
+    [
+        ("*.txt ends", "[attr]ends text eol=crlf", True),  # a macro that the commit makes
+        ('"a b" merge=union\n*.txt -diff linguist-generated=true filter=lfs', "", False),
+        ("*.png binary\n*.bin -text", "", False),  # as git does it by itself
+        ("*.txt -text", "*.txt text eol=crlf", True),
+    ],
+)
+def test_which_attributes_of_ones_own_decide(tmp_path: Path, lines: str, tracked: str, decides: bool) -> None:
+    """A word that is not known may be a macro; one that only keeps git from changing a file counts where it does."""
+    repo = started(tmp_path)
+    (repo.root / ".gitattributes").unlink()
+    if tracked:
+        (repo.root / ".gitattributes").write_text(f"{tracked}\n")
+    repo.commit("Attributes")
+    before, own = files_of(repo), repo.root / ".git" / "info" / "attributes"
+    own.parent.mkdir(exist_ok=True)
+    own.write_text(f"{lines}\n")
+    assert (files_of(repo) != before, said(repo) != ()) == (decides, decides)
+
+
+def test_files_that_git_does_not_convert_have_no_other_ends(tmp_path: Path) -> None:
+    """Those of LFS lie in the index as pointers; and what is left of a submodule is no repository."""
+    repo = started(tmp_path)
+    (repo.root / ".gitattributes").write_text("*.bin filter=x -text\n")
+    repo.git("config", "filter.x.clean", "echo pointer")
+    for name in ("w.bin", "a.txt"):
+        (repo.root / name).write_bytes(b"x\r\ny\r\n" if name == "w.bin" else b"one\n")
+    repo.commit("A pointer")
+    checkout = find_checkout(repo.root)
+    dead = repo.root / ".git" / "modules" / "dead"
+    dead.mkdir(parents=True)
+    (dead / "HEAD").write_text("ref: refs/heads/main\n")
+    assert written_otherwise(checkout) == []
+    (repo.root / "a.txt").write_bytes(b"one\r\n")
+    assert len(written_otherwise(checkout)) == 1
+    (dead / "objects").mkdir()
+    assert said(repo) == ("modules/dead cannot be read",)
+
+
 def test_a_submodule_s_own_settings(tmp_path: Path) -> None:
     """Of a submodule its own repository's settings and attributes decide."""
     inner, outer = library(tmp_path, "inner", "2.0"), library(tmp_path, "outer", "1.0")

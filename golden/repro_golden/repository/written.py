@@ -12,13 +12,18 @@ from pathlib import Path
 
 from repro_golden.base.canonical import digest
 from repro_golden.repository.checkout import Checkout
-from repro_golden.repository.git import Git
+from repro_golden.repository.git import Git, GitFailedError
 
 __all__ = ["deciding", "written_otherwise"]
 
 _OFF = ("false", "no", "off", "0")
-_ATTRIBUTE = re.compile(r"\b(?:text|eol|crlf|ident|working-tree-encoding|binary)\b")
-"""Attributes that decide what is written; others say how files are compared, merged or packed."""
+_OTHER = re.compile(
+    r"[-!]?(?:diff|merge|export-ignore|export-subst|whitespace|delta|conflict-marker-size|encoding|filter|lockable"
+    r"|linguist-[\w-]+|gitlab-[\w-]+)(?:=.*)?"
+)
+"""Attributes that say how files are compared, merged, packed or shown. Any other may decide, or be a macro of some."""
+_UNSET = re.compile(r"-(?:text|crlf|ident)|binary")
+"""Attributes that keep git from changing anything, which by itself it does not."""
 
 
 def deciding(git: Git, common: Path) -> tuple[str, ...]:
@@ -32,7 +37,10 @@ def deciding(git: Git, common: Path) -> tuple[str, ...]:
     facts = [*_own(git, common, settings), *(digest("attributes", *lines) for lines in _shared(git, settings) if lines)]
     for module in sorted(_modules(common / "modules")):
         inside = git.at(module).with_options(f"--git-dir={module}", f"--work-tree={module}")
-        facts += [f"{module.relative_to(common)} {fact}" for fact in _own(inside, module, _settings(inside))]
+        try:
+            facts += [f"{module.relative_to(common)} {fact}" for fact in _own(inside, module, _settings(inside))]
+        except GitFailedError:  # what is left of one; a commit that has it is refused where it is checked out
+            facts.append(f"{module.relative_to(common)} cannot be read")
     return tuple(facts)
 
 
@@ -47,7 +55,7 @@ def _own(git: Git, folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
         yield "core.symlinks=false"
     if tree := settings.get("attr.tree"):
         yield f"attr.tree={git.text('rev-parse', '--verify', '--quiet', f'{tree}^{{tree}}', none=1)}"
-    if lines := _lines(folder / "info" / "attributes"):
+    if lines := _lines(folder / "info" / "attributes", git, settings):
         yield digest("info/attributes", *lines)
     if settings.get("core.usereplacerefs", "").lower() not in _OFF:
         told = git.text("for-each-ref", "--format=%(objecttype) %(refname) %(objectname)", "refs/replace").splitlines()
@@ -67,24 +75,38 @@ def _shared(git: Git, settings: Mapping[str, str]) -> Iterator[list[str]]:
     """The lines that decide in the attributes of the user and of the machine."""
     own = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
     named = os.path.expanduser(settings.get("core.attributesfile") or f"{own}/git/attributes")  # noqa: PTH111
-    yield _lines(git.folder / named)
-    yield _lines(Path("/etc/gitattributes"))
+    yield _lines(git.folder / named, git, settings)
+    yield _lines(Path("/etc/gitattributes"), git, settings)
 
 
-def _lines(path: Path) -> list[str]:
-    """The lines of a file of attributes that decide."""
+def _converts(git: Git, settings: Mapping[str, str]) -> bool:
+    """Whether settings, or attributes that are tracked, may have git change what it writes."""
+    set_ = settings.get("core.autocrlf", "").lower() not in ("", *_OFF) or "core.eol" in settings
+    return set_ or bool(git.names("ls-files", "-z", "--", ":(top,glob)**/.gitattributes"))
+
+
+def _lines(path: Path, git: Git, settings: Mapping[str, str]) -> list[str]:
+    """The lines of a file of attributes that decide, if there is one."""
     try:
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return []
-    lines = [line.strip() for line in text.splitlines()]
-    return [line for line in lines if not line.startswith("#") and _ATTRIBUTE.search(line)]
+    sets = {line: _attributes(line) for line in map(str.strip, text.splitlines()) if not line.startswith("#")}
+    some = [line for line, words in sets.items() if not all(map(_OTHER.fullmatch, words))]
+    if not some or _converts(git, settings):
+        return some
+    return [line for line in some if not all(_OTHER.fullmatch(word) or _UNSET.fullmatch(word) for word in sets[line])]
+
+
+def _attributes(line: str) -> list[str]:
+    """The attributes that a line sets, behind its pattern, which may stand in quotation marks."""
+    return re.sub(r'^"(?:[^"\\]|\\.)*"|^\S+', "", line).split()
 
 
 def _modules(folder: Path) -> Iterator[Path]:
     """The git folders of submodules, also of those inside others."""
     for path in folder.iterdir() if folder.is_dir() else ():
-        if (path / "HEAD").is_file():
+        if (path / "HEAD").is_file() and (path / "objects").is_dir():
             yield path
             yield from _modules(path / "modules")
         elif path.is_dir():
@@ -94,9 +116,10 @@ def _modules(folder: Path) -> Iterator[Path]:
 def written_otherwise(checkout: Checkout) -> list[str]:
     """What of a checkout may be otherwise than git keeps it; where there is nothing, a worktree has the same files."""
     entries = (entry.partition("\t") for entry in checkout.git.names("ls-files", "--eol", "-z"))
-    others = [name for facts, _, name in entries if not _SAME_ENDS.match(facts)]
+    others = [name for facts, _, name in entries if _OTHER_ENDS.match(facts)]
     return [*deciding(checkout.git, checkout.common), *([digest("other line ends", *others)] if others else [])]
 
 
-_SAME_ENDS = re.compile(r"i/(\S*)\s+w/(?:\1\s|\s)")
-"""What git says of a file whose lines end in the checkout as in the index, or which has none there."""
+_OTHER_ENDS = re.compile(r"i/(?:(?:lf|none)\s+w/(?:crlf|mixed)|(?:crlf|mixed)\s+w/(?:lf|none))\s+attr/(?!-text)")
+"""What git says of a file whose lines end otherwise in the checkout than in the index. It leaves those alone that have
+``-text``, as files of LFS do, whose pointers have other lines than their content."""

@@ -64,7 +64,10 @@ class Watched:
     def stand(self) -> Stand:
         """Look at it; it is read anew only where a place was touched since."""
         with self._lock:
-            marks = self._found.look()
+            try:
+                marks = self._found.look()
+            except ReproError:
+                marks = {"what cannot be looked at": ""}
             if marks != self._found.marks:
                 try:
                     found = self._find(True)
