@@ -102,6 +102,15 @@ def test_a_fork_is_the_process_that_was_asked_for(tmp_path: Path, program: str, 
         assert warm.stderr.splitlines()[-1:] == cold.stderr.splitlines()[-1:]
 
 
+HEARING = """\
+import os, signal, sys
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+"""Becomes a process that hears signals, also where the tests' own is deaf to them, as behind nohup."""
+
+
 @pytest.mark.parametrize("numbers", [[signal.SIGHUP], [signal.SIGINT] * 4, [signal.SIGTERM, signal.SIGHUP]], ids=str)
 def test_whoever_ends_a_search_leaves_no_trainer(tmp_path: Path, numbers: list[signal.Signals]) -> None:
     """A terminal that is closed, and more signals while it cleans up, end it as one does: with all that it started."""
@@ -113,20 +122,8 @@ def test_whoever_ends_a_search_leaves_no_trainer(tmp_path: Path, numbers: list[s
         )
         (repo.root / "run.sh").write_text(f'{sys.executable} -c "{program}" {token}\nexit $?\n')
         repo.commit(f"Exits with {code}")
-    command = [
-        sys.executable,
-        "-m",
-        "repro",
-        "bisect",
-        "HEAD~1..HEAD",
-        "--when",
-        "exit",
-        "-j",
-        "1",
-        "--",
-        "sh",
-        "run.sh",
-    ]
+    words = ["bisect", "HEAD~1..HEAD", "--when", "exit", "-j", "1", "--", "sh", "run.sh"]
+    command = [sys.executable, "-c", HEARING, "-m", "repro", *words]
     process = subprocess.Popen(
         command, cwd=repo.root, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
     )
