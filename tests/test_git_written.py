@@ -17,12 +17,13 @@ from repro_golden.repository.written import deciding, written_otherwise
 ATTRIBUTES = "*.txt text eol=crlf\n"
 
 
-def started(folder: Path) -> Repo:
+def started(folder: Path, attributes: str = "native text") -> Repo:
     """A repository with a text file, one whose line ends are native, a link and a program."""
     repo = Repo(folder / "repo")
     repo.root.mkdir()
     repo.git("init", "--quiet", "--initial-branch=main")
-    (repo.root / ".gitattributes").write_text("native text\n")
+    if attributes:
+        (repo.root / ".gitattributes").write_text(f"{attributes}\n")
     for name in ("a.txt", "native", "run"):
         (repo.root / name).write_text("one\ntwo\n")
     (repo.root / "run").chmod(0o755)
@@ -90,15 +91,17 @@ def test_attributes_and_replaced_objects_decide_too(tmp_path: Path) -> None:
 )
 def test_which_attributes_of_ones_own_decide(tmp_path: Path, lines: str, tracked: str, decides: bool) -> None:
     """A word that is not known may be a macro; one that only keeps git from changing a file counts where it does."""
-    repo = started(tmp_path)
-    (repo.root / ".gitattributes").unlink()
-    if tracked:
-        (repo.root / ".gitattributes").write_text(f"{tracked}\n")
-    repo.commit("Attributes")
+    repo = started(tmp_path, tracked)
+    assert bool(repo.git("rev-list", "--all", "--", ".gitattributes")) == bool(tracked)
     before, own = files_of(repo), repo.root / ".git" / "info" / "attributes"
     own.parent.mkdir(exist_ok=True)
     own.write_text(f"{lines}\n")
     assert (files_of(repo) != before, said(repo) != ()) == (decides, decides)
+    decided = said(repo)
+    if tracked:
+        (repo.root / ".gitattributes").unlink()
+        repo.commit("They are in an earlier commit alone")
+        assert said(repo) == decided, "which a search may check out"
 
 
 def test_files_that_git_does_not_convert_have_no_other_ends(tmp_path: Path) -> None:

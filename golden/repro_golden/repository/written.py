@@ -80,9 +80,10 @@ def _shared(git: Git, settings: Mapping[str, str]) -> Iterator[list[str]]:
 
 
 def _converts(git: Git, settings: Mapping[str, str]) -> bool:
-    """Whether settings, or attributes that are tracked, may have git change what it writes."""
-    set_ = settings.get("core.autocrlf", "").lower() not in ("", *_OFF) or "core.eol" in settings
-    return set_ or bool(git.names("ls-files", "-z", "--", ":(top,glob)**/.gitattributes"))
+    """Whether settings, or attributes that any commit holds, may have git change what it writes."""
+    if settings.get("core.autocrlf", "").lower() not in ("", *_OFF) or "core.eol" in settings:
+        return True
+    return bool(git.text("rev-list", "--all", "--max-count=1", "--", ":(top,glob)**/.gitattributes").strip())
 
 
 def _lines(path: Path, git: Git, settings: Mapping[str, str]) -> list[str]:
