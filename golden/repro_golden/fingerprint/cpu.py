@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from repro_golden.fingerprint import _numpy
 from repro_golden.fingerprint.backends import BUFFER, Order, Results, Table, split
 from repro_golden.fingerprint.distributed import local_of
 from repro_golden.fingerprint.kinds import luts
@@ -62,7 +63,8 @@ class Cpu:
 
     def run(self, jobs: Table, base: int) -> None:
         """Carry out `jobs` [n, 12]; see `Backend`."""
-        kernels, total = _kernels(), np.dot(jobs[:, 1], jobs[:, 2])
+        total = int(np.dot(jobs[:, 1], jobs[:, 2]))
+        kernels = _loops.run(jobs, total)
         if total > self._PIECE:  # else no job is of more
             jobs = split(jobs, self._PIECE)
         sums, stats, tables = np.empty((len(jobs), 2), np.uint64), np.zeros((len(jobs), 3)), luts()
@@ -84,7 +86,7 @@ class Cpu:
     def gather(self, table: Table) -> None:
         """Fetch words; see `Backend`."""
         words = np.empty(len(table), np.uint64)
-        _kernels().gather(table, words)
+        _loops.gather(table).gather(table, words)
         self._words.append(words)
 
     def keep(self, tensor: torch.Tensor) -> None:
@@ -106,13 +108,42 @@ class Cpu:
         return (lambda: True), (lambda: results)
 
 
+class _Loops:
+    """NumPy's loops as long as there is little to read, numba's from then on; both give the same bits.
+
+    A program of a few small steps is read sooner than numba is loaded. Which of them reads is decided by what was asked
+    for, never by a clock.
+    """
+
+    _ENOUGH = 0.3  # seconds; numba and its compiled code take about twice as long to be there
+    _ROW, _WORD, _FETCHED = 3e-5, 1e-7, 2e-6  # seconds that NumPy takes, about: for a row, each word of it, one fetched
+
+    def __init__(self) -> None:
+        self._spent = 0.0
+
+    def run(self, jobs: Table, total: int) -> ModuleType:
+        """What carries out jobs of so many words."""
+        return self._for(self._ROW * int(jobs[:, 1].sum()) + self._WORD * total)
+
+    def gather(self, table: Table) -> ModuleType:
+        """What fetches words."""
+        return self._for(self._FETCHED * len(table))
+
+    def _for(self, seconds: float) -> ModuleType:
+        self._spent += seconds
+        return _numpy if self._spent < self._ENOUGH else _compiled()
+
+
+_loops = _Loops()
+
+
 @functools.cache
-def _kernels() -> ModuleType:
+def _compiled() -> ModuleType:
     """Those that numba compiles, where it is installed; a foreign program's environment may lack it."""
     try:
         return importlib.import_module("repro_golden.fingerprint._numba")
     except ImportError:
-        return importlib.import_module("repro_golden.fingerprint._numpy")
+        return _numpy
 
 
 def threads_of_this_process() -> int:
