@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Repo
-from history_kit import CASE, note
+from history_kit import CASE, edit, note, start
 from test_bad_input import only_line
 
 from repro.nightly.nightly import Asked, night_of
@@ -73,7 +73,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], list[str], list[str]]] = {
     "name": (lambda root: (root / "train.sh").rename(root / "run.sh"), ["."], ["core"]),
     "bytes": (add_latin, ["."], ["core"]),
     "golden": (lambda root: in_golden(root, "runs/x"), ["golden"], [".", "core"]),
-    "notes": (lambda root: in_golden(root, "notes/README.md"), ["golden"], [".", "core"]),
+    "prompts": (lambda root: in_golden(root, "prompts.txt"), [".", "golden"], ["core"]),
     "package": (lambda root: in_golden(root, "model.py"), [".", "golden"], ["core"]),
     "package below": (lambda root: in_golden(root, "nets/small/model.py"), [".", "golden"], ["core"]),
     "dvc": (lambda root: (root / ".dvcignore").touch(), [".dvcignore"], [".", "core"]),
@@ -442,18 +442,32 @@ def test_a_pull_request_that_changes_no_blob(tmp_path: Path) -> None:
     assert [found["commit"]["commit"] for found in result["culprits"]] == [culprit]
 
 
-def test_notes_beside_golden_runs_are_no_change_and_a_package_is(tmp_path: Path) -> None:
-    """What lies untracked in golden/ takes no commit from a checkout, unless it is code."""
+def test_what_lies_beside_golden_runs_is_code(tmp_path: Path) -> None:
+    """Of what lies untracked in golden/ only what recording writes leaves a checkout its commit."""
     repo = with_case(tmp_path, "one")
     file = repo.root / "golden" / "cases" / "toy.toml"
     file.write_text(CASE.replace('path = "train.py"', 'path = "."'))
     commit = repo.commit("All of it")
     checkout, case = find_checkout(repo.root), find_case(repo.root, "toy")
-    (repo.root / "golden" / "README.md").write_text("notes")
+    (repo.root / "golden" / "check.json").write_text("{}")
     assert checkout.place(case).commit == commit
-    for name in ("model.py", "nets/small/model.py"):
+    for name in ("prompts.txt", "nets/small/model.py"):
         (repo.root / "golden" / name).parent.mkdir(parents=True, exist_ok=True)
         (repo.root / "golden" / name).write_text("")
         assert checkout.place(case).commit is None
         (repo.root / "golden" / name).unlink()
     assert checkout.place(case).commit == commit
+
+
+def test_tracked_data_in_golden_is_replayed(tmp_path: Path) -> None:
+    """A pull request that changes nothing but a file that the program reads in golden/ is no agreement."""
+    repo = start(tmp_path, case=None)
+    data = repo.root / "golden" / "prompts.txt"
+    data.parent.mkdir()
+    data.write_text("1.0")
+    edit(repo, "scale = 1.0\n", "scale = float(open('golden/prompts.txt').read())\n", "Read")
+    data.write_text("7.0")
+    repo.commit("Other prompts")
+    done = repo.repro("report", "pr", "HEAD~1..HEAD", "--json", "--", sys.executable, "train.py", "--steps", "2")
+    (result,) = json.loads(done.stdout)["results"]
+    assert result["verdict"] == "moved", done.stderr

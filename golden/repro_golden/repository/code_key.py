@@ -24,17 +24,14 @@ _GOLDEN = "golden"
 _WRITTEN = (
     *("cases", "runs", "rollouts", "nights", "dvc.yaml", "dvc.lock", "check.json", "check-steps.json", ".gitignore"),
 )
-"""What recording itself writes into ``golden/``, which may be a package of the user's as well."""
-NOT_CODE = (".dvc", ".dvcignore", _GOLDEN)
+"""What recording itself writes into ``golden/``, where a program's data or a package may lie as well."""
+_OF_DVC = (".dvc", ".dvcignore")
+NOT_CODE = (*_OF_DVC, *(f"{_GOLDEN}/{name}" for name in _WRITTEN))
 """What recording itself writes into a repository: it is no part of the code of a subject that is all of it."""
-_BESIDE_PACKAGE = (".dvc", ".dvcignore", *(f"{_GOLDEN}/{name}" for name in _WRITTEN))
-"""The same where ``golden/`` is a package of the user's: it holds code beside that, at any depth."""
-_CODE = (b".py", b".pyx", b".so", b".c", b".cc", b".cpp", b".cu", b".sh")
-"""Endings of code, by which a package is told from notes beside golden runs."""
+_ELSEWHERE = (*_OF_DVC, _GOLDEN)
+"""The same where ``golden`` is a symlink or a submodule: what is written lies in another place."""
 
 _ATTRIBUTES = ".gitattributes"
-_OF_DVC = frozenset((b".dvc", b".dvcignore"))
-_OF_GOLDEN = frozenset(os.fsencode(name) for name in _WRITTEN)
 _TREE, _FILE, _LINK, _SUBMODULE = b"40000", b"100644", b"120000", b"160000"
 
 
@@ -73,14 +70,14 @@ class CodeKeys:
         keys: For each of `paths`, the key of each commit; None where it has none there.
         whole: The commits in which a symlink leads from `paths` to something else of the repository.
         attributes: Of each place of a `.gitattributes` above `paths`, its key in each commit.
-        packages: The commits in which ``golden/`` is a package, where that was looked at.
+        elsewhere: The commits in which ``golden`` is a symlink or a submodule, where that was looked at.
     """
 
     paths: Sequence[str]
     keys: Sequence[Mapping[str, str | None]]
     whole: Mapping[str, _Whole] = field(default_factory=dict)
     attributes: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
-    packages: frozenset[str] = frozenset()
+    elsewhere: frozenset[str] = frozenset()
 
     def of(self, commit: str) -> str | None:
         """One key for all paths; None where a commit has none of them."""
@@ -99,7 +96,7 @@ class CodeKeys:
         paths = [PurePosixPath(path) for path in self.paths]
         if commit in self.whole:
             return [PurePosixPath()], self.whole[commit].left_out
-        left_out = _BESIDE_PACKAGE if commit in self.packages else NOT_CODE
+        left_out = _ELSEWHERE if commit in self.elsewhere else NOT_CODE
         return paths, left_out if PurePosixPath() in paths else ()
 
     def absent(self, commits: Iterable[str]) -> list[str]:
@@ -135,26 +132,22 @@ def code_keys(git: Git, commits: Iterable[str], paths: Sequence[str]) -> CodeKey
     leaving = _leaving(git, trees, list(dict.fromkeys(roots.values())), paths)
     wholes = trees.keys({root: root for root in leaving}, ".") if leaving else {}
     # each commit by itself, so that a commit has one key in every range and in a golden run
-    packages = frozenset(commit for commit, root in roots.items() if root in trees.packages)
+    elsewhere = frozenset(commit for commit, root in roots.items() if root in trees.elsewhere)
     whole = {
         commit: _Whole(root, ())
         if leaving[root]
-        else _Whole(wholes[root] or "", _BESIDE_PACKAGE if commit in packages else NOT_CODE)
+        else _Whole(wholes[root] or "", _ELSEWHERE if commit in elsewhere else NOT_CODE)
         for commit, root in roots.items()
         if root in leaving
     }
-    return CodeKeys(paths, keys, whole, attributes, packages)
+    return CodeKeys(paths, keys, whole, attributes, elsewhere)
 
 
 def not_code(root: Path, of_commit: Sequence[str] = NOT_CODE) -> Sequence[str]:
-    """What of a working tree is no code, where that of its commit is known: a package may have come since."""
+    """What of a working tree is no code, where that of its commit is known: a folder may have been exchanged since."""
     golden = root / _GOLDEN
-    if not of_commit or not golden.is_dir() or golden.is_symlink() or (golden / ".git").exists():
-        return of_commit
-    for place, below, names in os.walk(golden):
-        below[:] = [name for name in below if Path(place) != golden or name not in _WRITTEN]
-        if any(os.fsencode(name).endswith(_CODE) for name in names):
-            return _BESIDE_PACKAGE
+    if of_commit and (golden.is_symlink() or (golden / ".git").exists()):
+        return _ELSEWHERE
     return of_commit
 
 
@@ -164,7 +157,7 @@ class _Trees:
     def __init__(self, git: Git) -> None:
         self._git, self._known = git, dict[str, bytes]()
         self.through: dict[str, set[tuple[PurePosixPath, str]]] = {}  # by root: symlinks on the way to a path
-        self.packages: set[str] = set()  # roots in which golden/ is one
+        self.elsewhere: set[str] = set()  # roots in which golden is a symlink or a submodule
 
     def keys(self, roots: Mapping[str, str], path: str) -> dict[str, str | None]:
         """The key of a path below the tree of each commit."""
@@ -191,29 +184,14 @@ class _Trees:
 
     def _whole(self, tree: str, golden: _Entry | None) -> str:
         """The id of a root's tree without what is not code."""
-        changed: dict[bytes, bytes | None] = dict.fromkeys(_OF_DVC)
-        if golden:
+        changed: dict[bytes, bytes | None] = dict.fromkeys(map(os.fsencode, _OF_DVC))
+        if golden and golden.mode in (_LINK, _SUBMODULE):
+            self.elsewhere.add(tree)
             changed[_GOLDEN.encode()] = None
-        if golden and golden.mode == _TREE and self._holds_code(golden.id):
-            self.packages.add(tree)
-            code = _without(self._known[golden.id], dict.fromkeys(_OF_GOLDEN), len(tree))
-            changed[_GOLDEN.encode()] = bytes.fromhex(_tree_id(code, len(tree)))
+        elif golden and golden.mode == _TREE:
+            rest = _without(self._known[golden.id], dict.fromkeys(map(os.fsencode, _WRITTEN)), len(tree))
+            changed[_GOLDEN.encode()] = bytes.fromhex(_tree_id(rest, len(tree))) if rest else None
         return _tree_id(_without(self._known[tree], changed, len(tree)), len(tree))
-
-    def _holds_code(self, golden: str) -> bool:
-        """Whether there is code in a tree, at any depth, beside what recording writes."""
-        level, written = [golden], _OF_GOLDEN
-        while level:
-            self._read(level)
-            below = list[str]()
-            for content in map(self._known.__getitem__, level):
-                for mode, name, _, end in _entries(content, len(golden) // 2):
-                    if mode != _TREE and name.endswith(_CODE) and name not in written:
-                        return True
-                    if mode == _TREE and name not in written:
-                        below.append(content[end - len(golden) // 2 : end].hex())
-            level, written = below, frozenset()
-        return False
 
     def _below(self, entry: _Entry | None, name: bytes, rest: bytes) -> _Entry | None:
         if entry and entry.mode in (_SUBMODULE, _LINK):
@@ -362,8 +340,8 @@ def _leads(link: PurePosixPath, target: bytes, inside: Sequence[PurePosixPath]) 
         del parts[0], at[-1]
     end = PurePosixPath(*at, *parts)
     if ".." in parts:  # after a folder that may itself be a symlink: anywhere
-        return any(name in NOT_CODE for name in parts)
-    left_out = bool(end.parts) and end.parts[0] in NOT_CODE
+        return any(name in _ELSEWHERE for name in parts)
+    left_out = bool(end.parts) and end.parts[0] in _ELSEWHERE
     if any(end.is_relative_to(path) and (path.parts or not left_out) for path in inside):
         return None
     return left_out
