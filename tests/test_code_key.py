@@ -471,3 +471,21 @@ def test_tracked_data_in_golden_is_replayed(tmp_path: Path) -> None:
     done = repo.repro("report", "pr", "HEAD~1..HEAD", "--json", "--", sys.executable, "train.py", "--steps", "2")
     (result,) = json.loads(done.stdout)["results"]
     assert result["verdict"] == "moved", done.stderr
+
+
+def test_a_script_that_the_case_names_is_code(tmp_path: Path) -> None:
+    """What the command starts counts, also where the path holds something else; its numbers are no files."""
+    repo = start(tmp_path, case=None)
+    (repo.root / "src").mkdir()
+    (repo.root / "src" / "model.py").write_text("")
+    (repo.root / "configs").mkdir()
+    (repo.root / "configs" / "small.yaml").write_text("")
+    file = repo.root / "golden" / "cases" / "toy.toml"
+    file.parent.mkdir(parents=True)
+    command = 'command = "{python} train.py --steps 2"\ncheck = "test 0.1 -a -f=configs/small.yaml"'
+    file.write_text(f'[case]\nname = "toy"\nsteps = 2\n[subject]\nkind = "command"\n{command}\npath = "src"\n')
+    repo.commit("Narrow")
+    checkout, case = find_checkout(repo.root), find_case(repo.root, "toy")
+    assert checkout.paths(case) == ["src", "configs/small.yaml", "train.py"]
+    edit(repo, "scale = 1.0\n", "scale = 2.0\n", "The script")
+    assert compare_commits(checkout, case, "HEAD~1", "HEAD", lambda _: None, Options(jobs=1)).verdict == "moved"

@@ -72,6 +72,16 @@ def test_equal_code_is_not_replayed(tmp_path: Path) -> None:
     assert not (repo.root / ".git" / "repro" / "probes").exists()
 
 
+def test_ends_that_are_exchanged_agree_in_nothing(tmp_path: Path) -> None:
+    """Where HEAD lies behind BASE and the code is another, nothing was compared, and it is said how it would be."""
+    repo = start(tmp_path)
+    base = repo.git("rev-parse", "HEAD")
+    head = edit(repo, SCALE, "scale = 2.0\n", "Scale")
+    comparison = pair(repo, head, base)
+    assert (comparison.verdict, comparison.compared) == ("unverifiable", None)
+    assert comparison.reason.endswith(f"; {base[:10]}..{head[:10]} compares them")
+
+
 def test_a_base_that_went_on_is_left_where_the_branch_did(tmp_path: Path) -> None:
     """What the base branch changed since then is not held against HEAD; the report says which commit served."""
     repo = start(tmp_path)

@@ -15,6 +15,7 @@ from pull_kit import flat, pair, with_step
 from repro.pulls.cases import PullCases
 from repro.pulls.pair import PairResult
 from repro_golden.case.file import Bound
+from repro_golden.compare.renames import Renames
 from repro_golden.repository.checkout import find_checkout
 
 OBSERVE = "\n[observe]\nmetrics = ['loss=(?P<loss>\\S+)']\n"
@@ -68,6 +69,9 @@ def results(tmp_path: Path) -> dict[str, PairResult]:
         (CASE, CASE + "[observe]\nignore = ['x']\n", "observe.ignore", ("unverifiable", "unverifiable", "moved")),
         (CASE, CASE.replace('"train.py"\n', '"./train.py"\n'), "", ("identical", "within", "moved")),
         (CASE.replace("command = ", "comand = "), CASE, "its file", ("unverifiable", "unverifiable", "moved")),
+        (CASE + 'link = ["data"]\n', CASE, "subject.link", ("unverifiable", "unverifiable", "moved")),
+        (CASE + 'check = "true"\n', CASE + 'check = "false"\n', "subject.check",
+         ("unverifiable", "unverifiable", "moved")),
     ],
 )  # fmt: skip
 def test_no_agreement_rests_on_a_case_that_head_changed(
@@ -89,6 +93,18 @@ def test_no_agreement_rests_on_a_case_that_head_changed(
         assert verdict != "unverifiable" or ("HEAD changes the case" in judged.reason and judged.compared is None)
     unknown = replace(pair(tmp_path / "traces", flat(2, loss=1.0), flat(2, loss=1.0)), case="new")
     assert cases.judged(unknown) == unknown, "BASE has no such case"
+
+
+def test_names_that_base_is_strict_of_are_judged_by_it(tmp_path: Path) -> None:
+    """A HEAD that no longer asks for the same names, and renames one, does not agree; without a rename it does."""
+    repo = start(tmp_path, case=CASE + '[compare]\nnames = "strict"\n')
+    base = repo.git("rev-parse", "HEAD")
+    cases = PullCases(find_checkout(repo.root), base, changed(repo, CASE))
+    (tmp_path / "traces").mkdir()
+    result = results(tmp_path / "traces")["identical"]
+    assert cases.judged(result).verdict == "identical" and result.compared is not None
+    drift = replace(result.compared.drift, renames=Renames(1, [("fc.weight", "proj.weight")]))
+    assert cases.judged(replace(result, compared=replace(result.compared, drift=drift))).verdict == "unverifiable"
 
 
 def test_a_case_that_head_lacks_or_alone_has_is_told(tmp_path: Path) -> None:

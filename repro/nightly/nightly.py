@@ -145,7 +145,7 @@ class _Night:
         self.rollouts = rollouts.digest
         if not case.subject.path:
             raise ReproError(f"the subject of {case.name} is an installed module, which no commit changes")
-        paths = case.paths()
+        paths = checkout.paths(case)
         history = Commits(checkout, self.commit, {}, paths)
         history.require([case.subject.path])
         self.tree = history.tree(self.commit) or ""

@@ -76,9 +76,7 @@ class PullCases:
         what = in_words({**asked, **rules})
         result = replace(result, notes=[*result.notes, f"HEAD changes the case: {what}"])
         compared = any(key.startswith("compare.") for key in rules)
-        # without bounds no number that is only printed was ever judged
-        judged = result.verdict == "within" or (isinstance(base, Case) and base.compare.mode == "bounds")
-        looser = compared and judged and not _no_looser(base, head)
+        looser = compared and _was_judged(base, result) and not _no_looser(base, head)
         if result.verdict not in ("identical", "within") or not (runs or looser):
             return result
         said = "bit-identical" if result.verdict == "identical" else "within bounds"
@@ -89,6 +87,17 @@ class PullCases:
 def _rules(case: Case | str) -> Mapping[str, Any]:
     """What decides which numbers agree."""
     return {} if isinstance(case, str) else case.model_dump(mode="json", include={"compare", "mismatch"})
+
+
+def _was_judged(base: Case | str, result: PairResult) -> bool:
+    """Whether something that agrees is judged otherwise by other rules: bits that are equal are under all of them.
+
+    Without bounds no number that is only printed was ever judged, nor a name unless that was asked for.
+    """
+    if result.verdict == "within" or isinstance(base, str):
+        return result.verdict == "within"
+    renamed = result.compared is not None and bool(result.compared.drift.renames)
+    return base.compare.mode == "bounds" or (base.compare.strict and renamed)
 
 
 def _no_looser(base: Case | str, head: Case | str) -> bool:

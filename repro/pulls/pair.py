@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from repro.report.plot_data import PlotData, plot_data_of
 from repro_bisect.axes.axis import PointInfo, short
-from repro_bisect.axes.commits import Commits, History, merge_bases, refuse_cut_off, resolve
+from repro_bisect.axes.commits import Commits, History, merge_bases, refuse_cut_off, resolve, typed
 from repro_bisect.driver.circumstances import made_together, refuse_changed_world, refuse_explained
 from repro_bisect.driver.commits import bisect_range
 from repro_bisect.driver.drift import Drift, drift
@@ -255,7 +255,7 @@ class _Pair:
         if not bases:
             raise ReproError(f"{self.base} and {short(self.head)} have no commit in common: give a base that they have")
         fork, *others = bases
-        if fork != good:
+        if fork not in (good, self.head):
             self.notes.append(f"compared with {short(fork)}, where the branch left {self.base} ({short(good)})")
         if others:
             also = ", ".join(map(short, others))
@@ -264,13 +264,18 @@ class _Pair:
                 f"what {short(fork)} lacks of it counts as the branch's; give a base that holds both"
             )
         self.base = fork
-        paths = case.paths(self.options.paths)
+        paths = checkout.paths(case, self.options.paths)
         if not case.subject.path:
             raise ReproError(f"the subject of {case.name} is an installed module, which no commit changes")
         if fork == self.head:
-            self.history = Commits(checkout, fork, {}, paths)
+            self.history = Commits(checkout, fork, {good: [fork]} if good != fork else {}, paths)
             self.history.require(self.options.paths or [case.subject.path])
-            return self._without_replay("it adds no commit to its base")
+            if self.history.tree(good) == self.history.tree(fork):
+                return self._without_replay("it adds no commit to its base")
+            swapped = typed(checkout, fork, good)
+            return self._result(
+                "unverifiable", f"nothing was compared: it lies behind its base; {swapped} compares them"
+            )
         history = self.history = History(checkout, f"{fork}..{self.head}", paths)
         history.require(self.options.paths or [case.subject.path])
         if by := sampled_by(fetched_rollouts(checkout, case)):

@@ -53,7 +53,7 @@ class _Code:
 
         if not case.subject.path:  # the installed module
             return cls(commit, digest("installed"), [], holds)
-        paths = case.paths()
+        paths = checkout.paths(case)
         keys = code_keys(ask, [commit], paths)
         tree = keys.of(commit)
         if tree is None or case.subject.path in keys.absent([commit]):

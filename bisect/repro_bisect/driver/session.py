@@ -77,7 +77,7 @@ def commits_of(checkout: Checkout, case: Case, spec: str, options: Options, *, f
         NotVerifiableError: no commit of the range changes the subject's code.
         ReproError: there are no rollouts, the range cannot be used, or commits do not hold the subject.
     """
-    paths = case.paths(options.paths)
+    paths = checkout.paths(case, options.paths)
     if case.subject.installed:
         raise ReproError(
             f"the subject of {case.name} is the installed {case.subject.installed}, which no commit changes: "
@@ -115,7 +115,7 @@ def session(
     """
     began = time.monotonic()
     refuse_tracked(checkout.git, case)
-    if filtered := rewritten(checkout.git, case.paths()):
+    if filtered := rewritten(checkout.git, checkout.paths(case)):
         watch(Event(filtered))
     if options.fresh:
         forget(checkout.state)
@@ -203,7 +203,7 @@ def _golden_of(
         ReproError: it was recorded under other circumstances, or cannot be read.
     """
     path = store.run_path(machine, case.name)
-    if list(axis.paths) != case.paths() or kind_of(case).other_pythons(
+    if list(axis.paths) != checkout.paths(case) or kind_of(case).other_pythons(
         checkout.root
     ):  # it does not say what those held
         return None

@@ -208,6 +208,13 @@ class Case(Table):
         locks = self.subject.locks
         return code + [name for name in locks if not any(PurePosixPath(name).is_relative_to(path) for path in code)]
 
+    @property
+    def named(self) -> list[str]:
+        """What may be files of the repository among the words of its commands, or of its configuration."""
+        texts = {text for word in self.subject.words for text in re.split(r"[=,:]", word)}
+        paths = [PurePosixPath(text) for text in texts if ("/" in text or "." in text) and "\0" not in text]
+        return sorted(str(path) for path in paths if path.parts and path.parts[0] != "/" and ".." not in path.parts)
+
     def canonical(self) -> dict[str, Any]:
         """What decides the numbers of a run, as JSON types: the subject, its resources and the number of steps."""
         apart = {"timeout", "check", "save", "resume", "environments", "link"} | self.subject.unset

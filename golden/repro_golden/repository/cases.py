@@ -71,6 +71,9 @@ class CommittedCases:
         facts = case.canonical()
         facts.pop("name")
         facts["subject"]["path"] = str(PurePosixPath(case.subject.path))
+        # of no run's identity, but what lies in its worktree
+        beside = {"link": list(case.subject.link), "check": case.subject.check_line}
+        facts["subject"] |= {key: value for key, value in beside.items() if value}
         facts["case"] = {"steps": facts.pop("steps")}
         if case.case.rollouts is not None:
             path = str(PurePosixPath(case.case.rollouts))

@@ -96,6 +96,14 @@ class Checkout:
         ]
         return commit if commit and not _changed(self.git, [PurePosixPath()], left_out) else None
 
+    def paths(self, case: Case, own: Sequence[str] = ()) -> list[str]:
+        """`Case.paths`, and what git tracks of the files that the case itself names: its launch script, say."""
+        paths = case.paths(own)
+        named = [name for name in case.named if not any(PurePosixPath(name).is_relative_to(path) for path in paths)]
+        tracked = self.git.names("ls-files", "-z", "--", *(f":(top,literal){name}" for name in named)) if named else []
+        holding = {str(folder) for name in tracked for folder in (PurePosixPath(name), *PurePosixPath(name).parents)}
+        return paths + [name for name in named if name in holding]
+
     def _files_in(self, folder: PurePosixPath) -> list[str]:
         """All files below a folder, by their paths in it."""
         inside = self.root / folder
@@ -112,7 +120,7 @@ class Checkout:
             return Place(self.root)
         if not case.subject.path:
             return Place(self.root, commit, None)
-        keys = code_keys(self.git, [commit], case.paths())
+        keys = code_keys(self.git, [commit], self.paths(case))
         if case.subject.path in keys.absent([commit]):
             if not os.path.lexists(self.root / case.subject.path):
                 raise no_such_code([case.subject.path], "HEAD nor in the working tree")
@@ -127,7 +135,7 @@ class Checkout:
         if place.commit is None or place.tree is None:
             return True
         commit = self.git.text("rev-parse", "--verify", "HEAD^{commit}")
-        keys = code_keys(self.git, [commit], case.paths())
+        keys = code_keys(self.git, [commit], self.paths(case))
         paths, left_out = keys.covers(commit)
         unchanged = not _changed(self.git, paths, not_code(self.root, left_out), untracked="no")
         return keys.of(commit) == place.tree and unchanged
