@@ -39,6 +39,7 @@ from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.store.rollouts import rollouts_of
 from repro_golden.subjects.additions import Addition, Written
 from repro_golden.subjects.argv import interpreter, replaced, told, variables_of, words
+from repro_golden.subjects.caches import own_caches
 from repro_golden.subjects.environments.builds import Environment, Who, held, identity_in
 from repro_golden.subjects.environments.overlays import Overlay, held_overlay
 from repro_golden.subjects.kind import Kind
@@ -110,6 +111,7 @@ class _Job:
         ours = self.built.variables(self.subject) if self.built else {}
         ours |= self.overlay.variables(variables) if self.overlay else {}
         variables |= told(ours, self.subject) | dict(self.place.variables)
+        variables |= own_caches(variables, self.raw / "caches")
         return self.addition.variables(variables) if self.addition else variables
 
     def child(self, text: str, variables: Mapping[str, str]) -> Child:

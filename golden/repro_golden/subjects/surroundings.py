@@ -20,6 +20,7 @@ from repro_golden.base.canonical import canonical_json, digest
 from repro_golden.case.file import Case
 from repro_golden.recording.attach.identify import sources
 from repro_golden.replay.children import base_environment
+from repro_golden.subjects.caches import implicit_files
 from repro_golden.subjects.watched import Found
 
 __all__ = [
@@ -223,9 +224,13 @@ def folders_of(case: Case, root: Path) -> list[Path]:
 
 
 def _words(case: Case, without: str = "") -> list[str]:
-    """Every word of a case's commands, or of its configuration, and of its variables but for PATH and another."""
+    """Every word of a case's commands, or of its configuration, and of its variables but for PATH and another.
+
+    Of a program also the files that launchers read unasked.
+    """
     subject = case.subject
-    return subject.words + [value for name, value in subject.env.items() if name not in ("PATH", without)]
+    words = subject.words + [value for name, value in subject.env.items() if name not in ("PATH", without)]
+    return words + (implicit_files(base_environment(case) | subject.env) if subject.program else [])
 
 
 _STARTS = re.compile(r"(?<![\w.~/+}-])~?/|(?<=^-\w)/")
