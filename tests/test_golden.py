@@ -17,6 +17,7 @@ from repro_golden.replay.children import BITS_DEFAULTS, Run, base_environment
 from repro_golden.repository.checkout import Place
 from repro_golden.runs.proofs import first_step_checks, reproduced, seen_perturbation, undisturbed
 from repro_golden.store.golden import Store
+from repro_golden.store.pulled import noted
 from repro_golden.subjects import launch
 from repro_golden.trace import Header, Trace, TraceWriter, seal
 from repro_golden.trace.writer import metric_row
@@ -149,6 +150,8 @@ def test_approve_replaces_and_keeps_the_old_baseline(recorded: Repo) -> None:
     assert differ.returncode == 1 and "log_probs" in differ.stdout
     assert "a better temperature" in recorded.repro("golden", "show", "mini").stdout
     assert recorded.repro("golden", "verify").returncode == 0
+    pointers = recorded.root.glob("golden/runs/*/mini.dvc")
+    assert [noted(pointer.read_text())["commit"] for pointer in pointers] == [recorded.git("rev-parse", "HEAD")]
 
 
 def test_another_identity_is_not_comparable(recorded: Repo, monkeypatch: pytest.MonkeyPatch) -> None:

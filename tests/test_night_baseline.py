@@ -13,7 +13,7 @@ from conftest import Repo
 from nightly_kit import IDENTITY, approve, night
 from trace_kit import HEADER, kill
 
-from repro.nightly.baseline import Judgement, Tonight, baseline_of
+from repro.nightly.baseline import Judgement, Tonight, _approved_code, baseline_of
 from repro.nightly.checks import run_to_run
 from repro.nightly.lineage import lineage, newest_green
 from repro.nightly.records import Baseline, Check, Night, Status
@@ -461,3 +461,25 @@ def test_a_golden_run_is_a_first_replay_only_where_that_is_asked_for(tmp_path: P
             assert golden is not None and trace is not None and check.status == "green", watch
             made.append((scheduler.cost.ends.probes, trace is golden.trace))
     assert made == [(2, False), (1, True)]
+
+
+def test_a_golden_run_approves_the_code_that_it_was_recorded_of(tmp_path: Path) -> None:
+    """A squashed branch brings a golden run and what others changed meanwhile, which nobody approved."""
+    repo, trace = kit.start(tmp_path, case=kit.CASE + OBSERVE), made(tmp_path / "t", 1.0, 2.0)
+    kit.edit(repo, "scale = 1.0\n", "scale = 3.0\n", "The branch")
+    branch, code = repo.git("rev-parse", "HEAD"), _tree(repo)
+    kit.edit(repo, "lr", "rate", "Meanwhile")
+    lost = "f" * 40
+
+    def brought(commit: str, tree: str) -> str:
+        return approve(repo, "m2", text=f"outs:\n- md5: {commit}\nmeta:\n  commit: {commit}\n  tree: {tree}\n")
+
+    for commit, tree in ((lost, _tree(repo)), (repo.git("rev-parse", "HEAD"), code)):
+        approved = brought(commit, tree)
+        status, kind, text = said(baseline_of(tonight(repo, trace)))
+        assert (status, kind) == ("green", "approved") and approved[:10] in text
+    brought(lost, code)
+    status, kind, text = said(baseline_of(tonight(repo, trace)))
+    assert (status, kind) == ("not judged", "none") and f"that of {lost[:10]}, which is not here: fetch it" in text
+    approved = brought(branch, code)
+    assert _approved_code(tonight(repo, trace), approved) == branch

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from repro.nightly.checks import failure, line
-from repro.nightly.lineage import Lineage, newest_green
+from repro.nightly.lineage import Lineage, newest_green, recorded
 from repro.nightly.records import Baseline, Check, Night, Status, Summary
 from repro.nightly.trusted import trusted
 from repro.pulls.pair import Compared, compare_traces
 from repro_bisect.axes.axis import short
-from repro_bisect.axes.commits import Commits
+from repro_bisect.axes.commits import Commits, resolve
 from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.answers import Answer
@@ -264,7 +264,8 @@ def _last_green(tonight: Tonight) -> Judgement:
     if past.approved:
         _refuse_changed(tonight, past.approved)
     good = min(known, key=lambda commit: past.order[commit])
-    baseline = Baseline("last green" if good == last else "approved", good)
+    baseline = Baseline("last green", last) if good == last else Baseline("approved", _approved_code(tonight, good))
+    good = baseline.commit
     name = f"{'the last green commit' if baseline.kind == 'last green' else 'the approved commit'} {short(good)}"
     parents = {tonight.commit: [good]} if good != tonight.commit else {}
     tree = Commits(tonight.checkout, good, parents, tonight.paths).tree(good)
@@ -284,6 +285,32 @@ def _last_green(tonight: Tonight) -> Judgement:
     if compared.verdict == "within":
         return _judgement("green", f"within the case's bounds of {name}: {_where(compared)}", baseline, compared)
     return _moved(tonight, baseline, name, base, compared, kept=cached)
+
+
+def _approved_code(tonight: Tonight, approved: str) -> str:
+    """The commit whose code has the approved numbers: the approving one, or that which its golden run was recorded of.
+
+    Raises:
+        NotVerifiableError: the golden run was recorded of other code, which is not here.
+    """
+    told = recorded(tonight.checkout, tonight.case.name, approved)
+    if not told:
+        return approved
+
+    def key(commit: str) -> str | None:
+        return Commits(tonight.checkout, commit, {}, tonight.paths).tree(commit)
+
+    try:
+        origin = resolve(tonight.checkout, told["commit"])
+    except ReproError:
+        if told["tree"] == key(approved):
+            return approved
+        raise NotVerifiableError(
+            f"the commit {short(approved)} brought a golden run that was recorded of other code, that of "
+            f"{short(told['commit'])}, which is not here: fetch it, or approve what is here with "
+            f"`repro golden approve {tonight.case.name} --reason ...`"
+        ) from None
+    return approved if key(origin) == key(approved) else origin
 
 
 def _refuse_changed(tonight: Tonight, approved: str) -> None:

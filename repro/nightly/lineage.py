@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from repro.nightly.records import Night
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.git import Git
+from repro_golden.store.pulled import noted
 
-__all__ = ["Lineage", "lineage", "newest_green"]
+__all__ = ["Lineage", "lineage", "newest_green", "recorded"]
 
 
 Runs = Mapping[str, str]
@@ -75,6 +76,20 @@ def lineage(checkout: Checkout, case: str, commit: str) -> Lineage:
     # what a shallow clone left out may have held any of them before
     cut_off = not checkout.git.cut_off().isdisjoint(parents)
     return Lineage(order, "" if cut_off else whole[-1], since, parents, cut_off)
+
+
+def recorded(checkout: Checkout, case: str, approved: str) -> dict[str, str]:
+    """Commit and code key that the golden run was recorded of which an approving commit brought; empty if unknown.
+
+    That commit may hold other code, as one does that a branch was squashed into. A merge approves what it is.
+    """
+    git = checkout.git
+    if len(git.text("rev-list", "--parents", "-1", approved).split()) > 2:
+        return {}
+    brought = _changes(git, case, approved).get(approved, {})
+    texts = [git("cat-file", "blob", blob).decode(errors="replace") for path, blob in brought.items()
+             if blob and path.endswith(".dvc")]  # fmt: skip
+    return next((facts for facts in map(noted, texts) if facts), {})
 
 
 def _held(

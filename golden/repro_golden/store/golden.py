@@ -20,7 +20,7 @@ from repro_golden.case.identity import Difference, Identity, versions_of
 from repro_golden.compare.traces import compare
 from repro_golden.repository.git import Git
 from repro_golden.store.dvc import Dvc
-from repro_golden.store.pulled import pointed_md5, pointer_of
+from repro_golden.store.pulled import CODE, note, pointed_md5, pointer_of
 from repro_golden.store.rollouts import RolloutFiles, Rollouts, rollouts_of
 from repro_golden.trace import Trace
 from repro_golden.trace.model import checked, to_checked_line
@@ -295,7 +295,10 @@ class Store:
         if staged.exists() and not path.exists():
             shutil.move(staged, path)
         self.dvc.add(path)
-        return self.read(machine, case)
+        kept = self.read(machine, case)
+        if kept.record.get("tree"):  # also for whoever has the pointer alone
+            note(pointer, {key: kept.record[key] for key in CODE})
+        return kept
 
     def refuse_dirty(self, path: Path) -> None:
         """Refuse to go on over files that DVC does not know.

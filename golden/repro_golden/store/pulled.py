@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from repro_golden.base.canonical import parse_json
 from repro_golden.base.errors import ReproError
 
 __all__ = [
+    "CODE",
     "check_pulled",
     "drop_damaged",
     "elsewhere",
@@ -22,6 +24,8 @@ __all__ = [
     "is_small",
     "is_whole",
     "lacking",
+    "note",
+    "noted",
     "object_of",
     "pointed_md5",
     "pointer_of",
@@ -33,6 +37,7 @@ _HASH = re.compile(r"^\s*hash:\s*md5\s*$", re.MULTILINE)
 """Pointers of DVC 2 have none: there text files were hashed with other line ends."""
 _REMOTE = re.compile(r"^\s*-?\s*remote:\s*\S", re.MULTILINE)
 _FILES = re.compile(r"^\s*-?\s*nfiles:\s*(\d+)\s*$", re.MULTILINE)
+_NOTED = re.compile(r"^  (\w+): (\w+)$", re.MULTILINE)
 _SIZE = re.compile(r"^\s*-?\s*size:\s*(\d+)\s*$", re.MULTILINE)
 _SMALL = 1 << 26
 _SUFFIX = ".dir"
@@ -51,6 +56,21 @@ def pointed_md5(pointer: Path) -> str | None:
         return None
     matches = _OUT.findall(text)
     return matches[0] if len(matches) == 1 and _HASH.search(text) else None
+
+
+CODE = ("commit", "tree")
+"""What a pointer says of the code that a golden run was recorded of: its commit, and the key of its content."""
+
+
+def note(pointer: Path, facts: Mapping[str, str]) -> None:
+    """Put facts into a pointer that DVC has just written, where DVC leaves what is another's."""
+    with pointer.open("a", encoding="utf-8") as file:
+        file.write("meta:\n" + "".join(f"  {key}: {value}\n" for key, value in facts.items()))
+
+
+def noted(text: str) -> dict[str, str]:
+    """The facts in the text of a pointer; none in one that DVC alone has written."""
+    return dict(_NOTED.findall(text.partition("\nmeta:\n")[2]))
 
 
 def elsewhere(pointer: Path) -> bool:
