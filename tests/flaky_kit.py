@@ -182,6 +182,30 @@ def history(rng: random.Random) -> tuple[Points, str, set[str]]:
     return Points(parents, "good", names[dag.order[-1]]), names[culprit], holds
 
 
+def tangled(rng: random.Random) -> tuple[Points, set[str]]:
+    """A history that no one culprit explains, and what of it is BAD, as each commit's code decides.
+
+    Code is kept, changed, taken back, picked from elsewhere and merged, also from a branch that began before GOOD.
+    """
+    code, bad = {"good": "good", "base": "base"}, {"good": False, "base": rng.random() < 0.5}
+    parents: dict[str, list[str]] = {"c0": ["good"]}
+    for i in range(rng.randrange(3, 14)):
+        name, known = f"c{i}", [c for c in code if c != "base" or rng.random() < 0.2][-4:]
+        before = parents[name] = rng.sample(known, min(len(known), rng.choice([1, 1, 1, 2]))) if i else ["good"]
+        codes = [code[c] for c in before]
+        code[name] = rng.choice([codes[0], name, name, name, code[rng.choice(list(code))], rng.choice(codes)])
+        if code[name] == name:
+            bad[name] = any(bad[c] for c in codes) != (rng.random() < 0.4)
+    tips = [c for c in parents if not any(c in before for before in parents.values())]
+    parents["last"], code["last"], bad["last"] = tips, "last", True
+    reached = {"last"}
+    for name in reversed(parents):
+        if name in reached:
+            reached.update(parents[name])
+    holds = {name: before for name, before in reversed(parents.items()) if name in reached}
+    return Points(holds, "good", "last", same=code), {name for name in code if bad[code[name]]}
+
+
 def answer_of(seed: int, rate: float, folder: Path, kind: str = "", skips: float = 0.0) -> Answer:
     """A bisect by exit code of one random history whose program says the wrong thing at a rate."""
     rng = random.Random(f"{seed} {rate}")

@@ -194,6 +194,25 @@ def test_a_branch_from_before_good(tmp_path: Path) -> None:
     assert "searching only what contains GOOD" in progress
 
 
+@pytest.mark.whole
+def test_a_branch_whose_beginning_cannot_be_tested(tmp_path: Path) -> None:
+    """That the first commit of a branch differs from GOOD, which it lacks, proves nothing without its parent."""
+    repo, broken = start(tmp_path, case=None), "scale = 1.0; assert False\n"
+    edit(repo, SCALE, broken, "It does not start")
+    repo.git("branch", "old")
+    edit(repo, broken, SCALE, "It starts")
+    good = edit(repo, "lr=0.01", "lr=0.02", "Learn faster, on purpose")
+    repo.git("checkout", "--quiet", "old")
+    edit(repo, broken, SCALE, "It starts here too")
+    for n in range(4):
+        note(repo, f"from before {n}", "old")
+    repo.git("checkout", "--quiet", "main")
+    repo.git("merge", "--quiet", "--no-ff", "--message", "Merge old", "old")
+    culprit = edit(repo, SCALE, "scale = 1.0 + 1e-6\n", "Scale")
+    result, progress = bisect(repo, f"{good}..HEAD", "-j", "1", *command(2))
+    assert result["culprit"]["commit"] == culprit, progress
+
+
 @pytest.mark.campaign
 def test_a_culprit_that_a_later_one_hides(tmp_path: Path) -> None:
     """What moves a late step is told where a commit after it moves an earlier one, and `--all` names both.

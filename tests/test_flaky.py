@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
-from flaky_kit import RATES, Points, Told, bisect, sheet
+from flaky_kit import RATES, Points, Told, bisect, sheet, tangled
 
 from repro_bisect.driver.result import BisectResult
 from repro_bisect.predicates.predicates import Exit
 from repro_bisect.probe.executors import Outcome, Task
 from repro_golden.base.errors import ReproError
+from repro_golden.replay.children import ChildFailure
 
 MANY = [pytest.param(range(25), id="25"), pytest.param(range(400), id="400", marks=pytest.mark.campaign)]
 
@@ -90,3 +92,57 @@ def test_one_wrong_verdict_on_the_way_names_nobody_else(tmp_path: Path, wrong: s
     # what was found is kept: the same bisect again asks for nothing
     again, executor = told(tmp_path, 10, 6, set(), [])
     assert executor.runs.total() == 0 and again.posterior == result.posterior
+
+
+def searched(folder: Path, axis: Points, bad: set[str]) -> tuple[BisectResult, Told]:
+    """What is told of a history of which some commits are BAD, in each of their runs."""
+    executor = Told(lambda task, _: Outcome(code=int(task.commit in bad)))
+    return bisect(axis, executor, Exit(), folder), executor
+
+
+def test_a_change_that_was_taken_back_and_made_again_is_named_where_it_was_made_again(tmp_path: Path) -> None:
+    """Of GOOD, a change, its revert, the revert of that and innocent commits the third is named, however often."""
+    for toggles in (1, 2):
+        last = 2 * toggles
+        axis = line(last + 4)
+        axis.same = {f"c{i}": "good" if i % 2 else "c0" for i in range(last + 1)}
+        bad = {c for c in axis.parents if axis.tree(c) == "c0" or int(c[1:]) > last}
+        result, _ = searched(tmp_path / str(toggles), axis, bad)
+        assert [c.commit.commit for c in result.culprits] == [f"c{last}"]
+        assert result.git_probes is None and not result.alike, "git would have met another verdict on the way"
+        assert result.remarks[0].startswith("not searched") and result.remarks[0].endswith(f" {f'c{last - 2}'}")
+
+
+def test_a_branch_from_before_good_is_not_to_blame_for_what_it_lacks(tmp_path: Path) -> None:
+    """A branch without GOOD's fix is BAD as what it began from is: the culprit is sought in what contains GOOD."""
+    side = {f"b{i}": [f"b{i - 1}" if i else "base"] for i in range(6)}
+    main = {"merge": ["good", "b5"], "n1": ["merge"], "culprit": ["n1"], "n2": ["culprit"]}
+    axis = Points(dict(reversed((side | main).items())), "good", "n2")
+    result, executor = searched(tmp_path / "fixed", axis, {"base", *side, "culprit", "n2"})
+    assert [c.commit.commit for c in result.culprits] == ["culprit"] and executor.runs["base"] == 1
+    assert result.git_probes is None and "lack what GOOD has" in " ".join(result.remarks)
+    result, _ = searched(tmp_path / "bad", axis, {"b0", "b1", "b2", "b3", "b4", "b5", *main})
+    assert [c.commit.commit for c in result.culprits] == ["b0"]
+
+
+def test_tests_of_git_are_counted_where_it_would_have_met_the_same_verdicts(tmp_path: Path) -> None:
+    """A commit that exits with 125 is a skip to git too; one that could not be started is BAD to it."""
+    for outcome in (Outcome(code=125), Outcome(failure=ChildFailure("start", -1, "no ./test.sh", "log"))):
+        axis = line(8)
+        executor = Told(
+            lambda task, _, other=outcome: other if task.commit == "c3" else Outcome(code=task.commit in ("c6", "c7"))
+        )
+        result = bisect(axis, executor, Exit(), tmp_path / str(outcome.code))
+        assert [c.commit.commit for c in result.culprits] == ["c6"] and list(result.skips) == ["c3"]
+        assert (result.git_probes is None) == (outcome.code is None)
+
+
+def test_what_is_named_is_bad_and_follows_what_is_good(tmp_path: Path) -> None:
+    """Whatever was taken back, picked twice, merged or begun before GOOD: what is named made GOOD into BAD itself."""
+    for seed in range(100):
+        axis, bad = tangled(random.Random(seed))
+        result, _ = searched(tmp_path / str(seed), axis, bad)
+        (named,) = (c.commit.commit for c in result.culprits)
+        holding = {"good", *axis.descendants("good")}
+        before = [p for p in axis.parents[named] if p in holding or named not in holding]
+        assert named in bad and before and not bad.intersection(before), seed

@@ -79,8 +79,17 @@ def test_noise_is_told_where_runs_disagree_alone(tmp_path: Path) -> None:
     named = culprit(3)
     made = result(named, predicate="exit", posterior={named.commit.commit: 0.9}, rates=(0.25, 0.875))
     noisy, alike = (written(replace(made, alike=alike), tmp_path)[0] for alike in (False, True))
-    assert "BAD in 25 % of replays" in noisy and "all said the same" not in noisy
-    assert "all said the same" in alike and "of replays" not in alike and " 90.0 %" in alike
+    assert "it reckons with 25 % and 88 %" in noisy and "all said the same" not in noisy
+    assert "all said the same" in alike and "reckons" not in alike and " 90.0 %" in alike
+
+
+def test_what_was_seen_is_told_beside_what_is_estimated(tmp_path: Path) -> None:
+    """Replays are counted, and verdicts that contradict nothing are not called noisy for rates that allow for it."""
+    named = culprit(3)
+    made = result(named, posterior={named.commit.commit: 0.96}, rates=(0.22, 0.75))
+    clean, noisy = (written(replace(made, tallies=((n, 3), (2, 2))), tmp_path)[0] for n in (0, 1))
+    assert "without the culprit 0 of 3 replays were BAD, of others 2 of 2." in clean and "are noisy" not in clean
+    assert "Verdicts are noisy: of commits without the culprit 1 of 3" in noisy
 
 
 def test_sizes_are_plotted_in_the_page_and_drawn_in_letters_elsewhere(tmp_path: Path) -> None:

@@ -189,10 +189,7 @@ def noise_line(result: BisectResult, what: str = "commit") -> str:
             "No run contradicted another; but exit codes do not show that a program is deterministic, and the "
             "probability allows for one that is not. `--confidence` asks for more runs."
         )
-    rates = [f"{100 * rate:.0f} %" for rate in result.rates]
-    lines = [
-        f"Verdicts are noisy: a {what} without the culprit is BAD in {rates[0]} of replays, one with it in {rates[1]}."
-    ]
+    lines = [_tallied(result, what)]
     if result.alike:
         lines = [
             f"The runs of each {what} all said the same, and no one culprit explains them: what makes it BAD came in "
@@ -201,6 +198,20 @@ def noise_line(result: BisectResult, what: str = "commit") -> str:
     likely = sorted(result.posterior.items(), key=lambda item: -item[1])[:5]
     lines += [f"  {100 * p:5.1f} %  {short(commit)} {result.subjects.get(commit, '')}" for commit, p in likely]
     return "\n".join(lines)
+
+
+def _tallied(result: BisectResult, what: str) -> str:
+    """How often replays were BAD, and by what rates the probability goes."""
+    assert result.rates is not None
+    text = "Verdicts are noisy"
+    if result.tallies is not None:
+        (wrong, of), (bads, replays) = result.tallies
+        if not wrong and bads == replays:
+            text = "Replays differ, but not in these verdicts"
+        who = "the culprit" if result.outcome == "found" else "them"
+        text += f": of {plural(what)} without {who} {wrong} of {of} replays were BAD, of others {bads} of {replays}"
+    rates = " and ".join(f"{100 * rate:.0f} %" for rate in result.rates)
+    return f"{text}. The probability allows for more noise than was seen: it reckons with {rates}."
 
 
 def rename_lines(result: BisectResult) -> list[str]:

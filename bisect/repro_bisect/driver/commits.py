@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from repro_bisect.axes.axis import Axis, short
 from repro_bisect.driver.confirm import Confirmed, Interval, confirm
 from repro_bisect.driver.endpoints import Endpoints
-from repro_bisect.driver.noisy import SURE, NoisySearch
-from repro_bisect.driver.range_search import RangeSearch
+from repro_bisect.driver.noisy import SURE, NoisyAnswer, NoisySearch
+from repro_bisect.driver.range_search import UNTESTABLE, RangeSearch
 from repro_bisect.driver.result import BisectResult, Culprit, Outcome
 from repro_bisect.driver.searching import Searching
 from repro_bisect.driver.session import Options, session
@@ -20,7 +20,7 @@ from repro_bisect.probe.answers import Skip, judge, trace_of, unusable
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
-from repro_bisect.search.dag import Dag
+from repro_bisect.search.detours import Straight, straightened
 from repro_bisect.search.first_bad import Ambiguous, FirstBad, Search
 from repro_golden.base.errors import NotVerifiableError
 from repro_golden.case.file import Case
@@ -29,6 +29,9 @@ from repro_golden.repository.checkout import Checkout
 from repro_golden.trace import Trace
 
 __all__ = ["Bisection", "bisect_range"]
+
+_NAMED = 5
+"""Commits that a line names."""
 
 
 def bisect_range(checkout: Checkout, case: Case, axis: Axis, watch: Watch, options: Options) -> BisectResult:
@@ -96,21 +99,36 @@ class Bisection(Searching[BisectResult]):
         self.options = options
         self.accepted: dict[str, str] = {}
         self._suspects: Suspects | None = None
+        self._inside = False
 
     def search(self) -> BisectResult:
         """Endpoints, search and confirmation."""
         interval = (
             self.endpoints.by_exit_code() if isinstance(self.predicate, Exit) else self.endpoints.by_trace(self._ahead)
         )
+        self._tell_detours()
         if self.endpoints.noise:
             return self._noisy(self.endpoints.noise)
         return self._result("agree", []) if interval is None else self._search_all(interval)
+
+    def _tell_detours(self) -> None:
+        """Tell which changes are not searched, because later commits have the code from before them again."""
+        history, way = self.history, self._way(self.history.good, self.history.bad)
+        left = [
+            c for c, parents in history.parents.items()
+            if c not in way.dag and all(history.tree(c) != history.tree(p) for p in parents)
+        ][::-1]  # fmt: skip
+        if left:
+            names = ", ".join([*map(short, left[:_NAMED]), *["..."] * (len(left) > _NAMED)])
+            text = f"not searched, for a later commit has the code from before again: {names}"
+            self.scheduler.say(text)
+            self.endpoints.remarks.append(text)
 
     def _ahead(self, slots: int) -> Sequence[str]:
         """Where the search will begin, unless its probes start from a state, which only both ends together give."""
         if isinstance(self.predicate, Bitwise) and self.scheduler.case.subject.saves_state:
             return []
-        dag = Dag.between(self.history.parents, [self.history.good], self.history.bad)
+        dag = self._way(self.history.good, self.history.bad).dag
         known = {self.history.tree(end) for end in (self.history.good, self.history.bad)}
         chosen = Search(dag, self.history.bad, [self.history.good]).next(slots)
         return [point for point in chosen if self.history.tree(point) not in known]
@@ -123,18 +141,29 @@ class Bisection(Searching[BisectResult]):
         if isinstance(self.predicate, Exit):
             sure = SURE
         steps, confidence = self.scheduler.case.steps, self.options.confidence
-        search = NoisySearch(
-            self.scheduler, self.endpoints.baseline, steps, noise, confidence, sure=sure, presumed=untried
-        )
-        noisy = search.run()
-        self.endpoints.end = noisy.end
+        bad, alike = self.history.bad, isinstance(self.predicate, Exit)
+        while True:
+            way = self._way(self.history.good, bad, inside=self._inside)
+            noisy = NoisySearch(
+                self.scheduler, way, bad, self.endpoints.baseline, steps, noise, confidence, sure=sure, presumed=untried
+            ).run()
+            alike = alike and noisy.alike
+            if isinstance(noisy, NoisyAnswer):
+                break
+            if noisy.beside:
+                self._only_inside(f"{short(noisy.beside)}, from before GOOD, is not GOOD")
+            else:
+                self.scheduler.say(f"no one culprit explains that {short(noisy.earlier)} is BAD: searching up to it")
+            bad, sure = noisy.earlier or self.history.bad, sure if noisy.beside else 0.0
+        if bad == self.history.bad:
+            self.endpoints.end = noisy.end
         known = noisy.rates if noisy.contradicted or not sure else None
-        alike = bool(sure and known and noisy.alike)
-        details: dict[str, Any] = {"posterior": noisy.posterior, "rates": known, "alike": alike}
+        details: dict[str, Any] = {"posterior": noisy.posterior, "rates": known, "alike": alike and known is not None}
+        details["tallies"] = noisy.tallies if known else None
         if isinstance(noisy.answer, Ambiguous):
             left = Ambiguous(noisy.answer.commits, untried & noisy.answer.commits)
             return self._result("ambiguous", [], ambiguous=left, **details)
-        culprit = Culprit(self.history.info(noisy.answer.commit), noisy.end, None)
+        culprit = Culprit(self.history.info(noisy.answer.commit), noisy.own, None)
         return self._result("found", [culprit], **details)
 
     def _search_all(self, first: Interval) -> BisectResult:
@@ -255,7 +284,7 @@ class Bisection(Searching[BisectResult]):
             assert end is not None, "an interval is searched because its ends differ"
             self.scheduler.say(f"GOOD and BAD differ at {end}")
         shortcut, inside = self.shortcut(interval, end), interval.good != self.history.good
-        while True:
+        while True:  # after a culprit, only what contains it can be compared with it
             range_search = self.range_search(interval, self._start(interval, inside=inside), end, shortcut)
             answer = range_search.run()
             if interval.good == self.history.good and interval.bad == self.history.bad:
@@ -280,8 +309,8 @@ class Bisection(Searching[BisectResult]):
             if shortcut:
                 self.scheduler.say(f"full replays do not bear {commit} out: searching again with probes from step 0")
                 shortcut = None
-            elif not inside:  # a branch from before GOOD lacks what GOOD has: it cannot be compared with it
-                self.scheduler.say(f"full replays do not bear {commit} out: searching only what contains GOOD")
+            elif not inside:
+                self._only_inside(f"full replays do not bear {commit} out")
                 inside = True
             else:
                 raise NotVerifiableError(
@@ -289,14 +318,24 @@ class Bisection(Searching[BisectResult]):
                     "search a shorter one"
                 )
 
+    def _only_inside(self, why: str) -> None:
+        """Search only what contains GOOD: a branch from before GOOD cannot be compared with it."""
+        self.scheduler.say(f"{why}: searching only what contains GOOD")
+        self.endpoints.remarks.append("of commits that lack what GOOD has, none was searched")
+        self._inside = True
+
     def _start(self, interval: Interval, *, inside: bool) -> Search[str]:
-        """The search of an interval, over all of its commits or only those that contain its good end."""
-        parents = self.history.parents
-        if inside:  # after a culprit, only what contains it can be compared with it
-            after = self.history.descendants(interval.good)
-            parents = {c: [p for p in ps if p in after] for c, ps in parents.items() if c in after}
-        dag = Dag.between(parents, [interval.good], interval.bad)
+        """The search of an interval."""
+        dag = self._way(interval.good, interval.bad, inside=inside).dag
         return Search(dag, interval.bad, [interval.good], presume=not self.options.try_skips)
+
+    def _way(self, good: str, bad: str, *, inside: bool = False) -> Straight[str]:
+        """What every search from `good` to `bad` goes along: all commits between, or only those that contain `good`."""
+        parents = self.history.parents
+        if inside:
+            after = self.history.descendants(good)
+            parents = {c: [p for p in ps if p in after or p == good] for c, ps in parents.items() if c in after}
+        return straightened(parents, good, bad, self.history.tree)
 
     def _brought_in(self, interval: Interval, commit: str) -> list[Interval] | Ambiguous[str] | None:
         """What a merge brought to a baseline that is not GOOD: the sides to search, for the change is theirs.
@@ -337,7 +376,8 @@ class Bisection(Searching[BisectResult]):
         history, tests = self.history, None
         if len(culprits) == 1 and outcome == "found":
             commit = culprits[0].commit.commit
-            tests = history.git_tests(commit, self.scheduler.verdicts)
+            if self._git_would_agree(commit):
+                tests = history.git_tests(commit, self.scheduler.verdicts)
         return self.result(
             outcome,
             culprits,
@@ -349,6 +389,19 @@ class Bisection(Searching[BisectResult]):
             git_seconds=self._git_seconds(tests),
             **more,
         )
+
+    def _git_would_agree(self, culprit: str) -> bool:
+        """Whether git, which leaves nothing out, would have met no verdict that the one culprit does not explain."""
+        history, skips = self.history, self.scheduler.skips.values()
+        if isinstance(self.predicate, Exit) and any(reason != UNTESTABLE for reason in skips):
+            return False  # git takes the code of what could not be started for BAD
+        dag, after = self._way(history.good, history.bad, inside=self._inside).dag, history.descendants(culprit)
+        if culprit not in dag:
+            return False
+        found = dag.index[culprit]
+        codes = {history.tree(c): bool(dag.ancestors[i] >> found & 1) for i, c in enumerate(dag)}
+        codes[history.tree(history.good)] = False
+        return all(codes.get(history.tree(c)) == (c == culprit or c in after) for c in history.parents)
 
     def _git_seconds(self, tests: int | None) -> float | None:
         """What so many full tests would take, by what the ends took."""

@@ -81,7 +81,7 @@ def confirm(
     *,
     explain: bool = False,
 ) -> Confirmed | None:
-    """Replay in full what a search named; None where the replays contradict it.
+    """Replay in full what a search named; None where the replays contradict it, or cannot bear it out.
 
     Where an explanation follows, the replays record the operations of the divergent step on their way: one whose
     numbers are those of the replay before it confirms them all the more.
@@ -100,7 +100,7 @@ def confirm(
     """
     info, history, predicate = scheduler.history.info(commit), scheduler.history, scheduler.predicate
     if interval.baseline is None or end is None:
-        return _by_exit_code(scheduler, info, interval)
+        return _by_exit_code(scheduler, range_search, info, interval)
     scheduler.say(f"confirming {short(commit)} {info.subject}: full replays of it, its parent and BAD")
     known = range_search.tested.get(commit)
     tested = known or scheduler.results([scheduler.start(commit, range_search.test)])[0]
@@ -128,7 +128,8 @@ def confirm(
         of_good = [replace(sides[0][1], point=interval.good, run=run) for run in (0, 1)]
         sides[0] = of_good if isinstance(its_parent, Skip) else [sides[0][0], *of_good]
     last = trace_of(more[0], "BAD") if of_bad else last if others and last else after
-    if tested.one_step and not (range_search.shortcut and range_search.shortcut.same(first, after)):
+    borne_out = not tested.one_step or (range_search.shortcut and range_search.shortcut.same(first, after))
+    if not borne_out or _only_lacks_good(scheduler, info, interval, its_parent):
         return None
     # A metric that two replays of one commit share proves nothing where their bits differ.
     if not tested.one_step and (differs := differ_twice(first, after, short(commit), min(steps, len(first.steps)))):
@@ -171,6 +172,13 @@ def confirm(
         culprit, after, last, explains, before, earlier, recorded=recorded,
         remarks=_shorter(scheduler, interval, last), noise=noise,
     )  # fmt: skip
+
+
+def _only_lacks_good(scheduler: Scheduler, info: PointInfo, interval: Interval, its_parent: Answer) -> bool:
+    """Whether all that is known of a commit is that it differs from GOOD, which it lacks: its parent tells nothing."""
+    if info.parents and not isinstance(its_parent, Skip):
+        return False
+    return info.commit not in scheduler.history.descendants(interval.good)
 
 
 def _asked_of(scheduler: Scheduler, interval: Interval) -> int:
@@ -265,16 +273,22 @@ def _straight(range_search: RangeSearch, commit: str) -> Trace | None:
     return tested.answer if tested and not tested.one_step and isinstance(tested.answer, Trace) else None
 
 
-def _by_exit_code(scheduler: Scheduler, info: PointInfo, interval: Interval) -> Confirmed:
-    """Run culprit and parent once more: flaky where a code says something else than before."""
+def _by_exit_code(scheduler: Scheduler, range_search: RangeSearch, info: PointInfo, interval: Interval) -> Confirmed:
+    """Run culprit and parent once more: flaky where a code says something else than before.
+
+    A parent from before GOOD was not run before, and is GOOD only as far as the search assumed it.
+    """
     parent = point_before(scheduler.history, info.commit, interval.good)
     scheduler.say(f"confirming {short(info.commit)} {info.subject}: running it and its parent once more")
     steps, points = scheduler.case.steps, (info.commit, parent)
     firsts = [Request(point, steps, stage="confirmation") for point in points]
-    asked = [scheduler.prober.at_itself(replace(first, run=1)) for first in firsts]
+    asked = [
+        scheduler.prober.at_itself(replace(first, run=int(scheduler.known(first) is not None))) for first in firsts
+    ]
     answers = scheduler.ask(*asked)
     codes = [answer.code for answer in answers if isinstance(answer, Code)]
-    flaky = len(codes) < len(answers) or codes[0] == 0 or codes[1] != 0
+    assumed = parent != interval.good and parent not in range_search.search.dag
+    flaky = len(codes) < len(answers) or codes[0] == 0 or (codes[1] != 0 and not assumed)
     if flaky:
         for first, again, answer in zip(firsts, asked, answers, strict=True):
             before = scheduler.known(first)

@@ -19,7 +19,10 @@ from repro_golden.trace import Row, Trace
 from repro_golden.trace.columns_written import column_of
 from repro_golden.trace.families import group
 
-__all__ = ["RangeSearch", "Tested", "verdict_of_code"]
+__all__ = ["UNTESTABLE", "RangeSearch", "Tested", "verdict_of_code"]
+
+UNTESTABLE = "exit 125"
+"""Why a commit is skipped that says so itself, as it would to `git bisect run`."""
 
 
 @dataclass(frozen=True)
@@ -202,5 +205,5 @@ def verdict_of_code(code: int) -> tuple[Verdict, str]:
     if code == 0:
         return Verdict.GOOD, "exit 0"
     if code == 125:
-        return Verdict.SKIP, "exit 125"
+        return Verdict.SKIP, UNTESTABLE
     return Verdict.BAD, f"exit {code}"

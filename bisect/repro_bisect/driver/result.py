@@ -24,7 +24,8 @@ class Culprit:
 
     Attributes:
         commit: Who, when and what.
-        divergence: Where its numbers first differ from its parent's; of a flaky one, from its own. None for exit codes.
+        divergence: Where its numbers first differ from its parent's; of a flaky one, from its own; where verdicts are
+            noisy, where one replay of it was BAD. None for exit codes.
         comparison: Its full replay against its parent's; None for exit codes and noisy verdicts.
         environment: What its lock files changed in the environment that it ran in: a possible culprit beside the code.
         explanation: The operation and the line at which its numbers leave its parent's; None where that was not asked.
@@ -108,8 +109,11 @@ class BisectResult:
         one_step: Whether probes trained one step from a saved state.
         posterior: Where verdicts are noisy, or may be, as exit codes may: each commit's probability of being the
             culprit, those above 1 in 1,000.
-        rates: Where verdicts are noisy: how often a commit without and one with the culprit is judged BAD. None where
-            no run contradicted another.
+        rates: Where verdicts are noisy: how often a commit without and one with the culprit is judged BAD, as the
+            probability reckons: an estimate, which replays draw away from a third. None where no run contradicted
+            another.
+        tallies: Beside `rates`, what was seen: how many replays of commits without what was named were BAD, of how
+            many, and the same of commits with it.
         alike: Whether exit codes contradict any one culprit although the runs of each commit all said the same.
         seconds: Wall time.
         answered: Wall time until the search had its answer, before it was confirmed; None where nothing was searched.
@@ -146,6 +150,7 @@ class BisectResult:
     one_step: bool
     posterior: Mapping[str, float] = field(default_factory=dict)
     rates: tuple[float, float] | None = None
+    tallies: tuple[tuple[int, int], tuple[int, int]] | None = None
     alike: bool = False
     seconds: float
     answered: float | None

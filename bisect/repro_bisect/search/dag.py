@@ -18,7 +18,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import accumulate
 from typing import Generic, TypeVar
 
-__all__ = ["Commit", "ContradictionError", "Dag", "bits", "explain"]
+__all__ = ["Ancestors", "Commit", "ContradictionError", "Dag", "Gaps", "bits", "explain", "gaps_of"]
 
 Commit = TypeVar("Commit", bound=Hashable)
 """Whatever names a commit: a hash, a version, a number."""
@@ -62,7 +62,7 @@ class Dag(Generic[Commit]):
         object.__setattr__(self, "order", order)
         gaps: list[Gaps] = []
         for i, commit in enumerate(order):
-            gaps.append(_gaps(i, [self.index[p] for p in inside[commit]], gaps))
+            gaps.append(gaps_of(i, [self.index[p] for p in inside[commit]], gaps))
         object.__setattr__(self, "ancestors", Ancestors(gaps))
 
     @classmethod
@@ -174,7 +174,7 @@ def bits(mask: int) -> list[int]:
     return [i for i, digit in enumerate(reversed(f"{mask >> first:b}"), first) if digit == "1"]
 
 
-def _gaps(i: int, parents: Sequence[int], gaps: Sequence[Gaps]) -> Gaps:
+def gaps_of(i: int, parents: Sequence[int], gaps: Sequence[Gaps]) -> Gaps:
     """The gaps of commit i: what each of its parents lacks."""
     first, common = 0, (1 << i) - 1 if not parents else -1
     for p in parents:
