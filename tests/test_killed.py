@@ -103,6 +103,19 @@ def test_words_of_other_launchers(tmp_path: Path, line: str) -> None:
         blame_the_machine(1, tmp_path / "log")
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(130, "exited with 130, .*SIGINT"), (137, "exited with 137, .*SIGKILL ended: free memory"), (-2, "by SIGINT")],
+)
+def test_an_exit_code_above_128_is_not_known_to_be_a_signal(tmp_path: Path, code: int, words: str) -> None:
+    """A script may exit with such a number itself; each signal has its own cure, and memory is that of some alone."""
+    (tmp_path / "log").touch()
+    with pytest.raises(MachineFailureError, match=words) as failure:
+        blame_the_machine(code, tmp_path / "log")
+    assert ("was killed" in str(failure.value)) == (code < 0)
+    assert ("memory" in str(failure.value)) == (code == 137)
+
+
 SERVER = "run.sh: line 9: 17 Killed                  python server.py\n"
 
 

@@ -328,8 +328,8 @@ def blame_the_machine(code: int, log: Path, who: str = "the trainer") -> None:
     for limit in _LIMITS:
         if limit.was_met(number, output):
             raise MachineFailureError(f"{who} met the limit on {limit.on}: raise it ({limit.cure}) and run again")
-    if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGBUS):
-        raise _killed(who, number)
+    if number in _CURES:
+        raise _killed(who, number, code)
     output = _last_lines(output)
     for number in (signal.SIGKILL, signal.SIGBUS):
         if _ended_by(number, output):
@@ -339,11 +339,28 @@ def blame_the_machine(code: int, log: Path, who: str = "the trainer") -> None:
             raise (PortTakenError if "port" in message else MachineFailureError)(message)
 
 
-def _killed(who: str, number: int) -> MachineFailureError:
-    cure = "free memory or /dev/shm" if number == signal.SIGBUS else "free memory"
-    if resource.getrlimit(resource.RLIMIT_CPU)[0] != resource.RLIM_INFINITY:  # at the hard limit it is SIGKILL
+_CURES = {
+    signal.SIGKILL: "free memory",
+    signal.SIGBUS: "free memory or /dev/shm",
+    signal.SIGTERM: "see what ended it, a time limit or a scheduler,",
+    signal.SIGHUP: "start it where no closed terminal ends it (nohup, tmux)",
+    signal.SIGINT: "let nobody interrupt it (Ctrl-C)",
+}
+"""What helps against signals that the machine or a person sends."""
+
+
+def _killed(who: str, number: int, code: int = -1) -> MachineFailureError:
+    """What is said of a signal; one that only an exit code tells of may be the program's own number."""
+    name, cure = signal.Signals(number).name, _CURES[signal.Signals(number)]
+    limited = resource.getrlimit(resource.RLIMIT_CPU)[0] != resource.RLIM_INFINITY  # at the hard limit it is SIGKILL
+    if number == signal.SIGKILL and limited:
         cure += ", raise the limit on processor time (ulimit -t)"
-    return MachineFailureError(f"{who} was killed by {signal.Signals(number).name}; {cure} and run again")
+    if code < 0:
+        return MachineFailureError(f"{who} was killed by {name}; {cure} and run again")
+    return MachineFailureError(
+        f"{who} exited with {code}, which a shell says of a program that {name} ended: {cure} and run again; "
+        "if it is a number of its own, exit with less than 128"
+    )
 
 
 def _ended_by(number: int, output: str) -> bool:
