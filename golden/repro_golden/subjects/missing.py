@@ -114,5 +114,6 @@ class _Untracked:
         word = shlex.quote(link)
         return (
             f"{name} is in your checkout, {why}, so no commit's worktree has it: `--link {word}` before --, or "
-            f"link = {json.dumps([link], ensure_ascii=False)} in [subject] of the case, puts it there"
+            f"link = {json.dumps([link], ensure_ascii=False)} in [subject] of the case, puts it there (what a program "
+            "writes to it is written to yours)"
         )
