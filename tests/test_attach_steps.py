@@ -20,6 +20,7 @@ from repro_golden.fingerprint import fingerprint
 from repro_golden.fingerprint.placement import shard
 from repro_golden.recording.attach.alive.readings import handed_to
 from repro_golden.recording.attach.collect import Gathering, merge_rows
+from repro_golden.recording.attach.order import as_planted, may_be
 from repro_golden.recording.attach.steps import Steps
 from repro_golden.trace import Header, Row, Trace
 from repro_golden.trace.frames import pack
@@ -229,6 +230,27 @@ def test_ranks_in_other_orders_line_up(tmp_path_factory: pytest.TempPathFactory,
     ranks = [[label for _ in range(rounds) for label in data.draw(st.permutations(labels))] for _ in range(2)]
     usual = [sorted(labels) * rounds] * 2
     assert gathered(folder / "a", ranks, "of-a") == gathered(folder / "b", usual, "of-b")
+
+
+@given(st.data())
+def test_each_step_of_a_trace_is_found_in_each_ranks_own_order(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """A signal is asked for by the trace's step and name, and is met where the rank made it, under its plain name."""
+    labels = data.draw(st.lists(st.sampled_from("abcd"), min_size=1, unique=True))
+    rounds = data.draw(st.integers(1, 3))
+    ranks = [[label for _ in range(rounds) for label in data.draw(st.permutations(labels))] for _ in range(2)]
+    folder = tmp_path_factory.mktemp("order")
+    names = [name for (name,) in gathered(folder / "raw", ranks, "out")]
+    orders = (Trace(folder / "out").end or {}).get("rounds", [])
+    made = [[f"{label}{order[:k].count(label)}" for k, label in enumerate(order)] for order in ranks]
+    for step, name in enumerate(names):
+        planted = as_planted(orders, 0, (step, "update", name))
+        assert len(planted) == max(1, len(orders)) <= 2
+        for rank, order in enumerate(made):
+            at, _, met = planted[rank if planted[1:] else 0]
+            assert met == order[at] + (f"@{rank}" if planted[1:] else "")
+            assert may_be((step, "update", name), (at, "update", order[at]), len(labels))
 
 
 def test_what_one_rank_lacks_is_told() -> None:

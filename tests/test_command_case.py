@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from repro_golden.base.errors import ReproError
 from repro_golden.case.command_line import CommandLine
 from repro_golden.case.file import Case
+from repro_golden.compare.traces import first_difference
 from repro_golden.replay.children import ChildFailure, Run, RunResult
 from repro_golden.repository.checkout import Place
 from repro_golden.subjects import identity_of, launch, packages_of
 from repro_golden.subjects.argv import interpreter, words
-from repro_golden.trace import Trace
+from repro_golden.trace import Trace, read_dump
 
 TRAIN = """\
 import os, sys
@@ -334,3 +335,56 @@ def test_a_program_that_writes_files_proves_itself_run_after_run(tmp_path: Path)
         done = repo.repro("golden", *verb)
         assert done.returncode == 2 and "is in git itself, which DVC does not keep: `git rm" in done.stderr, done.stderr
     assert not log.exists()
+
+
+IN_TURN = """\
+import torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+actor, critic = torch.nn.Linear(4, 40), torch.nn.Linear(4, 50)
+{agent}
+optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in (actor, critic)]
+for step in range(3):
+    for model, optimizer in (reversed if {turned} else list)([*zip((actor, critic), optimizers)]):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+"""
+AGENT = "agent = torch.nn.ModuleDict({'actor': actor, 'critic': critic})"
+
+
+@pytest.mark.parametrize(
+    "agent", [pytest.param(AGENT, marks=pytest.mark.whole), ""], ids=["other names", "the same names"]
+)
+def test_a_signal_that_is_asked_for_is_the_traces_own(agent: str, program: Repo, tmp_path: Path) -> None:
+    """Whichever optimizer steps first, what is planted and what is written whole is the signal that the trace names."""
+    script = tmp_path / "turned.py"
+    script.write_text(IN_TURN.format(agent=agent, turned=True))
+    toy = case(command=f"{{python}} {script}")
+    run(program, toy, tmp_path, Run(6, trace=str(tmp_path / "trace")))
+    trace = Trace(tmp_path / "trace")
+    wanted = [(index, r.phase, r.name) for index in (0, 1, 3) for r in trace.rows(index) if r.dtype == "float32"]
+    assert len(wanted) > 20
+    run(program, toy, tmp_path, Run(6, trace=str(tmp_path / "again"), dump=wanted))
+    rows = {(index, r.phase, r.name): r for index in (0, 1, 3) for r in Trace(tmp_path / "again").rows(index)}
+    assert [at for at in wanted if read_dump(Trace(tmp_path / "again"), at[0], rows[at]) is None] == []
+    assert len([*(tmp_path / "again" / "dumps").iterdir()]) == len(wanted), "and no other"
+    second = {r.phase: r.name for r in trace.rows(1) if r.phase in ("input", "grad")}
+    for at in (
+        (0, "grad", "actor.bias" if agent else "bias"),
+        (1, "input", second["input"]),
+        (1, "grad", second["grad"]),
+    ):
+        folder = tmp_path / f"planted-{at[0]}-{at[1]}"
+        run(program, toy, tmp_path, Run(at[0] + 1, trace=str(folder), baseline=str(trace.directory), perturbation=at))
+        difference = first_difference(trace, Trace(folder), strict=True)
+        assert difference and (difference.step, difference.phase, difference.signal) == at
+
+
+def test_what_was_never_planted_is_an_error(program: Repo, tmp_path: Path) -> None:
+    """A change that the recorder did not meet is no agreement, whatever the reason."""
+    script = tmp_path / "turned.py"
+    script.write_text(IN_TURN.format(agent="", turned=True))
+    asked = Run(2, trace=str(tmp_path / "trace"), perturbation=(0, "grad", "nowhere"))
+    with pytest.raises(ChildFailure, match=r"nothing was planted in nowhere \(grad\)"):
+        run(program, case(command=f"{{python}} {script}"), tmp_path, asked)

@@ -65,7 +65,7 @@ class Run:
         save_rollouts: Folder that sampled rollouts are written to.
         trace: Folder the trace is written to; None observes nothing.
         baseline: A trace; the run ends with the first step whose root differs from it.
-        perturbation: ``[step, phase, name]`` of the signal that gets a one-ULP change.
+        perturbation: ``[step, phase, name]`` of the signal that gets a one-ULP change, as the baseline has it.
         dump: ``[step, phase, name]`` of signals whose whole values are written beside the trace.
         states: Steps before which the training state is saved, with the folder for each; of a command one at most.
         states_budget: Bytes that these may take together; None for no limit.

@@ -22,6 +22,7 @@ from repro_golden.compare.renames import Parting
 from repro_golden.recording.attach import strangers
 from repro_golden.recording.attach.collect import Gathering, read_terminal
 from repro_golden.recording.attach.identify import Built, marked
+from repro_golden.recording.attach.order import as_planted
 from repro_golden.recording.attach.run import environment_for, said_of
 from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.unseen import Unseen
@@ -42,8 +43,8 @@ from repro_golden.subjects.argv import interpreter, replaced, told, variables_of
 from repro_golden.subjects.caches import own_caches
 from repro_golden.subjects.environments.builds import Environment, Who, held, identity_in
 from repro_golden.subjects.environments.overlays import Overlay, held_overlay
-from repro_golden.subjects.kind import Kind
-from repro_golden.trace import Header
+from repro_golden.subjects.kind import Kind, Perturbation
+from repro_golden.trace import Header, Trace
 
 __all__ = ["AdditionOf", "CommandKind"]
 
@@ -100,6 +101,15 @@ class _Job:
         }
 
     @property
+    def planted(self) -> list[tuple[int, str, str]]:
+        """Where the recorder meets what it is to change: the optimizers step as they do in the baseline."""
+        if self.run.perturbation is None:
+            return []
+        step, phase, name = self.run.perturbation
+        end = Trace(Path(self.run.baseline)).end if self.run.baseline else None
+        return as_planted((end or {}).get("rounds", ()), self.run.first_step, (step, phase, name))
+
+    @property
     def command(self) -> str:
         """What trains: from the start, saving a state on the way, or from a state."""
         return self.subject.resume if self.run.load else self.subject.save if self.run.states else self.subject.command
@@ -125,7 +135,7 @@ class _Job:
         settings = Settings(
             str(self.raw), steps=run.steps, record=run.trace is not None, terminal=run.terminal,
             activations=observe.activations, metrics=observe.metrics, ignore=observe.ignore,
-            perturbation=run.perturbation, signals=observe.signals, first=run.first_step, dump=run.dump,
+            perturbation=self.planted, signals=observe.signals, first=run.first_step, dump=run.dump,
             home=str(self.place.home) if self.place.home else None, place=str(self.place.root), alone=True,
             operations=run.operations
             and {**run.operations, **{key: run.operations[key] - run.first_step for key in ("step", "until")}},
@@ -170,6 +180,11 @@ class CommandKind(Kind):
         """What is added to a run."""
         del place, log
         return lambda *_: None
+
+    def plants(self, perturbation: Perturbation) -> bool:
+        """Whether the recorder plants a change."""
+        del perturbation
+        return True
 
     def identity(self, root: Path) -> Who:
         """Who the program's processes would be."""
@@ -237,7 +252,9 @@ class CommandKind(Kind):
             raw.mkdir()
             out.mkdir()
             with held(self.case, self.subject, place, cancel) as built:
-                job = _Job(self.case, self.subject, place, asked, log, raw, out, adds(asked, scratch), built)
+                at = asked.perturbation
+                ours = asked if at and self.plants((at[0], at[1], at[2])) else replace(asked, perturbation=None)
+                job = _Job(self.case, self.subject, place, ours, log, raw, out, adds(asked, scratch), built)
                 with _prepared(job, cancel) as prepared:
                     return _train(prepared, cancel, enough)
 
@@ -356,7 +373,8 @@ def _gathering(job: _Job, out: Path) -> Gathering | Written:
         resources = job.case.resources
         return Gathering(
             job.raw, out, job.header, resources.ranks, more, files, job.run.steps, others=resources.other_ranks,
-            unread=unread,
+            unread=unread, dump=[(step, phase, name) for step, phase, name in job.run.dump],
+            planted=job.planted,
         )  # fmt: skip
 
     def header() -> Header:

@@ -140,9 +140,11 @@ class TrainerKind(CommandKind):
 
     def perturbed_inside(self, perturbation: Perturbation) -> bool:
         """Columns that a trainer writes get theirs as they are read."""
-        _, phase, name = perturbation
-        recorded = self.subject.recorder and phase in ("grad", "update")
-        return (phase, name) == ("input", "rollout_log_probs") or recorded
+        return perturbation[1:] == ("input", "rollout_log_probs") or self.plants(perturbation)
+
+    def plants(self, perturbation: Perturbation) -> bool:
+        """Columns are changed in its dumps, or as they are read."""
+        return self.subject.recorder and perturbation[1] in ("grad", "update")
 
     def needs_rollouts(self, path: Path) -> str:
         """It replays them."""

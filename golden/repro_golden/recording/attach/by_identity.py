@@ -32,6 +32,10 @@ class ByIdentity(Generic[T]):
 
         self._known[number] = weakref.ref(item, let_go), value
 
+    def __len__(self) -> int:
+        """How many are alive."""
+        return len(self._known)
+
     def clear(self) -> None:
         """Know nothing any more."""
         self._known.clear()

@@ -14,8 +14,9 @@ from repro_golden.base.canonical import same_float
 from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import slowest
 from repro_golden.recording.attach.merging import merge_rows
+from repro_golden.recording.attach.order import IN_ORDER, At, take_dumps, told_apart
 from repro_golden.recording.attach.rounds import JOINED, Rounds
-from repro_golden.recording.attach.written.raw import SHOWN, number_of, take_dumps
+from repro_golden.recording.attach.written.raw import SHOWN, number_of
 from repro_golden.repository.git import state_of
 from repro_golden.trace import Header, Row, StepRecord, TraceWriter, seal
 from repro_golden.trace.checkpoints import checkpoint_content
@@ -63,14 +64,15 @@ class _Rank:
         self.ready: deque[tuple[str, list[Row]]] = deque()
         self.labels: set[str] = set()
         self.steps = 0
+        self.rounds: list[tuple[int, list[list[int]]]] = []  # see `order`
         self._frames = FrameReader(log)
         self._rounds = Rounds()
-        self._window: dict[str, list[Row]] = {}
+        self._window: dict[str, tuple[int, list[Row]]] = {}
         self._numbers: dict[str, int] = {}
 
     @property
     def dumps(self) -> str:
-        """Its folder among those of dumps (`records.dump`)."""
+        """Its folder among those of dumps (`records.tap`)."""
         return f"{self.about['rank']:05d}-{self.about.get('pid', 0)}"
 
     @property
@@ -81,16 +83,17 @@ class _Rank:
 
     def read(self) -> None:
         """Take what was written since."""
-        for _, rows, label in self._frames.more():
+        for step, rows, label in self._frames.more():
             self.steps += 1
             self.labels.add(label)
             if not label:  # of a recorder that writes steps, and not those of optimizers
                 self.ready.append((label, rows))
+                self._ordered(IN_ORDER)
                 continue
             begins, ends = self._rounds.step(frozenset(label.split(JOINED)))
             if begins:
                 self.close()
-            self._window[label] = rows
+            self._window[label] = step, rows
             if ends:
                 self.close()
 
@@ -101,24 +104,29 @@ class _Rank:
         with the one that is last in order. Of a file that was written after several of them, the last content counts.
         """
         beside: list[Row] = []
-        for label, rows in self._window.items():
+        for label, (step, rows) in self._window.items():
             common = [row for row in rows if family(row.phase, row.name) in BESIDE]
             anew = {file_of(row.phase, row.name) for row in rows}
             unchanged = [row for row in beside if file_of(row.phase, row.name) not in anew | {None}]
             beside = unchanged + common
-            self._window[label] = [row for row in rows if family(row.phase, row.name) not in BESIDE]
-        for place, (label, rows) in enumerate(sorted(self._window.items()), 1):
+            self._window[label] = step, [row for row in rows if family(row.phase, row.name) not in BESIDE]
+        order, first = [], min((step for step, _ in self._window.values()), default=0)
+        for place, (label, (step, rows)) in enumerate(sorted(self._window.items()), 1):
             number = self._numbers.setdefault(label, len(self._numbers))
-            numbered = [_told_apart(row, number) for row in rows] if number else rows
+            numbered = [replace(r, name=told_apart(r.phase, r.name, number)) for r in rows] if number else rows
             self.ready.append((label, numbered + beside if place == len(self._window) else numbered))
+            order.append([step - first, number])
+        if order:
+            self._ordered(order)
         self._window.clear()
 
-
-def _told_apart(row: Row, number: int) -> Row:
-    prefix = f"optimizer.{number}/"
-    if row.name.startswith("start/"):
-        return replace(row, name=f"start/{prefix}{row.name.removeprefix('start/')}")
-    return replace(row, name=prefix + row.name) if row.phase in ("grad", "update") else row
+    def _ordered(self, order: list[list[int]]) -> None:
+        """Note the order of a round."""
+        times, last = self.rounds.pop() if self.rounds else (0, order)
+        if last != order:
+            self.rounds.append((times, last))
+            times = 0
+        self.rounds.append((times + 1, order))
 
 
 def _largest(ranks: Sequence[_Rank], others: int) -> list[_Rank]:
@@ -164,6 +172,8 @@ class Gathering:
             since the order in it is known then.
         others: Processes of other trainings beside it: see `_largest`.
         unread: What of `more` was seen and is not looked at, with why.
+        dump: Signals whose whole content the ranks were asked for, as the trace names them.
+        planted: What some of them were to change, as they meet it.
     """
 
     def __init__(
@@ -177,9 +187,12 @@ class Gathering:
         most: int | None = None,
         others: int = 0,
         unread: Callable[[], Mapping[str, str]] = dict,
+        dump: Sequence[At] = (),
+        planted: Sequence[At] = (),
     ) -> None:
         self._raw, self._out, self._header, self._want, self._more = raw, out, header, ranks, more
         self._most, self._others, self._unread = most, others, unread
+        self._dump, self._planted, self._first = dump, planted, 0
         self._ranks: list[_Rank] = []
         self._writer: TraceWriter | None = None
         self._files, self._ending = files, False
@@ -230,7 +243,7 @@ class Gathering:
             reason: Why it ended, for the trace's closing line.
 
         Raises:
-            ReproError: no step, or a rank is missing, or see `poll`.
+            ReproError: no step, a rank is missing, nothing was planted, or see `poll`.
         """
         if not self._ranks:
             self._open(self._find(whole=False), command, code)
@@ -247,6 +260,12 @@ class Gathering:
         whole = [rank.steps for rank in self._ranks if rank.end and rank.end["steps"] == rank.steps]
         complete = len(whole) == len(ends) and all(steps == made or (self._enough() and steps < made) for made in whole)
         terminal = read_terminal(self._raw)
+        if complete and self._planted and reason != "diverged" and not any(self._raw.glob("planted-*")):
+            step, phase, name = self._planted[0]
+            raise ReproError(
+                f"nothing was planted in {name} ({phase}) of the step that is made as number {step}: it was not met, "
+                "as if optimizers stepped in another order than in the golden run; have them step in one order"
+            )
         if complete or reason == "diverged":
             closing = {"reason": reason, "ranks": len(self._ranks), "exit": code}
             closing["spent"] = slowest([end["spent"] for end in ends if end and "spent" in end])
@@ -260,8 +279,12 @@ class Gathering:
             if self._others:
                 seen["a training beside it"] = f"resources.other_ranks = {self._others}"
             closing["unread"] = {name: why for name, why in seen.items() if _plain_file(name) not in self._bytes}
+            orders = [rank.rounds for rank in self._ranks]
+            if any(order != IN_ORDER for rounds in orders for _, order in rounds):
+                closing["rounds"] = orders if any(rounds != orders[0] for rounds in orders) else orders[:1]
             self._writer.close(closing | ({"terminal": terminal} if terminal else {}))
-        take_dumps(self._raw, self._out, {rank.dumps for rank in self._ranks} if self._others else None)
+        folders = sorted((self._raw / "dumps" / rank.dumps, rank.rounds) for rank in self._ranks)
+        take_dumps(folders, self._out, self._first, self._dump)
         self._writer.let_go()
         seal(self._out)
         stopped = all(end and end["stopped"] for end in ends)
@@ -363,7 +386,7 @@ class Gathering:
         if self._writer is None:
             seen = min([rank.steps for rank in self._ranks] + ([self._most] if self._most is not None else []))
             header = self._header(self._ranks[0].about, seen)
-            self._writer = TraceWriter(self._out, header, sealing=True)
+            self._writer, self._first = TraceWriter(self._out, header, sealing=True), header.first_step
         rows = itertools.chain(merge_rows(ranks, everywhere=in_process), more)
         compared, shown = [], dict[str, float]()
         for row in rows:

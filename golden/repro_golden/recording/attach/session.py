@@ -187,8 +187,7 @@ class Session:
             value = of_parts(dict(group), name, self._gone)
         if self.operations is not None:
             self.operations.observed(phase, name, value)
-        if self.settings.perturbation or self.settings.dump:
-            tap(self.settings, (self._step, phase, name), value, places or ())
+        tap(self.settings, (self._step, phase, name), value, places or (), self._labels.count)
         self._signals.take(phase, name, value, places or None)
 
     # -- steps
@@ -437,6 +436,8 @@ class Session:
         try:
             for prefix, reading in list(self._ending()):
                 if tensors := readable(prefix, reading, self._gone).tensors:
+                    at = self._step - 1, "update", f"end/{prefix}"
+                    tap(self.settings, at, tensors, reading.places or (), self._labels.count)
                     self._late().take("update", f"end/{prefix}", tensors, reading.places or None)
         except (AssertionError, RuntimeError, ValueError) as error:
             self.around.unread["the state at the end"] = one_line(f"{type(error).__name__}: {error}")[:100]

@@ -31,8 +31,9 @@ class Settings:
         ignore: Globs of metrics to leave out.
         signals: ``full``; or ``light:N``, where optimizer state is read after each N-th step alone.
         first: The number of the first step that the process makes.
-        perturbation: ``[step, phase, name]`` of a signal that gets a one-ULP change before it is read.
-        dump: ``[step, phase, name]`` of signals whose whole content is written.
+        perturbation: ``[step, phase, name]``, as they are met (`order.as_planted`), of signals that get a one-ULP
+            change before they are read.
+        dump: ``[step, phase, name]``, as a trace has them, of signals whose whole content is written.
         home: The user's checkout, when `place` is another.
         place: The code under test.
         alone: Whether no module may come from another working tree (`attach.strangers`).
@@ -52,7 +53,7 @@ class Settings:
     ignore: Sequence[str] = ()
     signals: str = ALL_SIGNALS
     first: int = 0
-    perturbation: Sequence[Any] | None = None
+    perturbation: Sequence[Sequence[Any]] = ()
     dump: Sequence[Sequence[Any]] = ()
     home: str | None = None
     place: str | None = None

@@ -163,6 +163,11 @@ class Labels:
         self._rounds = Rounds()
         self.last: dict[str, int] = {}  # the last step that each made
 
+    @property
+    def count(self) -> int:
+        """How many optimizers the program has, or has made steps of: at least as many as step in a round."""
+        return max(1, len(self._made_at), len(self._holders))
+
     def knows(self, optimizer: Any) -> bool:
         """Whether it is known when the program made it."""
         return self._made_at.get(optimizer) is not None

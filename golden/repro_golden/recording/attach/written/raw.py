@@ -10,13 +10,13 @@ import json
 import os
 import stat
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from repro_golden.trace.model import METRIC
 
-__all__ = ["NORM", "SHOWN", "RawLog", "as_metric", "cut_short", "number_of", "take_dumps"]
+__all__ = ["NORM", "SHOWN", "RawLog", "as_metric", "cut_short", "number_of"]
 
 
 class RawLog:
@@ -89,22 +89,6 @@ def _identity(file: int) -> tuple[int, int] | None:
 def cut_short(raw: Path) -> bool:
     """Whether a disk was full for the recorder of a rank, which then takes the right to write from its log."""
     return any(not log.stat().st_mode & stat.S_IWUSR for log in raw.glob("rank-*.log"))
-
-
-def take_dumps(raw: Path, out: Path, only: Collection[str] | None = None) -> None:
-    """Move what ranks wrote whole into a trace: of each signal the lowest rank's, so that two runs show one shard.
-
-    Args:
-        raw: Folder of the raw records.
-        out: The trace.
-        only: Names of the folders of the processes that are recorded; None for all.
-    """
-    for folder in sorted(path for path in (raw / "dumps").glob("*") if only is None or path.name in only):
-        for path in folder.glob("*.bin"):
-            target = out / "dumps" / path.name
-            if not target.exists():
-                target.parent.mkdir(exist_ok=True)
-                path.rename(target)
 
 
 # -- numbers as rows hold them: read by who recorded them, and by who puts ranks together, who needs no torch for it

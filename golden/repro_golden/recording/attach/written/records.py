@@ -6,13 +6,13 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import torch
 
+from repro_golden.recording.attach.order import At, dump_name, may_be
 from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.written.raw import RawLog
 
@@ -90,12 +90,12 @@ class Records:
             self._log.close()
 
 
-def dump(out: str, at: Sequence[Any], tensor: torch.Tensor, rank: int) -> None:
-    """Write all of a signal beside the records; that of the lowest rank will stand: see `raw.take_dumps`.
+def _dump(out: str, at: At, tensor: torch.Tensor, rank: int) -> None:
+    """Write all of a signal beside the records; that of the lowest rank will stand: see `order.take_dumps`.
 
     Args:
         out: The folder of raw records.
-        at: ``[step, phase, name]``.
+        at: The signal as it is met.
         tensor: The signal.
         rank: Of this process: a later pipeline stage has signals of its own.
     """
@@ -105,38 +105,42 @@ def dump(out: str, at: Sequence[Any], tensor: torch.Tensor, rank: int) -> None:
     reading.add([tensor], keep=True)
     folder = Path(out) / "dumps" / f"{rank:05d}-{os.getpid()}"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{at[0]}-{at[1]}-{quote(str(at[2]), safe='')}.bin"
+    path = folder / dump_name(at)
     part = path.with_suffix(".part")
     part.write_bytes(reading.finish().result()[0][0].values or b"")
     part.replace(path)
 
 
-def tap(settings: Settings, at: tuple[int, str, str], value: Any, parts: Container[str]) -> None:
+def tap(settings: Settings, at: At, value: Any, parts: Container[str], optimizers: int) -> None:
     """Perturb or dump, where one of these is the signal that is meant. What no rank has whole is not dumped.
 
     Args:
         settings: What is asked for.
-        at: Step, phase and name.
+        at: Step, counted from the first that the process makes, phase and name, as they are met.
         value: The signal, or a mapping of what is added to the name to signals.
         parts: Those of which this rank has a part.
+        optimizers: How many the program has.
     """
-    step, phase, name = at
+    if not settings.perturbation and not settings.dump:
+        return
+    step, phase, name = settings.first + at[0], *at[1:]
     for key, tensor in (value if isinstance(value, Mapping) else {"": value}).items():
         if isinstance(tensor, torch.Tensor):
-            _tap(settings, (step, phase, name + key), tensor, whole=key not in parts)
+            _tap(settings, (step, phase, name + key), tensor, optimizers, whole=key not in parts)
 
 
-def _tap(settings: Settings, at: tuple[int, str, str], tensor: torch.Tensor, *, whole: bool) -> None:
+def _tap(settings: Settings, at: At, tensor: torch.Tensor, optimizers: int, *, whole: bool) -> None:
     from repro_golden.recording.attach.process import place_of
 
     step, phase, name = at
     rank = place_of()[0]
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    planted = tuple(settings.perturbation or ())
-    if planted in (at, (step, phase, f"{name}@{rank}")) and local.numel():
+    mine = at, (step, phase, f"{name}@{rank}")
+    if any(tuple(planted) in mine for planted in settings.perturbation) and local.numel():
         from repro_golden.recording.tap import perturbed_by_one_ulp
 
         perturbed_by_one_ulp(local)
-    for wanted in settings.dump:
-        if whole and local is tensor and tuple(wanted) in ((step, phase, f"{name}@{rank}"), at):
-            dump(settings.out, [step, phase, wanted[2]], tensor, rank)
+        (Path(settings.out) / f"planted-{os.getpid()}").touch()
+    for met in mine if whole and local is tensor else ():
+        if any(may_be((wanted[0], wanted[1], wanted[2]), met, optimizers) for wanted in settings.dump):
+            _dump(settings.out, met, tensor, rank)
