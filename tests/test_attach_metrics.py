@@ -10,6 +10,7 @@ import pytest
 import warm_kit
 
 import repro_golden
+from repro_golden.compare.coverage import coverage_of
 from repro_golden.trace import Trace
 
 LOGGED = """
@@ -140,6 +141,7 @@ def test_numbers_in_the_output_belong_to_the_step_before_them(tmp_path: Path) ->
     assert all(math.isnan(s.metrics["train/kl"]) for s in trace.steps)
     assert [s.metrics.get("accuracy") for s in trace.steps] == [None, 0.1, None, 0.1 * 3]
     assert all({"step_time", "skipme"}.isdisjoint(s.metrics) for s in trace.steps)
+    assert coverage_of(trace).left_out == ["step_time"], "what nobody asked to leave out is named"
 
 
 def test_a_pattern_that_cannot_serve_is_refused(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers.trainer_callback import PrinterCallback, TrainerState
 
-from repro_golden.base.machine_numbers import measures_time
+from repro_golden.base.machine_numbers import measures_time, of_the_machine
 from repro_golden.base.printed import Lines, listen, metrics_of
 
 INTS = st.integers() | st.sampled_from([2**53 + 1, -(2**63), 10**308, 10**309])
@@ -195,7 +195,10 @@ def test_user_patterns(pairs: list[tuple[str, float]], ray: str) -> None:
         "memory/max_active(GiB)", "mem-reserved-bytes", "iterTimeMs", "stepTime", "actor_TFLOPs", "MFU", "eta",
         "gen_us", "latency_us", "gen_ms/mean", "gen_ms_p99", "sec_per_step", "tokens_per_gpu_per_sec", "tokensPerMin",
         "_timestamp", "elapsed", "data-time", "gpu.0.memory", "Time taken: GRPOTrainer.compute_loss", "step_times",
-        "TIME", "time0",
+        "TIME", "time0", "reward_time", "reward_time/mean", "loss_fn_time", "time/reward_fn", "timing_s/reward",
+        "timing_per_token_ms/update_actor", "timing_s/speed_reward", "Time taken: GRPOTrainer._calculate_rewards",
+        "Time taken: GRPOTrainer.format_accuracy", "memory/after_loss", "memory_after_loss", "time_loss",
+        "reward_fn/latency", "rewards_per_second", "eval_loss_runtime", "timeperf/recompute_logp",
     ],
 )  # fmt: skip
 def test_names_of_time_speed_and_memory(name: str) -> None:
@@ -218,7 +221,21 @@ def test_names_of_time_speed_and_memory(name: str) -> None:
 def test_names_of_what_a_run_computes(name: str) -> None:
     """Names of losses, counts, hyperparameters and evaluations are not taken for time, whatever letters they hold."""
     assert not measures_time(name) and not measures_time(f"eval/{name}/acc")
-    assert not any(map(measures_time, ("memory_loss", "train/speed_reward")))  # what is learnt of them
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "memory_loss", "train/speed_reward", "rewards/speed_reward/mean", "rewards/speed_reward/std",
+        "rewards/memory_reward/mean", "rewards/latency_reward/mean", "rewards/runtime_reward/mean",
+        "rewards/time_bonus/mean", "eval_rewards/time/mean", "eval/rewards/time/mean", "train/speed_loss/mean",
+        "memory_loss/step", "loss/memory", "duration_loss", "duration_mae", "eval_time_accuracy", "speedReward",
+        "latency_loss_p95", "speed_loss#1", "rewards/fps", "rewards/gpu_mb",
+    ],
+)  # fmt: skip
+def test_names_of_what_is_learnt(name: str) -> None:
+    """A reward or loss of speed, memory or time is the training's own, whatever statistic stands behind it."""
+    assert not measures_time(name) and not of_the_machine(name)
 
 
 @given(st.lists(st.sampled_from(["loss", "step", "time", "ms", "per", "s", "kl", "max"]), min_size=1), st.data())

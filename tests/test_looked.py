@@ -134,6 +134,24 @@ def test_a_night_says_what_it_looked_at(tmp_path: Path) -> None:
     assert text.count("| metrics |") == text.count("| baseline |") - 3
 
 
+def test_weights_that_were_not_read_are_never_folded() -> None:
+    """The end is said to be without its weights, these are named whatever files there are, and before them."""
+    files = {f"file {k}.json": "not torch's" for k in range(9)} | {"saved/last:args.bin": "settings"}
+    of_end = {"the weights at the end": "let go of", "3 backward passes after the last step": "no optimizer"}
+    text = str(Coverage(parameters=1, end=True, unread=files | {"buffer/m": "sparse"} | of_end))
+    assert text.startswith("1 parameter, the state at the end without its weights; seen but not looked at: 3 backward")
+    assert "the weights at the end (let go of), buffer/m (sparse), file 0.json" in text and text.endswith("7 more")
+    assert str(Coverage(end=True, unread=files)).startswith("the state at the end; ")
+
+
+def test_metrics_that_are_left_out_are_named() -> None:
+    """Those that may be the training's own stand first, so that no other hides them."""
+    coverage = Coverage(parameters=1, left_out=["a_time", "b_time", "c_time", "d_time", "time_loss"])
+    named = "time_loss, a_time, b_time, c_time and 1 more"
+    assert str(coverage) == f"1 parameter; left out as the clock's or the machine's: {named}"
+    assert coverage.to_mapping()["left_out"] == coverage.left_out
+
+
 def test_a_trainers_own_hash_is_one_of_a_parameter(tmp_path: Path) -> None:
     """The hash that a trainer writes of a layer's weights counts as a parameter, however its name is parted."""
     seen = [digest_row("update", "model_hash/decoder/layers.0", bytes(32)), metric_row("loss", "loss", 0.0)]

@@ -36,11 +36,27 @@ def words_of(name: str) -> list[str]:
 def measures_time(name: str) -> bool:
     """Whether a metric measures wall time, speed or memory by its name, so that it differs from run to run."""
     words = " ".join(words_of(name))
-    return name.startswith("perf/") or bool(_TIME.search(words) and not _LEARNT.search(words))
+    return name.startswith("perf/") or bool(_TIME.search(words) and not _learnt(words))
 
 
-_LEARNT = re.compile(r"\b(?:memory|mem|speed) (?:loss|rewards?|return|kl|acc|accuracy)$")
-"""What is learnt, and measures no machine."""
+_JUDGED = "acc|accuracy|mae|mse|rmse|mape|error|score|bonus|penalty|f1|auc"
+_LEARNT = re.compile(
+    # what stands in a folder of losses or rewards: rewards/latency_reward/mean, eval_rewards/speed/std, loss/memory
+    r"(?:^|/ )(?:(?:train|eval|val|valid|validation|test) )?(?:loss|losses|reward|rewards) /"
+    # What is learnt of a machine, and that alone or before a statistic: not memory_after_loss, nor reward_time. A
+    # loss and a reward take time themselves: time_loss is how long one took, time_accuracy is none that a clock shows.
+    rf"|\b(?:(?:memory|mem|vram|speed|throughput|bandwidth|latency|runtime|duration) "
+    rf"(?:loss|losses|rewards?|returns?|advantages?|kl|{_JUDGED})|time (?:{_JUDGED}))"
+    r"(?: (?:avg|mean|median|min|max|std|var|sum|total|p|step|epoch|/|[0-9]+))*$"
+)
+
+
+def _learnt(words: str) -> bool:
+    """Whether words tell of what is learnt, and not in a folder of times (``timing_s/reward``, ``time/speed_loss``)."""
+    learnt = _LEARNT.search(words)
+    return learnt is not None and not _TIME.search(words[: learnt.start()])
+
+
 _MACHINE = re.compile(
     r"pid|ppid|tid|ports?|date|wall|fps|sps|qps|rps|wps|ups|dt|rss|uptime|mb|gb|mib|gib|watts?|joules"
 )
@@ -83,6 +99,8 @@ def of_the_machine(name: str) -> bool:
 
     CleanRL's `SPS` are steps per second. Lightning's `v_num` counts the runs of a folder.
     """
+    if _learnt(" ".join(words_of(name))):
+        return False
     *_, before, last = ["", "", *words_of(name)]
     if last == "s":
         return before in _TAKEN

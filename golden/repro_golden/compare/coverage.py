@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from repro_golden.base.errors import ReproError
+from repro_golden.base.machine_numbers import words_of
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.columns_written import COLUMN, column_named, column_of
 from repro_golden.trace.families import UNREAD, family, file_of, group, plain
@@ -17,7 +18,8 @@ from repro_golden.trace.model import DIGEST, METRIC
 __all__ = ["Coverage", "coverage_of", "only_bounds"]
 
 _SHOWN = 4
-"""Objects of a kind that a sentence names."""
+"""Objects of a kind that a sentence names, beside those that it never leaves out."""
+_WEIGHTS = "the weights at the end"
 _STEPS, _ROWS, _UNCOMMON = 16, 10_000, 8
 """Steps and rows of a trace's beginning that are looked at, and steps of other lengths."""
 _NOTHING = "nothing"
@@ -41,11 +43,12 @@ class Coverage:
         generators: Random number generators.
         modules: By name, tensors of modules that no optimizer steps; likewise copies of parameters and lone leaves.
         files: Names of files that were saved.
-        end: Whether the state that the program ended with is there too.
+        end: Whether the state that the program ended with is there too, but for what `unread` names of it.
         unread: By name, why something was seen and not read.
         alone: Objects that only one side of a comparison has, which were not compared.
         columns_alone: Likewise columns that a trainer writes of its own accord (`columns_written`).
         shown: Metrics that were read from free text, which are not compared by bits.
+        left_out: Metrics that nobody compares, since by their names or values they are the clock's or the machine's.
         logged: Whether there is any metric beside the optimizers' own learning rates.
         judged: What was judged, in words, where that is less than the bits of all these.
     """
@@ -66,6 +69,7 @@ class Coverage:
     alone: Sequence[str] = ()
     columns_alone: Sequence[str] = ()
     shown: Sequence[str] = ()
+    left_out: Sequence[str] = ()
     logged: bool = True
     judged: str = ""
 
@@ -78,7 +82,8 @@ class Coverage:
         """JSON types, with the sentence as ``text``."""
         return {
             **asdict(self), "files": list(self.files), "alone": list(self.alone),
-            "columns_alone": list(self.columns_alone), "shown": list(self.shown), "text": str(self),
+            "columns_alone": list(self.columns_alone), "shown": list(self.shown), "left_out": list(self.left_out),
+            "text": str(self),
         }  # fmt: skip
 
     @property
@@ -95,7 +100,7 @@ class Coverage:
             _count(self.metrics, "metric" if self.logged else "learning rate"),
             _count(self.generators, "random generator"),
             _count(len(self.files), "file"),
-            "the state at the end" if self.end else "",
+            "the state at the end" + " without its weights" * (_WEIGHTS in self.unread) if self.end else "",
         ]
         return ", ".join(text for text in counted if text) or _NOTHING
 
@@ -112,9 +117,12 @@ class Coverage:
             parts.append(f"{_count(number, 'column')} {verb} written by one side only: {_listed(self.columns_alone)}")
         if self.shown:
             parts.append(f"read from lines of text, and not compared by bits: {_listed(self.shown)}")
+        if self.left_out:
+            parts.append(f"left out as the clock's or the machine's: {_listed(sorted(self.left_out, key=_doubted))}")
         if self.unread:
-            reasons = [f"{name} ({why})" for name, why in sorted(self.unread.items())]
-            parts.append(f"seen but not looked at: {_listed(reasons)}")
+            names = sorted(self.unread, key=lambda name: (name not in _whole(self.unread), _file(name), name))
+            reasons = [f"{name} ({self.unread[name]})" for name in names]
+            parts.append(f"seen but not looked at: {_listed(reasons, len(_whole(self.unread)))}")
         return "; ".join(parts)
 
 
@@ -132,12 +140,13 @@ def coverage_of(trace: Trace, alone: Mapping[str, str] | None = None, *, hashes:
     metrics = {name for step in trace.steps for name in step.compared if column_named(name) not in alone}
     shown = sorted({name for step in trace.steps for name in step.shown} - metrics)
     logged = any(not _OPTIMIZERS.fullmatch(name) for name in (*metrics, *shown))
-    end = (trace.end or {}).get("unread", {})
+    end, left_out = (trace.end or {}).get("unread", {}), (trace.end or {}).get("machine", ())
     try:
         rows = [row for index in _telling(trace) for row in trace.rows(index)]
     except ReproError:  # a golden run of which only the step log was fetched
         return Coverage(
             metrics=len(metrics), unread=end, alone=objects, columns_alone=columns_alone, shown=shown, logged=logged,
+            left_out=left_out,
         )  # fmt: skip
     kinds: Counter[str] = Counter()
     files = set[str]()
@@ -171,6 +180,7 @@ def coverage_of(trace: Trace, alone: Mapping[str, str] | None = None, *, hashes:
         alone=objects,
         columns_alone=columns_alone,
         shown=shown,
+        left_out=left_out,
         logged=logged,
     )
 
@@ -232,7 +242,24 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' if number != 1 else ''}" if number else ""
 
 
-def _listed(names: Iterable[str]) -> str:
-    every = list(names)
-    more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
-    return ", ".join(every[:_SHOWN]) + more
+def _listed(names: Iterable[str], beside: int = 0) -> str:
+    every, most = list(names), beside + _SHOWN
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(every[:most]) + more
+
+
+def _file(name: str) -> bool:
+    return name.startswith(("file ", "saved/"))
+
+
+def _whole(unread: Iterable[str]) -> list[str]:
+    """What stands for more than one tensor or file, such as the weights at the end: there are few, and all are named.
+
+    A tensor's name has a slash.
+    """
+    return [name for name in unread if "/" not in name and not _file(name)]
+
+
+def _doubted(metric: str) -> tuple[bool, str]:
+    """Sorts first what may be the training's own, by a word of its name."""
+    return not {"loss", "losses", "reward", "rewards", "kl", "acc", "accuracy"}.intersection(words_of(metric)), metric

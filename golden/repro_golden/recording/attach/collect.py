@@ -269,6 +269,7 @@ class Gathering:
         if complete or reason == "diverged":
             closing = {"reason": reason, "ranks": len(self._ranks), "exit": code}
             closing["spent"] = slowest([end["spent"] for end in ends if end and "spent" in end])
+            closing["machine"] = sorted({name for end in ends if end for name in end.get("machine", ())})
             closing["modules"] = sorted({name for end in ends if end for name in end["modules"]})
             places = {name: folder for end in ends if end for name, folder in end.get("places", {}).items()}
             closing["sources"] = {name: state for name, folder in places.items() if (state := state_of(Path(folder)))}

@@ -481,6 +481,7 @@ class Session:
             unread[f"{self.backwards} backward passes after the last step"] = "no optimizer made a step of them"
         ignored = sorted({*self._metrics.ignored, *TIMES})
         end = {"steps": self._step, "stopped": stopped, "ignored": ignored, "unread": dict(sorted(unread.items()))}
+        end |= {"machine": sorted({*self._metrics.machine, *TIMES})}
         end |= {"modules": loaded(), "places": places(self.settings.place, self._main)}
         self._records.log.put(".end", end | {"spent": measure(self._seconds)})
 

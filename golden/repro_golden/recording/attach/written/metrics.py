@@ -63,8 +63,10 @@ class Metrics:
         step.setdefault(name, []).append(float(value) if isinstance(value, (int, float)) else value)
 
     def _left_out(self, name: str) -> bool:
-        volatile = measures_time(name) or of_the_machine(name)
-        return volatile or any(fnmatch.fnmatchcase(name, glob) for glob in self._ignore)
+        return measures_time(name) or of_the_machine(name) or self._unwanted(name)
+
+    def _unwanted(self, name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, glob) for glob in self._ignore)
 
     def end(self) -> dict[str, Any]:
         """The numbers of the step that ends: floats and tensors."""
@@ -83,6 +85,11 @@ class Metrics:
     def ignored(self) -> list[str]:
         """The names that were left out."""
         return sorted({name.removeprefix(SHOWN) for name, wanted in self._wanted.items() if not wanted})
+
+    @property
+    def machine(self) -> list[str]:
+        """Those of them that nobody asked to leave out."""
+        return [name for name in self.ignored if not self._unwanted(name)]
 
     def late(self) -> dict[str, float]:
         """The numbers that belong to the step that has ended, once all of them are there."""
