@@ -6,11 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 import warm_kit
 
-from repro_golden.recording.attach.written.raw import take_dumps
-from repro_golden.recording.attach.written.records import dump
+from repro_golden.recording.attach.order import dump_name, take_dumps
 from repro_golden.trace import Trace, dump_path
 
 COMPILED = """
@@ -244,9 +242,10 @@ def test_what_the_program_raises_reaches_it(tmp_path: Path) -> None:
 
 def test_of_whole_signals_the_lowest_rank_has_its_own(tmp_path: Path) -> None:
     """Ranks that end in any order: two runs compare the same shard, whoever wrote first."""
-    for rank, values in ((2, [2.0]), (1, [1.0, 1.0])):
-        dump(str(tmp_path), [0, "grad", "w"], torch.tensor(values), rank)
+    at, folders = (0, "grad", "w"), [tmp_path / "1", tmp_path / "2", tmp_path / "nothing"]
+    for folder in folders[:2][::-1]:
+        folder.mkdir()
+        (folder / dump_name(at)).write_bytes(folder.name.encode())
     (tmp_path / "trace").mkdir()
-    take_dumps(tmp_path, tmp_path / "trace")
-    assert dump_path(tmp_path / "trace", 0, "grad", "w").read_bytes() == torch.ones(2).numpy().tobytes()
-    take_dumps(tmp_path / "nothing", tmp_path / "trace")
+    take_dumps([(folder, ()) for folder in folders], tmp_path / "trace", 0, [at])
+    assert dump_path(tmp_path / "trace", *at).read_bytes() == b"1"
