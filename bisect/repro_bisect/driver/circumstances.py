@@ -14,6 +14,9 @@ from repro_bisect.probe.answers import Answer, Code, unlike_before
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
 from repro_golden.base.errors import NotVerifiableError
+from repro_golden.repository.code_key import same_beside
+from repro_golden.repository.linked import what_decides
+from repro_golden.store.golden import GoldenRun
 from repro_golden.trace import Trace
 
 __all__ = ["made_together", "refuse_changed_world", "refuse_explained"]
@@ -53,7 +56,10 @@ def refuse_changed_world(scheduler: Scheduler, sides: Sequence[tuple[str, Sequen
 
 
 def refuse_explained(scheduler: Scheduler, first: tuple[Request, Answer], again: tuple[Request, Answer]) -> None:
-    """Two replays of one key differ: is that no noise, but another commit's code, or what changed between searches?
+    """Two replays of one key differ: is that no noise, but what no commit holds, or other code than the key's?
+
+    Another commit's code may have made one of them, or what changed between two searches. A golden run was made in a
+    checkout, which may have what no worktree has.
 
     Args:
         scheduler: Where replays run.
@@ -64,6 +70,10 @@ def refuse_explained(scheduler: Scheduler, first: tuple[Request, Answer], again:
         NotVerifiableError: so it is: it says the same twice more, or each the same again at its own commit.
     """
     prober, history = scheduler.prober, scheduler.history
+    if golden := prober.golden(first[0]):
+        if not _unlike(again[1], _once_more(scheduler, *again), "another replay now"):
+            raise _of_a_checkout(scheduler, golden, again[0].point, _unlike(first[1], again[1], "a replay of it"))
+        return
     made, other = prober.made(first[0]), prober.made(again[0])
     if made is None or other is None or (made == other):
         return
@@ -83,6 +93,21 @@ def refuse_explained(scheduler: Scheduler, first: tuple[Request, Answer], again:
     raise NotVerifiableError(
         f"{names} have the same code in {paths} and say otherwise, each of them again: what decides lies outside of "
         f"{paths}; widen it (`--path`, or subject.path of the case)"
+    )
+
+
+def _of_a_checkout(scheduler: Scheduler, golden: GoldenRun, point: str, unlike: str) -> NotVerifiableError:
+    """The error for a point whose replays agree, and not with its golden run."""
+    git, paths = scheduler.prober.git, ", ".join(scheduler.history.paths)
+    why, of = what_decides(git, scheduler.case.subject.link), str(golden.record.get("commit"))
+    if not same_beside(git, of, scheduler.history.commit(point)):
+        why = (
+            f"it was recorded at {short(of)}, which has other files outside of {paths}: widen that (`--path`, or "
+            f"subject.path of the case) if they decide; else {why}"
+        )
+    return NotVerifiableError(
+        f"two replays of {short(point)} agree, and its golden run, which was made in a checkout, does not ({unlike}): "
+        + why
     )
 
 

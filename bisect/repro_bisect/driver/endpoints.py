@@ -23,6 +23,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import spent_of
 from repro_golden.compare.renames import NOTHING, aligned
 from repro_golden.compare.traces import Divergence, failed_since, require_finite
+from repro_golden.repository.linked import beside_commits, in_few_words
 from repro_golden.store.golden import GoldenRun
 from repro_golden.trace import Trace
 
@@ -273,6 +274,19 @@ class Endpoints:
             return
         self.scheduler.record(asked.point, Verdict.GOOD)
         self._tell_end(baseline, last)
+        self._tell_beside()
+
+    def _tell_beside(self) -> None:
+        """Tell what the user's program may have read and no replay had, where no golden run says that it decides."""
+        subject = self.scheduler.case.subject
+        if self.golden or not subject.program:
+            return
+        # a folder of data is missed aloud
+        names = [n for n in beside_commits(self.scheduler.prober.git, subject.link) if not n.endswith("/")]
+        if names:
+            text = f"no replay had {in_few_words(names)} of your checkout, which no commit holds: --link what decides"
+            self.scheduler.say(text)
+            self.remarks.append(text)
 
     def _again(self, good: str, baseline: Trace, last: Trace) -> tuple[Trace, int]:
         """GOOD's second replay and its steps, no further than BAD's violation.

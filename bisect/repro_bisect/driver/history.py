@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from repro_bisect.axes.axis import Axis, short
+from repro_bisect.driver.circumstances import refuse_explained
 from repro_bisect.driver.drift import Drift, HistoryResult, Rename, Row, drift
 from repro_bisect.driver.result import in_order
 from repro_bisect.driver.session import Options, session
@@ -108,6 +109,7 @@ class _History:
             for answer, name in zip([*answers, answers[0]], ("GOOD", "GOOD", "BAD"), strict=False)
         )
         if differs := differ_twice(first, again, "GOOD"):
+            refuse_explained(self.scheduler, (requests[0], first), (requests[1], again))
             raise self._noisy_good(differs)
         self.scheduler.tell_length("GOOD", first)
         lengths = len(first.steps), len(last.steps)

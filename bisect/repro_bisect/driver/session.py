@@ -137,7 +137,7 @@ def session(
         except ReproError as error:  # it spares a replay, and is no more needed than that
             watch(Event(f"the golden run of GOOD is not used: {error}"))
             golden = None
-        first = golden.trace if golden and golden_first and not isinstance(predicate, Exit) else None
+        first = golden if golden_first and not isinstance(predicate, Exit) else None
         prober = Prober(
             checkout, case, axis, watched, identity, executor, predicate, options.examine,
             fresh=options.fresh, first=first,

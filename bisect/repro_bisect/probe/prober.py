@@ -29,6 +29,7 @@ from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Checkout
+from repro_golden.store.golden import GoldenRun
 from repro_golden.subjects.watched import Watched
 from repro_golden.trace import Trace, dump_path
 
@@ -52,6 +53,7 @@ class Prober:
         cost: What was spent.
         machine: Short name of the machine that answers hold for.
         search: What its own probes are kept under in the journal.
+        git: In the user's checkout.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Prober:
         examine: Callable[[Path, str], str] | None = None,
         *,
         fresh: bool = False,
-        first: Trace | None = None,
+        first: GoldenRun | None = None,
     ) -> None:
         """Replay points of one axis.
 
@@ -80,7 +82,7 @@ class Prober:
             predicate: What makes one BAD.
             examine: See `repro_bisect.driver.session.Options`.
             fresh: Use nothing that earlier bisects found.
-            first: The good end's first replay, where its golden run is one.
+            first: The good end's golden run, where it is its first replay.
         """
         self.case, self.predicate, self.executor, self.machine = case, predicate, executor, identity.machine
         self._history = history
@@ -89,11 +91,12 @@ class Prober:
         self._journal = Journal(checkout.state, fresh=fresh)
         self.search = self._journal.search
         self._lock, self._examine = threading.Lock(), examine
-        self._git = checkout.git
+        self.git = checkout.git
         self._around = Surroundings(checkout, case, rollouts, identity, executor)
         self.cost = Cost()
         self._unkept: dict[tuple[str, int], Made] = {}
-        self._first = {self.key(history.good): first} if first else {}
+        self._golden = first
+        self._first = {self.key(history.good): first.trace} if first else {}
         self._tried: set[tuple[str, int]] = set()
 
     def probe(
@@ -202,7 +205,7 @@ class Prober:
         made = len(trace.steps) if trace else 0
         self._charge(asked.stage, made, seconds)
         if outcome.failure and not (trace and asked.partial):
-            return Skip(reason_of(outcome.failure))
+            return Skip(reason_of(outcome.failure, self.git))
         streams = recordings.streams_of(folder)
         if trace is None or not any(record.step == steps[0] for record in trace.steps):
             return Skip(f"it ends before step {steps[0]}")
@@ -250,7 +253,7 @@ class Prober:
     def _changed(self, asked: Request, against: str) -> list[str]:
         """Files of a point that another has not, or has otherwise."""
         ends = self._history.commit(against), self._history.commit(asked.point)
-        names = self._git.text("diff-tree", "-r", "-z", "--name-only", "--no-renames", "--diff-filter=d", *ends)
+        names = self.git.text("diff-tree", "-r", "-z", "--name-only", "--no-renames", "--diff-filter=d", *ends)
         return [name for name in names.split("\0") if name]
 
     def keep(self, asked: Request, recording: Recording) -> Recording:
@@ -282,8 +285,16 @@ class Prober:
         if self._history.tree(asked.point) is None:
             return None
         key = self.key(asked.point, asked.start)
-        entry = None if asked.run == 0 and key in self._first else self._journal.find(key, asked.run)
+        entry = None if self._is_first(key, asked) else self._journal.find(key, asked.run)
         return Made(entry.commit, entry.search) if entry else self._unkept.get((key, asked.run))
+
+    def golden(self, asked: Request) -> GoldenRun | None:
+        """The golden run that answers a request."""
+        code = self._golden is not None and self._history.tree(asked.point) is not None
+        return self._golden if code and self._is_first(self.key(asked.point, asked.start), asked) else None
+
+    def _is_first(self, key: str, asked: Request) -> bool:
+        return asked.run == 0 and key in self._first
 
     def anew(self, asked: Request) -> Request:
         """The same as a replay that nobody has made; the point has code."""
@@ -320,7 +331,7 @@ class Prober:
 
     def _known(self, key: str, asked: Request) -> Answer | None:
         """A journalled probe that answers the question: long enough, or already violating."""
-        if asked.run == 0 and key in self._first:
+        if self._is_first(key, asked):
             return self._first[key]
         entry = self._journal.find(key, asked.run)
         if entry is None:
@@ -366,7 +377,7 @@ class Prober:
         with scratch_folder(self._scratch, "probe") as folder:
             outcome = self._run(task, folder, cancel, progress)
             trace = _trace(folder / "trace")
-            reason = reason_of(outcome.failure) if outcome.failure else ""
+            reason = reason_of(outcome.failure, self.git) if outcome.failure else ""
             if reason and trace and (asked.partial or (not asked.start and self._violates(trace, asked))):
                 reason = ""  # it crashed only after its numbers had moved
             lasting = around.lasted(stood)

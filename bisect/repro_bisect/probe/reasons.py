@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from repro_golden.base.clean import without_colours
 from repro_golden.replay.children import ChildFailure
+from repro_golden.repository.git import Git
+from repro_golden.repository.linked import leads_out
 
 __all__ = ["MOVED", "OTHER_CODE", "depends_on_the_question", "reason_of"]
 
@@ -15,8 +17,13 @@ MOVED = "has other numbers in another recording"
 """Of a recording that is to be made anew."""
 
 
-def reason_of(failure: ChildFailure) -> str:
-    """The reason that a failure is, with what the child said."""
+def reason_of(failure: ChildFailure, git: Git) -> str:
+    """The reason that a failure is, with what the child said, and what to write for a path that leads out.
+
+    Args:
+        failure: The failure.
+        git: In the root of the user's checkout.
+    """
     what = {
         "import": "does not import",
         "contract": "offers another contract",
@@ -28,7 +35,7 @@ def reason_of(failure: ChildFailure) -> str:
         "timeout": _OUT_OF_TIME,
         "other": OTHER_CODE,
     }[failure.stage]
-    return without_colours(f"{what}: {failure.message}")
+    return without_colours(f"{what}: {failure.message}{leads_out(git, failure.message)}")
 
 
 def depends_on_the_question(reason: str) -> bool:

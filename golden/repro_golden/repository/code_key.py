@@ -151,6 +151,12 @@ def not_code(root: Path, of_commit: Sequence[str] = NOT_CODE) -> Sequence[str]:
     return of_commit
 
 
+def same_beside(git: Git, one: str, other: str) -> bool:
+    """Whether two commits have the same files, but for what recording writes; False where one of them is not here."""
+    left_out = [f":(top,exclude,literal){name}" for name in not_code(git.folder)]
+    return one == other or git.tells("diff-tree", "--quiet", "-r", one, other, "--", ":(top)", *left_out)
+
+
 class _Trees:
     """The tree objects of a repository, each read once."""
 

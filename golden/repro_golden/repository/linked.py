@@ -6,8 +6,10 @@ stays in the worktree. A write into a file in place goes through its link; nothi
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -15,14 +17,17 @@ from typing import TypeAlias
 
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
+from repro_golden.repository.code_key import not_code
 from repro_golden.repository.git import Git
 
-__all__ = ["Linked", "refuse_tracked"]
+__all__ = ["LEADS_OUT", "Linked", "beside_commits", "in_few_words", "leads_out", "refuse_tracked", "what_decides"]
 
 _Facts: TypeAlias = tuple[int, ...] | None
 """Size, times of modification and of change, and inode of a file; None for a folder."""
 _NOT_DATA = (".git", "__pycache__")
 """Folders that are no data: as little of them is part of a probe's key."""
+_SHOWN = 4
+"""Files that a sentence names."""
 
 
 class Linked:
@@ -123,6 +128,95 @@ class Linked:
         for entry in sorted(path.iterdir()):
             if entry.name not in _NOT_DATA:
                 yield from self._walked(f"{name}/{entry.name}", (*above, place))
+
+
+# -- what no worktree has, and may decide all the same
+
+
+def beside_commits(git: Git, linked: Sequence[str] = (), since: float = 0.0) -> list[str]:
+    """Files of a checkout that git does not track, and folders (``data/``) in which it tracks none; files come first.
+
+    What recording writes, bytecode and Python environments are left out.
+
+    Args:
+        git: In the root of the checkout.
+        linked: Those that every worktree has too are left out.
+        since: Of those, what was written since then; seconds, as `time.time` has it.
+    """
+    specs = [":(top)", *(f":(top,exclude,literal){name}" for name in [*not_code(git.folder), *linked])]
+    listed = git.names("ls-files", "--others", "--directory", "--no-empty-directory", "-z", "--", *specs)
+    names = [
+        name
+        for name in listed
+        if PurePosixPath(name).name not in _NOT_DATA
+        and not name.endswith(".pyc")
+        and not (git.folder / name / "pyvenv.cfg").exists()
+        and (not since or _written_since(git.folder / name, since))
+    ]
+    return sorted(names, key=lambda name: (name.endswith("/"), name))
+
+
+def _written_since(path: Path, since: float) -> bool:
+    files = (path, *(Path(folder, name) for folder, _, names in os.walk(path) for name in names))
+    return any(file.is_file() and file.stat().st_mtime >= since for file in files)
+
+
+def what_decides(git: Git, linked: Sequence[str]) -> str:
+    """What may decide where a checkout and a worktree of its commit say otherwise, with the cure.
+
+    Args:
+        git: In the root of the checkout.
+        linked: What every worktree has of it already.
+    """
+    names = beside_commits(git, linked)
+    if not names:
+        return (
+            "what decides lies outside git, and your checkout has no other files: let the program depend neither on "
+            "the folder that it runs in nor on its path"
+        )
+    if len(names) > 1:
+        return (
+            f"what decides lies outside git, and no worktree has {in_few_words(names)} of your checkout: link which of "
+            "them it is (--link before --, or link in [subject] of the case), or commit it"
+        )
+    return (
+        f"what decides lies outside git, and no worktree has {names[0]} of your checkout: `--link "
+        f"{shlex.quote(names[0])}` before --, or link = {json.dumps(names, ensure_ascii=False)} in [subject] of the "
+        "case, puts it there"
+    )
+
+
+LEADS_OUT = "leads out of a worktree"
+
+
+def leads_out(git: Git, message: str) -> str:
+    """What to write for a path by which a program in a worktree found nothing, as it lies beside the checkout.
+
+    Args:
+        git: In the root of the checkout.
+        message: What the program said. It may have started in any folder that has files of git's.
+
+    Returns:
+        Words for behind the message; '' where no such path is in it, or several files may be meant.
+    """
+    texts = [text for text in re.findall(r"[^\s'\"`<>:;,=()\[\]]+", message) if ".." in PurePosixPath(text).parts]
+    if not texts:
+        return ""
+    root = str(git.folder)
+    folders = {str(parent) for name in git.names("ls-files", "-z") for parent in PurePosixPath(name).parents}
+    for text in texts:
+        targets = {os.path.normpath(f"{root}/{folder}/{text}") for folder in folders}
+        there = [path for path in targets if not f"{path}/".startswith(f"{root}/") and os.path.lexists(path)]
+        if len(there) == 1 and there[0] != "/" and not PurePosixPath(text).is_absolute():
+            return f"; {text} {LEADS_OUT}, which lies elsewhere than your checkout: write {there[0]}"
+    return ""
+
+
+def in_few_words(names: Sequence[str]) -> str:
+    """``a, b, c and 4 more``."""
+    shown = names if len(names) <= _SHOWN + 1 else names[:_SHOWN]
+    more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
+    return ", ".join(shown) + more
 
 
 # -- the checkout's own files, named by a command

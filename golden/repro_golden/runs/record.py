@@ -7,6 +7,7 @@ import getpass
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -22,10 +23,11 @@ from repro_golden.case.file import Case
 from repro_golden.case.identity import BITS_VARIABLES, Identity
 from repro_golden.compare.coverage import coverage_of
 from repro_golden.compare.mismatch.bounds import mismatch_checks
+from repro_golden.compare.traces import first_difference
 from repro_golden.recording.attach.unmatched import unmatched
 from repro_golden.replay.children import Run, RunResult
 from repro_golden.repository.checkout import Checkout, Place, held_alone
-from repro_golden.repository.linked import Linked, refuse_tracked
+from repro_golden.repository.linked import Linked, beside_commits, in_few_words, leads_out, refuse_tracked, what_decides
 from repro_golden.repository.worktrees import Worktrees
 from repro_golden.repository.written import written_otherwise
 from repro_golden.runs import proofs
@@ -45,6 +47,7 @@ __all__ = ["Options", "cure", "record"]
 
 NOISE_RUNS = 3
 _OF_TORCH = re.compile(r"(?:\[rank\d+\]:)?\[[IWEF]\d{3,4} \d\d:\d\d:\d\d|\[Gloo\] Rank \d")
+_OUT = "the command name {out} in its place, a folder of each run's own"
 _FUSED = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
 
 
@@ -98,10 +101,11 @@ def _record(checkout: Checkout, case: Case, store: Store, options: Options, say:
     outside = {"outside": outside_of(case, checkout.root), "written": written_otherwise(checkout)}
     with scratch_folder(checkout.scratch, "record") as scratch:
         try_out(case, place, scratch / "check.log")
-        recording = _Recording(case, place, store, scratch, say)
+        recording = _Recording(case, checkout, place, store, scratch, say)
         rollouts = recording.rollouts(options.capture)
-        recording.try_worktree(checkout, rollouts)
+        recording.try_worktree(rollouts)
         golden = recording.golden(rollouts)
+        recording.compare_worktree(golden, rollouts)
         case = recording.case
         if options.trained:
             options.trained(case.steps)
@@ -173,8 +177,11 @@ def _writes_files(golden: Trace) -> bool:
 class _Recording:
     """The runs that one recording makes, all below one scratch folder."""
 
-    def __init__(self, case: Case, place: Place, store: Store, scratch: Path, say: Say) -> None:
-        self.case, self.place, self.store, self.scratch, self.say = case, place, store, scratch, say
+    def __init__(self, case: Case, checkout: Checkout, place: Place, store: Store, scratch: Path, say: Say) -> None:
+        self.case, self.checkout, self.place = case, checkout, place
+        self.store, self.scratch, self.say = store, scratch, say
+        self._began = time.time()
+        self._tried: Trace | None = None  # in a worktree
         self.staged = scratch / "golden"
         self.captured: Path | None = None
         self._cancel = threading.Event()
@@ -200,7 +207,7 @@ class _Recording:
         self.captured = self.scratch / "rollouts"
         return capture(self.case, self.place, how, self.captured, self._log("capture"), self.say)
 
-    def try_worktree(self, checkout: Checkout, rollouts: Rollouts) -> None:
+    def try_worktree(self, rollouts: Rollouts) -> None:
         """Make one step in a worktree of the commit, where a bisect runs it: a program may need what no commit holds.
 
         Raises:
@@ -212,19 +219,48 @@ class _Recording:
         if self.place.commit is None:
             self.say("  note: not tried in a worktree, as a bisect runs it: your checkout is not as its last commit")
             return
-        commit, tree = self.place.commit, self.place.tree
-        run = Run(1, place_of(rollouts), trace=str(self.scratch / "worktree"))
+        # one that is told its steps may make another first one of fewer
+        steps = self.case.proof_steps if self.case.subject.told_steps else 1
         try:
-            closing = contextlib.closing(Worktrees(checkout, self.case.subject.link))
-            with closing as worktrees, worktrees.at(commit, tree) as place:
-                run_children(self.case, place, [run], self._log("worktree"), self._cancel)
+            self._tried = self._in_worktree("worktree", steps, rollouts)
         except MachineFailureError:
             raise
         except ReproError as error:
             message = f"in a worktree of its commit, as a bisect replays it, {error}"
+            message += leads_out(self.checkout.git, message)
             if links_in(message):
                 raise ReproError(message) from None
             self.say(f"  note: {message}")
+
+    def _in_worktree(self, name: str, steps: int, rollouts: Rollouts) -> Trace:
+        """A run in a worktree of the commit, which has nothing of the checkout but what is linked."""
+        assert self.place.commit is not None
+        run = Run(steps, place_of(rollouts), trace=str(self.scratch / name))
+        closing = contextlib.closing(Worktrees(self.checkout, self.case.subject.link))
+        with closing as worktrees, worktrees.at(self.place.commit, self.place.tree) as place:
+            return train(self.case, place, run, self._log(name), self._cancel)
+
+    def compare_worktree(self, golden: Trace, rollouts: Rollouts) -> None:
+        """Refuse what the checkout alone makes: two runs there agree, and so do two in worktrees of its commit.
+
+        Raises:
+            RefusedError: so it is, with what may decide.
+        """
+        if self._tried is None or first_difference(golden, self._tried) is None:
+            return
+        steps = self.case.proof_steps
+        there = self._in_worktree("worktree-again", steps, rollouts)
+        differs = first_difference(golden, there)
+        if differs is None or first_difference(self._tried, there):
+            return
+        with self._told_what_was_left():
+            here = self._side("checkout-again", steps, rollouts, observed=True)
+        if first_difference(golden, here) is None:
+            why = what_decides(self.checkout.git, self.case.subject.link)
+            raise RefusedError(
+                f"{self.case.name} is no golden run: a worktree of its commit, where a bisect replays it, makes other "
+                f"numbers than your checkout, from {differs}: {why}; nothing was kept"
+            )
 
     def golden(self, rollouts: Rollouts) -> Trace:
         """Train on the rollouts under the recorder."""
@@ -237,7 +273,18 @@ class _Recording:
         run = Run(
             self.case.steps, place_of(rollouts), trace=trace, states=states, states_budget=budget, terminal=watched
         )
-        golden = self._whole(train(self.case, self.place, run, self._log("golden")))
+        try:
+            golden = self._whole(train(self.case, self.place, run, self._log("golden")))
+        except MachineFailureError:
+            raise
+        except ReproError as error:
+            if self._tried is None or (self.staged / "trace" / "steps.jsonl").exists():
+                raise
+            beside = beside_commits(self.checkout.git, self.case.subject.link)
+            raise ReproError(
+                f"{error}; a worktree of its commit, which has no {in_few_words(beside) or 'other files'}, makes a "
+                f"step: remove what an earlier run left, or let {_OUT}"
+            ) from None
         for flag, near in golden.header.subject.get("ignored", {}).items():
             meant = f": did you mean {near}?" if near else ""
             self.say(f"  note: {self.case.subject.kind} ignores {flag} of your launch{meant}")
@@ -280,7 +327,7 @@ class _Recording:
 
         at_once = (os.cpu_count() or 1) // (self.case.resources.cpus * self.case.resources.processes)
         workers = 1 if _writes_files(golden) else max(1, at_once)
-        with ThreadPoolExecutor(max_workers=workers) as pool, self._ended_together():
+        with ThreadPoolExecutor(max_workers=workers) as pool, self._ended_together(), self._told_what_was_left():
             again = pool.submit(self._side, "again", steps, rollouts, observed=True)
             # without a recorder there is nothing that could have changed the run
             alone = self.case.subject.recorded
@@ -351,7 +398,8 @@ class _Recording:
         failed = [p for p in proofs if not p.passed]
         noisy = any(p.name.startswith("reproduced") for p in failed)
         if failed and not (noisy and options.allow_noise):  # without reproduction no proof over bits can hold
-            raise _refusal(self.case, failed[0], "nothing was kept")
+            left = self._left()
+            raise _refusal(self.case, failed[0], f"{left}; nothing was kept" if left else "nothing was kept")
         if not noisy:
             return None
         self.say(f"measuring the noise of each metric over {NOISE_RUNS} more runs")
@@ -361,6 +409,27 @@ class _Recording:
             run = Run(self.case.steps, rollouts, trace=str(self.scratch / f"noise-{k}"))
             runs.append(train(self.case, self.place, run, self._log(f"noise-{k}")))
         return measure_noise(runs)
+
+    @contextlib.contextmanager
+    def _told_what_was_left(self) -> Iterator[None]:
+        """A process that fails where one before it did not may have found what that one wrote."""
+        try:
+            yield
+        except MachineFailureError:
+            raise
+        except ReproError as error:
+            if left := self._left():
+                raise ReproError(f"{error}; {left}") from None
+            raise
+
+    def _left(self) -> str:
+        """What the runs so far wrote into the checkout, with what to do where a later one takes that up."""
+        names = beside_commits(self.checkout.git, since=self._began)
+        if not names:
+            return ""
+        return (
+            f"an earlier run left {in_few_words(names)} in your checkout: if the program goes on from that, let {_OUT}"
+        )
 
     @contextlib.contextmanager
     def _ended_together(self) -> Iterator[None]:
