@@ -388,3 +388,41 @@ def test_what_was_never_planted_is_an_error(program: Repo, tmp_path: Path) -> No
     asked = Run(2, trace=str(tmp_path / "trace"), perturbation=(0, "grad", "nowhere"))
     with pytest.raises(ChildFailure, match=r"nothing was planted in nowhere \(grad\)"):
         run(program, case(command=f"{{python}} {script}"), tmp_path, asked)
+RESUMED = """\
+import os, sys
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+first, last = 0, os.path.join(sys.argv[1], "last.pt")
+if os.path.exists(last):
+    state = torch.load(last)
+    first = state.pop("step")
+    model.load_state_dict(state)
+os.makedirs(sys.argv[1], exist_ok=True)
+for step in range(first, 3):
+    optimizer.zero_grad()
+    model(torch.ones(8, 4)).square().mean().backward()
+    optimizer.step()
+    torch.save({"step": step + 1, **model.state_dict()}, last)
+"""
+
+
+def test_a_program_that_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
+    """What one run of a recording left and another takes up is named with the cure, and so is what lay there."""
+    repo = start(tmp_path, RESUMED, None)
+    (repo.root / ".gitignore").write_text("last-run/\n")
+    assert repo.repro("init", "--remote", str(tmp_path / "remote")).returncode == 0
+    repo.commit("Guard")
+    record = ("golden", "record", "toy", "--", sys.executable, "train.py")
+    done = repo.repro(*record, "last-run")
+    said = done.stderr.splitlines()[-1]
+    cure = "let the command name {out} in its place"
+    assert done.returncode == 2 and "left last-run/ in your checkout: if" in said and cure in said, done.stderr
+    (repo.root / "golden" / "cases" / "toy.toml").unlink()
+    done = repo.repro(*record, "last-run")
+    said = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and "which has no last-run/, makes a step" in said and cure in said, done.stderr
+    done = repo.repro(*record, "{out}")
+    assert done.returncode == 0, done.stderr
+    assert repo.repro("golden", "verify").returncode == 0

@@ -351,7 +351,11 @@ class Gathering:
         if not ranks:
             raise ReproError(
                 f"no optimizer step was seen in {command[0]} (exit code {code}): "
-                + (self._failed() or "does it train with torch.optim, in a Python that reads PYTHONPATH?")
+                + (
+                    self._failed()
+                    or "does it train with torch.optim, in a Python that reads PYTHONPATH, and if it goes on from a "
+                    "checkpoint that it finds, is there a step left to make?"
+                )
             )
         if not all(rank.about for rank in ranks):
             raise self._none_whole(code)
