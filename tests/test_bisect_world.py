@@ -143,15 +143,28 @@ def test_a_bad_end_that_moves_by_itself_is_told(tmp_path: Path) -> None:
 
 
 def test_a_command_is_given_where_it_runs(tmp_path: Path) -> None:
-    """A file of another folder, or the checkout's own by its path, is refused with what to write."""
+    """A file of another folder, or the checkout's own by its path, is refused with what to write.
+
+    So is one that lies beside the checkout, by a path that means nothing from a worktree.
+    """
     repo = start(tmp_path, case=None)
     _write(repo, "sub/train.py", "raise SystemExit(1)\n")
     repo.commit("Another program of this name")
     below = Repo(repo.root / "sub")
     done = below.repro("bisect", "HEAD~1..HEAD", *COMMAND)
-    assert done.returncode == 2 and done.stderr.splitlines()[-1].endswith("write sub/train.py"), done.stderr
+    said = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and "write sub/train.py, or where it is to run here, sh -c 'cd sub && " in said, said
     done = repo.repro("bisect", "HEAD~1..HEAD", "--", sys.executable, str(repo.root / "train.py"))
     assert done.returncode == 2 and "and not its own; write train.py instead" in done.stderr
+    (tmp_path / "hp.json").write_text("{}")
+    _write(repo, "sub/train.py", "open('../../hp.json')\nraise SystemExit(1)\n")
+    repo.commit("It reads what lies beside the checkout")
+    note(repo, "Another", "sub/train.py")
+    words = f"cd sub && {sys.executable} train.py"
+    done = repo.repro("bisect", "HEAD~1..HEAD", "-j", "1", "--", "sh", "-c", words)
+    assert done.stderr.splitlines()[-1].endswith(f"elsewhere than your checkout: write {tmp_path / 'hp.json'}"), (
+        done.stderr
+    )
 
 
 def test_a_parent_without_the_code_is_no_error(tmp_path: Path) -> None:

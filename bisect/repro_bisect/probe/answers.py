@@ -11,6 +11,7 @@ from repro_bisect.probe.reasons import OTHER_CODE
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.compare.traces import Divergence, first_difference
 from repro_golden.recording.operations.stream import Stream
+from repro_golden.repository.linked import LEADS_OUT
 from repro_golden.subjects.missing import links_in
 from repro_golden.trace import Trace
 
@@ -97,7 +98,8 @@ def unusable(name: str, answer: Answer) -> str:
     why = f"exit {answer.code}" if isinstance(answer, Code) else "it left no trace"
     why = answer.reason if isinstance(answer, Skip) else why
     known = f" ({answer.diagnosis})" if isinstance(answer, Skip) and answer.diagnosis else ""
-    other_end = "" if links_in(why) or why.startswith(OTHER_CODE) else "; choose another end for the range"
+    cured = links_in(why) or LEADS_OUT in why or why.startswith(OTHER_CODE)
+    other_end = "" if cured else "; choose another end for the range"
     return f"{name} cannot be tested: {why}{known}{other_end}"
 
 

@@ -167,5 +167,6 @@ def _refuse_other_folder(root: Path, command: Sequence[str]) -> None:
         if there and not ((root / word).exists() and (root / word).samefile(here / word)):
             raise ReproError(
                 f"a command runs in the root of its checkout, {root}, where {word} is not this file: "
-                f"write {os.path.relpath(here / word, root)}"
+                f"write {os.path.relpath(here / word, root)}, or where it is to run here, "
+                f"sh -c {shlex.quote(f'cd {shlex.quote(os.path.relpath(here, root))} && {shlex.join(command)}')}"
             )
