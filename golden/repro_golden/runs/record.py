@@ -424,7 +424,7 @@ class _Recording:
 
     def _left(self) -> str:
         """What the runs so far wrote into the checkout, with what to do where a later one takes that up."""
-        names = beside_commits(self.checkout.git, since=self._began)
+        names = beside_commits(self.checkout.git, since=self._began) if self.case.subject.program else []
         if not names:
             return ""
         return (
