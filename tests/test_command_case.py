@@ -388,6 +388,8 @@ def test_what_was_never_planted_is_an_error(program: Repo, tmp_path: Path) -> No
     asked = Run(2, trace=str(tmp_path / "trace"), perturbation=(0, "grad", "nowhere"))
     with pytest.raises(ChildFailure, match=r"nothing was planted in nowhere \(grad\)"):
         run(program, case(command=f"{{python}} {script}"), tmp_path, asked)
+
+
 RESUMED = """\
 import os, sys
 import torch
