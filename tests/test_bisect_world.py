@@ -67,7 +67,7 @@ def test_what_decides_lies_outside_of_the_path(tmp_path: Path, when: str) -> Non
     code, text = searched(repo, f"{good}..HEAD", *asked, "--path", "src", *command)
     assert code == 3, text
     last = text.splitlines()[-1]
-    assert inside[:10] in last and "have the same code in src and say otherwise, each of them again" in last
+    assert inside[:10] in last and "have the same code in src, train.py and say otherwise, each of them again" in last
 
 
 @pytest.mark.parametrize("when", [pytest.param("bitwise", marks=pytest.mark.whole), "exit"])

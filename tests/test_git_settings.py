@@ -194,12 +194,11 @@ def test_an_untracked_file_is_a_change(tmp_path: Path) -> None:
     repo.git("config", "status.showUntrackedFiles", "no")
     checkout = find_checkout(repo.root)
     (repo.root / "golden").mkdir()
-    (repo.root / "golden" / "new").touch()
+    (repo.root / "golden" / "check.json").touch()
     assert checkout.place(command(".")).commit == head
     (repo.root / LATIN).touch()
     assert checkout.place(command(".")).commit is None
     (repo.root / LATIN).unlink()
-    (repo.root / "golden" / "new").unlink()
     (repo.root / "golden" / "train.py").touch()
     repo.commit("Train in golden")
     (repo.root / "golden" / "train.py").write_text("changed")
