@@ -270,7 +270,7 @@ def test_noisy_metrics_are_weighed(tmp_path: Path) -> None:
     """Where GOOD now and then breaks its own bound, repeated replays name the commit that breaks it nearly always."""
     load, off = 'parser.add_argument("--load")\n', 'parser.add_argument("--off", action="store_true")\n'
     train = TRAIN.replace(load, off + load).replace(SCALE, "scale = 2.0 if options.off else 1.0\n")
-    noise = "    scale += 1e-7 * __import__('random').SystemRandom().random()\n"  # never the same bits
+    noise = "    scale += 1e-5 * __import__('random').SystemRandom().random()\n"  # never the same bits
     train = train.replace("1.0\n    loss", f"1.0\n{noise}    loss")
     repo = start(tmp_path, train, None)
     (repo.root / "run.py").write_text(NOISY)
