@@ -205,8 +205,8 @@ list(steps(model, torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-2)), 
     assert code == 0
     assert (
         "seen but not looked at: the weights at the end (the program had let go of its optimizers when it ended), "
-        "buffer/adjacent (its layout is sparse_coo), buffer/mask (its layout is sparse_csr), buffer/ragged (it is nested)"
-        in said
+        "buffer/adjacent (its layout is sparse_coo), buffer/mask (its layout is sparse_csr), "
+        "buffer/ragged (it is nested)" in said
     )
     assert "looked at 4 parameters, 4 gradients, optimizer state, 1 learning rate," in said, "a rate is no parameter"
 

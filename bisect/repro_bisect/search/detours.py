@@ -6,7 +6,7 @@ code is left out:
 
     # GOOD  c1  c2 = GOOD  c3 = c1  c4     is searched as     GOOD  c2  c3  c4
 
-What is left to name has its own parents, and no two of these commits have the same code unless one follows the other.
+What is left to name has its own parents, and holds no commit with its code that it does not follow at once.
 """
 
 from __future__ import annotations
@@ -57,11 +57,9 @@ def straightened(
     for commit in dag:
         if any(parent in holding for parent in follows[commit]):
             holding.add(commit)
-    # what was taken back first: a change that was made again is the later one, unless a branch still has the earlier
-    for beside in (False, True):
-        follows = _after_twins(follows, good, holding, code, beside=beside)
-        dag = Dag.between(follows, [good], bad)
-        follows = {c: follows[c] for c in dag}
+    follows = _after_twins(follows, good, holding, code)
+    dag = Dag.between(follows, [good], bad)
+    follows = {c: follows[c] for c in dag}
     idle = (c for c, before in follows.items() if [code(p) for p in before] == [code(c)] != [None])
     return Straight(dag, frozenset(idle))
 
@@ -71,10 +69,11 @@ def _after_twins(
     good: Commit,
     holding: Collection[Commit],
     code: Callable[[Commit], object],
-    *,
-    beside: bool,
 ) -> dict[Commit, Sequence[Commit]]:
-    """What each commit follows, where that is the first before it with the same code, also `beside` its own line."""
+    """What each commit follows, where that is the first that it holds with the same code.
+
+    Not one of another line: a branch that was squashed, and is merged again, has the finer line of the two.
+    """
     graph = Dag({good: (), **follows})
     gaps, firsts, after = list[Gaps](), dict[object, list[Commit]](), dict[Commit, Sequence[Commit]]()
     for i, commit in enumerate(graph.order):
@@ -84,7 +83,7 @@ def _after_twins(
         line = Ancestors(gaps)
         for twin in twins:
             serves = twin in holding or commit not in holding
-            if serves and (beside or twin in before or line[i] >> graph.index[twin] & 1):
+            if serves and (twin in before or line[i] >> graph.index[twin] & 1):
                 before = (twin,)
                 gaps[i] = gaps_of(i, [graph.index[twin]], gaps)
                 break
