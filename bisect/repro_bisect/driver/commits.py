@@ -100,6 +100,7 @@ class Bisection(Searching[BisectResult]):
         self.accepted: dict[str, str] = {}
         self._suspects: Suspects | None = None
         self._inside = False
+        self._ways: dict[tuple[str, str, bool], Straight[str]] = {}
 
     def search(self) -> BisectResult:
         """Endpoints, search and confirmation."""
@@ -331,11 +332,13 @@ class Bisection(Searching[BisectResult]):
 
     def _way(self, good: str, bad: str, *, inside: bool = False) -> Straight[str]:
         """What every search from `good` to `bad` goes along: all commits between, or only those that contain `good`."""
-        parents = self.history.parents
-        if inside:
-            after = self.history.descendants(good)
-            parents = {c: [p for p in ps if p in after or p == good] for c, ps in parents.items() if c in after}
-        return straightened(parents, good, bad, self.history.tree)
+        if (good, bad, inside) not in self._ways:
+            parents = self.history.parents
+            if inside:
+                after = self.history.descendants(good)
+                parents = {c: [p for p in ps if p in after or p == good] for c, ps in parents.items() if c in after}
+            self._ways[good, bad, inside] = straightened(parents, good, bad, self.history.tree)
+        return self._ways[good, bad, inside]
 
     def _brought_in(self, interval: Interval, commit: str) -> list[Interval] | Ambiguous[str] | None:
         """What a merge brought to a baseline that is not GOOD: the sides to search, for the change is theirs.
