@@ -175,10 +175,13 @@ def confirm(
 
 
 def _only_lacks_good(scheduler: Scheduler, info: PointInfo, interval: Interval, its_parent: Answer) -> bool:
-    """Whether all that is known of a commit is that it differs from GOOD, which it lacks: its parent tells nothing."""
-    if info.parents and not isinstance(its_parent, Skip):
-        return False
-    return info.commit not in scheduler.history.descendants(interval.good)
+    """Whether all that is known of a commit is that it differs from GOOD, which it lacks: its parent tells nothing.
+
+    One whose parents have no code has brought all of it.
+    """
+    history = scheduler.history
+    told = info.parents and (not isinstance(its_parent, Skip) or not any(map(history.tree, info.parents)))
+    return not told and info.commit not in history.descendants(interval.good)
 
 
 def _asked_of(scheduler: Scheduler, interval: Interval) -> int:
