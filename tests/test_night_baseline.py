@@ -481,5 +481,7 @@ def test_a_golden_run_approves_the_code_that_it_was_recorded_of(tmp_path: Path) 
     brought(lost, code)
     status, kind, text = said(baseline_of(tonight(repo, trace)))
     assert (status, kind) == ("not judged", "none") and f"that of {lost[:10]}, which is not here: fetch it" in text
+    approve(repo, "m2", text="outs:\n- md5: x\nmeta:\n  owner: me\n")
+    assert said(baseline_of(tonight(repo, trace)))[:2] == ("green", "approved"), "what is no note of ours says nothing"
     approved = brought(branch, code)
     assert _approved_code(tonight(repo, trace), approved) == branch

@@ -293,24 +293,24 @@ def _approved_code(tonight: Tonight, approved: str) -> str:
     Raises:
         NotVerifiableError: the golden run was recorded of other code, which is not here.
     """
-    told = recorded(tonight.checkout, tonight.case.name, approved)
-    if not told:
-        return approved
 
     def key(commit: str) -> str | None:
         return Commits(tonight.checkout, commit, {}, tonight.paths).tree(commit)
 
-    try:
-        origin = resolve(tonight.checkout, told["commit"])
-    except ReproError:
-        if told["tree"] == key(approved):
-            return approved
-        raise NotVerifiableError(
-            f"the commit {short(approved)} brought a golden run that was recorded of other code, that of "
-            f"{short(told['commit'])}, which is not here: fetch it, or approve what is here with "
-            f"`repro golden approve {tonight.case.name} --reason ...`"
-        ) from None
-    return approved if key(origin) == key(approved) else origin
+    for told in recorded(tonight.checkout, tonight.case.name, approved):
+        try:
+            origin = resolve(tonight.checkout, told["commit"])
+        except ReproError:
+            if told["tree"] == key(approved):
+                continue
+            raise NotVerifiableError(
+                f"the commit {short(approved)} brought a golden run that was recorded of other code, that of "
+                f"{short(told['commit'])}, which is not here: fetch it, or approve what is here with "
+                f"`repro golden approve {tonight.case.name} --reason ...`"
+            ) from None
+        if key(origin) != key(approved):
+            return origin
+    return approved
 
 
 def _refuse_changed(tonight: Tonight, approved: str) -> None:

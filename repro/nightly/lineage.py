@@ -78,18 +78,18 @@ def lineage(checkout: Checkout, case: str, commit: str) -> Lineage:
     return Lineage(order, "" if cut_off else whole[-1], since, parents, cut_off)
 
 
-def recorded(checkout: Checkout, case: str, approved: str) -> dict[str, str]:
-    """Commit and code key that the golden run was recorded of which an approving commit brought; empty if unknown.
+def recorded(checkout: Checkout, case: str, approved: str) -> list[dict[str, str]]:
+    """Commit and code key that each golden run was recorded of which an approving commit brought, where they say so.
 
     That commit may hold other code, as one does that a branch was squashed into. A merge approves what it is.
     """
     git = checkout.git
     if len(git.text("rev-list", "--parents", "-1", approved).split()) > 2:
-        return {}
+        return []
     brought = _changes(git, case, approved).get(approved, {})
     texts = [git("cat-file", "blob", blob).decode(errors="replace") for path, blob in brought.items()
              if blob and path.endswith(".dvc")]  # fmt: skip
-    return next((facts for facts in map(noted, texts) if facts), {})
+    return [facts for facts in map(noted, texts) if facts]
 
 
 def _held(

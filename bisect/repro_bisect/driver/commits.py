@@ -107,10 +107,13 @@ class Bisection(Searching[BisectResult]):
         interval = (
             self.endpoints.by_exit_code() if isinstance(self.predicate, Exit) else self.endpoints.by_trace(self._ahead)
         )
+        if interval is None and not self.endpoints.noise:
+            return self._result("agree", [])
         self._tell_detours()
         if self.endpoints.noise:
             return self._noisy(self.endpoints.noise)
-        return self._result("agree", []) if interval is None else self._search_all(interval)
+        assert interval is not None
+        return self._search_all(interval)
 
     def _tell_detours(self) -> None:
         """Tell which changes are not searched, because later commits have the code from before them again."""

@@ -180,7 +180,8 @@ def _only_lacks_good(scheduler: Scheduler, info: PointInfo, interval: Interval, 
     One whose parents have no code has brought all of it.
     """
     history = scheduler.history
-    told = info.parents and (not isinstance(its_parent, Skip) or not any(map(history.tree, info.parents)))
+    parents = history.parents[info.commit]
+    told = parents and (not isinstance(its_parent, Skip) or not any(map(history.tree, parents)))
     return not told and info.commit not in history.descendants(interval.good)
 
 

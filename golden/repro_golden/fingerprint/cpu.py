@@ -115,8 +115,8 @@ class _Loops:
     for, never by a clock.
     """
 
-    _ENOUGH = 0.3  # seconds; numba and its compiled code take about twice as long to be there
-    _ROW, _WORD, _FETCHED = 3e-5, 1e-7, 2e-6  # seconds that NumPy takes, about: for a row, each word of it, one fetched
+    # what NumPy's work is reckoned at, and after how much of it numba is loaded: for a row, a word of it, one fetched
+    _ROW, _WORD, _FETCHED, _ENOUGH = 3e-5, 1e-7, 2e-6, 0.3
 
     def __init__(self) -> None:
         self._spent = 0.0

@@ -69,8 +69,9 @@ def note(pointer: Path, facts: Mapping[str, str]) -> None:
 
 
 def noted(text: str) -> dict[str, str]:
-    """The facts in the text of a pointer; none in one that DVC alone has written."""
-    return dict(_NOTED.findall(text.partition("\nmeta:\n")[2]))
+    """The facts in the text of a pointer; none in one that DVC alone has written, or whose `meta` is another's."""
+    facts = dict(_NOTED.findall(text.partition("\nmeta:\n")[2]))
+    return {key: facts[key] for key in CODE} if facts.keys() >= {*CODE} else {}
 
 
 def elsewhere(pointer: Path) -> bool:
