@@ -102,6 +102,16 @@ def test_a_fork_is_the_process_that_was_asked_for(tmp_path: Path, program: str, 
         assert warm.stderr.splitlines()[-1:] == cold.stderr.splitlines()[-1:]
 
 
+def test_what_a_search_starts_begins_warm(tmp_path: Path) -> None:
+    """No variable that a search gives its probes has them begin cold, which nobody would see but by the clock."""
+    repo = start(tmp_path, case=None)
+    (repo.root / "train.py").write_text("import sys\nwarm = 'altair' in sys.modules\nsys.exit(not warm)\n")
+    good = repo.commit("Good where it is warm")
+    culprit = edit(repo, "sys.exit(not warm)", "sys.exit(1)", "Bad")
+    done = repo.repro("bisect", "--when", "exit", f"{good}..HEAD", "--", sys.executable, "train.py")
+    assert done.returncode == 0 and culprit[:10] in done.stdout, done.stderr
+
+
 HEARING = """\
 import os, signal, sys
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
