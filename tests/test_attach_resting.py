@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import warm_kit
+from conftest import environment
 
 from repro_golden.compare.traces import compare
 from repro_golden.recording.attach.steps import Steps
@@ -114,9 +114,7 @@ def record(tmp_path: Path, source: str, name: str, plant: str = "") -> tuple[Tra
     """The trace of a program, and what it printed."""
     (tmp_path / "train.py").write_text(source)
     command = [sys.executable, "-m", "repro", "trace", "--out", str(tmp_path / name), "--", sys.executable, "train.py"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | {"PLANT": plant}, capture_output=True, text=True, check=False
-    )
+    done = warm_kit.run(command, tmp_path, environment() | {"PLANT": plant})
     assert done.returncode == 0, done.stderr
     return Trace(tmp_path / name), done.stdout
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm_kit
 from conftest import environment
 
 from repro_golden.trace import Trace
@@ -346,7 +347,7 @@ def test_light_signals(tmp_path: Path) -> None:
     program = [sys.executable, "-c", TRAIN + "train(4)\n"]
     line = [sys.executable, "-m", "repro", "trace", "--out"]
     for name, words in (("a:light", ["--signals", "light:2"]), ("full", [])):
-        subprocess.run([*line, name, *words, "--", *program], cwd=tmp_path, env=environment() | QUICK, check=True)
+        assert warm_kit.run([*line, name, *words, "--", *program], tmp_path, environment() | QUICK).returncode == 0
     light, full = Trace(tmp_path / "a:light"), Trace(tmp_path / "full")
     assert light.header.subject["observe"]["signals"] == "light:2" and "signals" not in full.header.subject["observe"]
     for index in range(4):
@@ -355,10 +356,7 @@ def test_light_signals(tmp_path: Path) -> None:
             set() if index % 2 else {n for n in names[1] if n.startswith(("exp_avg", "step/"))}
         )
         assert names[0] <= names[1] and {"weight", "bias"} <= names[0]
-    done = subprocess.run(
-        [sys.executable, "-m", "repro", "diff", "full", "a:light"], cwd=tmp_path, env=environment(),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = warm_kit.run([sys.executable, "-m", "repro", "diff", "full", "a:light"], tmp_path, environment())
     assert done.returncode == 3 and "--signals: record both with the same" in done.stderr
     done = subprocess.run([*line, "x", "--signals", "lite", "--", "true"], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "--signals is full, light or light:N, not 'lite'" in done.stderr
