@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -77,22 +78,77 @@ def test_data_that_datasets_keep_are_each_commits_own(tmp_path: Path, monkeypatc
     assert not [path for path in (tmp_path / "hf").rglob("*") if path.is_file()]
 
 
+MAPS = """
+import torch
+from datasets import load_from_disk
+from data import turned
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+rows = load_from_disk("DISK").map(turned, load_from_cache_file=True)
+for batch in torch.utils.data.DataLoader(rows.with_format("torch"), batch_size=4):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"]).backward()
+    optimizer.step()
+raise SystemExit(rows[0]["y"])
+"""
+TURNED = """
+def turned(row):
+    return row | {"y": row["y"]}
+"""
+
+
+@pytest.mark.parametrize("when", ["exit", pytest.param("bitwise", marks=pytest.mark.whole)])
+def test_what_datasets_keep_beside_the_data_is_not_used(tmp_path: Path, when: str) -> None:
+    """A function that a commit changed maps the user's data anew, and nothing of that stays beside these."""
+    datasets = pytest.importorskip("datasets")
+    disk = tmp_path / "disk"
+    rows = [{"x": [((7 * i + j) % 11) / 11 for j in range(4)], "y": i % 2} for i in range(8)]
+    datasets.Dataset.from_list(rows).save_to_disk(disk)
+    program = MAPS.replace("DISK", str(disk))
+    program = program if when == "exit" else program.partition("raise")[0]
+    repo, culprit = history(tmp_path, program, TURNED, TURNED.replace('row["y"]}', '1 - row["y"]}'))
+    words = ["--when", "exit"] if when == "exit" else ["--quick"]
+    before = sorted(disk.iterdir())
+    done = repo.repro("bisect", "-j", "1", *words, "HEAD~1..HEAD", "--", sys.executable, "train.py")
+    assert done.returncode == 0 and culprit[:10] in done.stdout, done.stderr
+    assert sorted(disk.iterdir()) == before
+
+
 def test_what_was_downloaded_is_there_and_what_was_made_is_not(tmp_path: Path) -> None:
-    """A run reads the user's datasets by links, and what it writes beside them stays its own."""
-    cache = tmp_path / "hf" / "datasets"
-    for name in ("org___set/default/0.0.0/a.arrow", "org___set/default/0.0.0/cache-1.arrow", "generator/x/b.arrow"):
+    """A run reads the user's datasets by links, and what it writes beside or over them stays its own."""
+    home = tmp_path / "hf"
+    cache, kept = home / "datasets", "org___set/default/0.0.0"
+    files = [
+        f"{kept}/old/a.arrow", f"{kept}/new/a.arrow", f"{kept}/new/dataset_info.json", f"{kept}/new/cache-1.arrow",
+        f"{kept}/half.incomplete/a.arrow", "generator/x/b.arrow", "downloads/extracted/1/in/c",
+    ]  # fmt: skip
+    for name in files:
         (cache / name).parent.mkdir(parents=True, exist_ok=True)
         (cache / name).write_text(name)
-    variables = {"HF_HOME": str(tmp_path / "hf")}
-    own = own_caches(variables, tmp_path / "run")
+    for name, when in (("new", 2000), ("old", 1000)):
+        os.utime(cache / kept / name, (when, when))
+    (tmp_path / "other" / "json").mkdir(parents=True)
+    (tmp_path / "other" / "json" / "d.arrow").touch()
+    (tmp_path / "other" / "json" / "back").symlink_to(tmp_path / "other")
+    (cache / "json").symlink_to(tmp_path / "other" / "json")
+    module = home / "modules" / "evaluate_modules" / "metrics" / "hits" / "0a" / "hits.py"
+    module.parent.mkdir(parents=True)
+    module.touch()
+    variables = {"HF_HOME": "hf"}
+    own = own_caches(variables, tmp_path / "run", tmp_path)
     mine = Path(own["HF_DATASETS_CACHE"])
-    assert [path.relative_to(mine).as_posix() for path in mine.rglob("*") if path.is_file()] == [
-        "org___set/default/0.0.0/a.arrow"
-    ]
-    (mine / "org___set/default/0.0.0/cache-2.arrow").write_text("")
-    assert not (cache / "org___set/default/0.0.0/cache-2.arrow").exists()
+    assert sorted(name for name in files if (mine / name).exists()) == sorted([*files[:3], files[-1]])
+    assert (mine / "json" / "d.arrow").exists() and not (mine / "json" / "back" / "json").exists()
+    assert [path.stat().st_mtime for path in (mine / kept / "new", mine / kept / "old")] == [2000, 1000]
+    assert (Path(own["HF_MODULES_CACHE"]) / module.relative_to(home / "modules")).exists()
+    (mine / kept / "new" / "cache-2.arrow").write_text("")
+    (mine / kept / "new" / "dataset_info.json").write_text("other")
+    assert not (cache / kept / "new" / "cache-2.arrow").exists()
+    assert (cache / kept / "new" / "dataset_info.json").read_text() == files[2]
     named = variables | {"HF_DATASETS_CACHE": "x", "HF_MODULES_CACHE": "y"}
-    assert own_caches(named, tmp_path / "run") == {}, "whoever names one has all runs use it"
+    assert own_caches(named, tmp_path / "run", tmp_path) == {}, "whoever names one has all runs use it"
 
 
 def test_settings_that_a_launcher_reads_unasked_are_part_of_a_key(

@@ -33,7 +33,7 @@ from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.repository.git import Git
-from repro_golden.repository.linked import refuse_tracked
+from repro_golden.repository.linked import Linked, beside_commits, refuse_tracked, what_decides
 from repro_golden.repository.worktrees import Worktrees
 from repro_golden.store.rollouts import RolloutFiles
 from repro_golden.subjects.missing import links_in, missing_from
@@ -360,9 +360,9 @@ OPTIONAL = TRAIN.replace(
 )
 
 
-def optional(folder: Path, late: int) -> Repo:
+def optional(folder: Path, late: int, case: str | None = None) -> Repo:
     """A trainer that reads an ignored file only if it is there, from a step on, and two more commits of it."""
-    repo = start(folder, OPTIONAL.replace("LATE", str(late)), None)
+    repo = start(folder, OPTIONAL.replace("LATE", str(late)), case)
     (repo.root / ".gitignore").write_text("local.json\n__pycache__\n")
     (repo.root / "local.json").write_text("{}")
     assert repo.repro("init", "--remote", str(folder / "remote")).returncode == 0
@@ -371,18 +371,32 @@ def optional(folder: Path, late: int) -> Repo:
 
 
 def test_recording_what_the_checkout_alone_makes(tmp_path: Path) -> None:
-    """A file that git ignores, and that a program reads only if it is there, is named; the printed command records."""
-    repo = optional(tmp_path, 0)
+    """A file that git ignores, and that a program reads only if it is there, is named; the printed command records.
+
+    So it is where what the file says first counts in a later step.
+    """
+    repo = optional(tmp_path, 1)
     (repo.root / "__pycache__").mkdir()
     (repo.root / "__pycache__" / "x.pyc").touch()
     done = repo.repro("golden", "record", "toy", *COMMAND)
     said = done.stderr.splitlines()[-1]
-    assert done.returncode == 1 and "makes other numbers than your checkout, from step 0, grad" in said, done.stderr
-    assert "no worktree has local.json of your checkout" in said
+    assert done.returncode == 1 and "makes other numbers than your checkout, from step 1, grad" in said, done.stderr
+    assert "may be local.json of your checkout, which no worktree has" in said
     command = shlex.split(said.rpartition("; run repro ")[2])
     assert command[:5] == ["golden", "record", "toy", "--link", "local.json"], said
     done = repo.repro(*command)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_empty_folder_may_decide(tmp_path: Path) -> None:
+    """It is named among what no worktree has, and can be linked as well as a file."""
+    repo = start(tmp_path, TRAIN, None)
+    (repo.root / "logs").mkdir()
+    (repo.root / "__pycache__").mkdir()
+    git = Git(repo.root)
+    assert beside_commits(git) == ["logs/"] and "--link logs/" in what_decides(git, [])
+    Linked(git, ["logs"]).put(tmp_path)
+    assert (tmp_path / "logs").is_dir() and beside_commits(git, ["logs"]) == []
 
 
 @pytest.mark.parametrize(
@@ -422,12 +436,12 @@ def test_replays_that_agree_and_their_golden_run(tmp_path: Path, again: float, r
 @pytest.mark.whole
 def test_a_golden_run_that_only_the_checkout_makes_is_no_noise(tmp_path: Path) -> None:
     """Where worktrees agree with each other and not with it, neither a bisect nor a pull request calls GOOD flaky."""
-    repo = optional(tmp_path, 1)
-    done = repo.repro("golden", "record", "toy", *COMMAND)
+    repo = optional(tmp_path, 3, CASE)
+    done = repo.repro("golden", "record", "toy")
     assert done.returncode == 0, done.stderr
     good = repo.commit("Golden run")
     edit(repo, "lr=0.01", "lr=0.02", "Faster")
-    why = rf"two replays of {good[:10]} agree, and its golden run.* does not \(it differs at step 1,.*local\.json"
+    why = rf"two replays of {good[:10]} agree, and its golden run.* does not \(it differs at step 3,.*local\.json"
     for arguments in (("bisect", "--no-explain"), ("history",)):
         done = repo.repro(*arguments, "--case", "toy", f"{good}..HEAD", "-j", "1")
         said = done.stderr.splitlines()[-1]

@@ -144,7 +144,7 @@ def beside_commits(git: Git, linked: Sequence[str] = (), since: float = 0.0) -> 
         since: Of those, what was written since then; seconds, as `time.time` has it.
     """
     specs = [":(top)", *(f":(top,exclude,literal){name}" for name in [*not_code(git.folder), *linked])]
-    listed = git.names("ls-files", "--others", "--directory", "--no-empty-directory", "-z", "--", *specs)
+    listed = git.names("ls-files", "--others", "--directory", "-z", "--", *specs)
     names = [
         name
         for name in listed
@@ -180,7 +180,7 @@ def what_decides(git: Git, linked: Sequence[str]) -> str:
             "them it is (--link before --, or link in [subject] of the case), or commit it"
         )
     return (
-        f"what decides lies outside git, and no worktree has {names[0]} of your checkout: `--link "
+        f"what decides lies outside git, and may be {names[0]} of your checkout, which no worktree has: `--link "
         f"{shlex.quote(names[0])}` before --, or link = {json.dumps(names, ensure_ascii=False)} in [subject] of the "
         "case, puts it there"
     )

@@ -208,7 +208,7 @@ class _Recording:
         return capture(self.case, self.place, how, self.captured, self._log("capture"), self.say)
 
     def try_worktree(self, rollouts: Rollouts) -> None:
-        """Make one step in a worktree of the commit, where a bisect runs it: a program may need what no commit holds.
+        """Run it in a worktree of the commit, as a bisect does: a program may need what no commit holds.
 
         Raises:
             ReproError: it does, with the cure. What else keeps it from running there is said and no more: golden runs
@@ -219,10 +219,8 @@ class _Recording:
         if self.place.commit is None:
             self.say("  note: not tried in a worktree, as a bisect runs it: your checkout is not as its last commit")
             return
-        # one that is told its steps may make another first one of fewer
-        steps = self.case.proof_steps if self.case.subject.told_steps else 1
         try:
-            self._tried = self._in_worktree("worktree", steps, rollouts)
+            self._tried = self._in_worktree("worktree", rollouts)
         except MachineFailureError:
             raise
         except ReproError as error:
@@ -232,10 +230,10 @@ class _Recording:
                 raise ReproError(message) from None
             self.say(f"  note: {message}")
 
-    def _in_worktree(self, name: str, steps: int, rollouts: Rollouts) -> Trace:
+    def _in_worktree(self, name: str, rollouts: Rollouts) -> Trace:
         """A run in a worktree of the commit, which has nothing of the checkout but what is linked."""
         assert self.place.commit is not None
-        run = Run(steps, place_of(rollouts), trace=str(self.scratch / name))
+        run = Run(self.case.proof_steps, place_of(rollouts), trace=str(self.scratch / name))
         closing = contextlib.closing(Worktrees(self.checkout, self.case.subject.link))
         with closing as worktrees, worktrees.at(self.place.commit, self.place.tree) as place:
             return train(self.case, place, run, self._log(name), self._cancel)
@@ -248,13 +246,12 @@ class _Recording:
         """
         if self._tried is None or first_difference(golden, self._tried) is None:
             return
-        steps = self.case.proof_steps
-        there = self._in_worktree("worktree-again", steps, rollouts)
+        there = self._in_worktree("worktree-again", rollouts)
         differs = first_difference(golden, there)
         if differs is None or first_difference(self._tried, there):
             return
         with self._told_what_was_left():
-            here = self._side("checkout-again", steps, rollouts, observed=True)
+            here = self._side("checkout-again", self.case.proof_steps, rollouts, observed=True)
         if first_difference(golden, here) is None:
             why = what_decides(self.checkout.git, self.case.subject.link)
             raise RefusedError(

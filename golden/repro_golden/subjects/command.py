@@ -121,7 +121,7 @@ class _Job:
         ours = self.built.variables(self.subject) if self.built else {}
         ours |= self.overlay.variables(variables) if self.overlay else {}
         variables |= told(ours, self.subject) | dict(self.place.variables)
-        variables |= own_caches(variables, self.raw / "caches")
+        variables |= own_caches(variables, self.raw / "caches", self.place.home or self.place.root)
         return self.addition.variables(variables) if self.addition else variables
 
     def child(self, text: str, variables: Mapping[str, str]) -> Child:

@@ -160,7 +160,7 @@ def outside_of(case: Case, root: Path) -> list[str]:
         root: The user's checkout.
     """
     subject = case.subject
-    named = {path for word in _words(case, without="PYTHONPATH") for path in _paths(word, root)}
+    named = _named(case, root, without="PYTHONPATH")
     code = set(_paths(subject.env.get("PYTHONPATH", ""), root)) - named
     facts = [fact for path in sorted(named | code) for fact in _facts(path, root, code_alone=path in code)]
     for name in sorted(map(os.path.normpath, subject.link)):
@@ -177,7 +177,7 @@ def found_outside(case: Case, root: Path) -> Found:
 
 def _places(case: Case, root: Path) -> dict[str, tuple[int, ...]]:
     """Where the files that `outside_of` looks at lie, and when they last changed; so of links that lead to them."""
-    paths = {path for word in _words(case) for path in _paths(word, root)} | {root / name for name in case.subject.link}
+    paths = _named(case, root) | {root / name for name in case.subject.link}
     known: dict[str, tuple[int, ...]] = {}
     for path in paths:
         for place in [path, *path.parents, *itertools.islice(_files(path, root), _MOST)]:
@@ -219,18 +219,19 @@ def _walked(folder: Path, root: Path) -> Iterator[tuple[Path, bool]]:
 
 def folders_of(case: Case, root: Path) -> list[Path]:
     """The folders of the absolute paths that a case names, and of those below ``{root}``."""
-    paths = {path for word in _words(case) for path in _paths(word, root)}
+    paths = _named(case, root)
     return sorted({path if path.is_dir() else path.parent for path in paths})
 
 
-def _words(case: Case, without: str = "") -> list[str]:
-    """Every word of a case's commands, or of its configuration, and of its variables but for PATH and another.
+def _named(case: Case, root: Path, without: str = "") -> set[Path]:
+    """The absolute paths in a case's commands, or its configuration, and its variables but for PATH and another.
 
     Of a program also the files that launchers read unasked.
     """
     subject = case.subject
     words = subject.words + [value for name, value in subject.env.items() if name not in ("PATH", without)]
-    return words + (implicit_files(base_environment(case) | subject.env) if subject.program else [])
+    words += implicit_files(base_environment(case) | subject.env, root) if subject.program else []
+    return {path for word in words for path in _paths(word, root)}
 
 
 _STARTS = re.compile(r"(?<![\w.~/+}-])~?/|(?<=^-\w)/")
