@@ -18,7 +18,7 @@ from conftest import Repo, environment
 from history_kit import TRAIN, edit, note, start
 
 from repro_bisect.probe.states import KEPT, States
-from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.base.errors import AbsentError, MachineFailureError, ReproError
 from repro_golden.repository.checkout import find_checkout
 from repro_golden.repository.worktrees import Worktrees
 
@@ -112,6 +112,39 @@ def test_a_submodule_commit_that_is_not_here_is_refused(tmp_path: Path) -> None:
     done = repo.repro("bisect", "--no-explain", "HEAD~1..HEAD", *COMMAND)
     assert done.returncode == 2
     assert f"commit {unknown[:10]} of the submodule outer is not here" in done.stderr.splitlines()[-1]
+
+
+def test_a_commit_that_lacks_a_submodules_commit_is_a_skip(tmp_path: Path) -> None:
+    """Within a range it is gone around, as one that fails: nobody may ever have it again."""
+    repo, _ = with_submodule(tmp_path)
+    good, here = repo.git("rev-parse", "HEAD"), repo.git("rev-parse", "HEAD:outer")
+    for commit in ("1" * 40, here):
+        repo.git("update-index", "--cacheinfo", f"160000,{commit},outer")
+        repo.git("commit", "--quiet", "--message", "Update outer")
+    gone = repo.git("rev-parse", "HEAD~1")
+    culprit = edit(repo, "values.SCALE\n", "2 * values.SCALE\n", "Twice")
+    done = repo.repro("bisect", "--no-explain", "--quick", "-j", "1", f"{good}..HEAD", *COMMAND)
+    assert done.returncode == 0 and f"{culprit[:10]} moved the numbers" in done.stdout, done.stderr
+    done = repo.repro("bisect", "--no-explain", "--quick", "-j", "1", f"{good}..{gone}", *COMMAND)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and "commit 1111111111 of the submodule outer is not here" in last, done.stderr
+
+
+def test_submodules_that_lie_elsewhere(tmp_path: Path) -> None:
+    """Those that were made in a linked worktree are found; one with a git folder in itself is told how to be."""
+    repo, outer = with_submodule(tmp_path)
+    clone = Repo(tmp_path / "clone")
+    repo.git("clone", "--quiet", "--no-recurse-submodules", str(repo.root), str(clone.root))
+    linked = Repo(tmp_path / "linked")
+    clone.git("worktree", "add", "--quiet", "--detach", str(linked.root))
+    linked.git(*ALLOW, "submodule", "--quiet", "update", "--init", "--recursive")
+    commit = linked.git("rev-parse", "HEAD")
+    with Worktrees(find_checkout(linked.root)).at(commit, None) as place:
+        assert (place.root / "outer" / "deep" / "values.py").is_file()
+    clone.git(*ALLOW, "clone", "--quiet", str(outer.root), "outer")
+    why = "the submodule outer keeps its git folder in itself: `git submodule absorbgitdirs outer`"
+    with pytest.raises(AbsentError, match=why), Worktrees(find_checkout(clone.root)).at(commit, None):
+        pass
 
 
 def lfs(repo: Repo, content: bytes, *, here: bool = True) -> None:

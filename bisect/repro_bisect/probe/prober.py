@@ -23,7 +23,7 @@ from repro_bisect.probe.reasons import MOVED, depends_on_the_question, reason_of
 from repro_bisect.probe.request import Made, Request
 from repro_golden.base.canonical import digest
 from repro_golden.base.clean import without_colours
-from repro_golden.base.errors import ReproError
+from repro_golden.base.errors import AbsentError, ReproError
 from repro_golden.base.files import scratch_folder, size_of
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
@@ -158,7 +158,10 @@ class Prober:
         around, began = self._around.of(case), time.monotonic()
         stood = around.moment
         with scratch_folder(self._scratch, "states") as folder:
-            outcome = self._run(task, folder, cancel, progress)
+            try:
+                outcome = self._run(task, folder, cancel, progress)
+            except AbsentError:  # which its probe says
+                return
             trace = _trace(folder / "trace")
             if outcome.failure is None and around.lasted(stood):
                 states.keep(folder / "states", kept)
@@ -375,7 +378,10 @@ class Prober:
         self._tried.add((key, asked.run))
         stood = around.moment
         with scratch_folder(self._scratch, "probe") as folder:
-            outcome = self._run(task, folder, cancel, progress)
+            try:
+                outcome = self._run(task, folder, cancel, progress)
+            except AbsentError as error:  # not journalled: it may be brought before the next search
+                return Skip(f"lacks what it needs: {error}")
             trace = _trace(folder / "trace")
             reason = reason_of(outcome.failure, self.git) if outcome.failure else ""
             if reason and trace and (asked.partial or (not asked.start and self._violates(trace, asked))):

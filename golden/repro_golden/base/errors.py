@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["MachineFailureError", "NotVerifiableError", "RefusedError", "ReproError"]
+__all__ = ["AbsentError", "MachineFailureError", "NotVerifiableError", "RefusedError", "ReproError"]
 
 
 class ReproError(Exception):
@@ -21,6 +21,10 @@ class RefusedError(ReproError):
     """A run that must not become a golden run, with the proof it failed."""
 
     exit_code = 1
+
+
+class AbsentError(ReproError):
+    """What a commit needs is not on this machine. It may be brought: nothing that is kept says so of the commit."""
 
 
 class MachineFailureError(ReproError):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from repro_golden.base.errors import MachineFailureError, ReproError
+from repro_golden.base.errors import AbsentError, MachineFailureError
 from repro_golden.base.files import scratch_folder
 from repro_golden.repository.checkout import Checkout, Place
 from repro_golden.repository.git import POINTER_MOST, Git, GitFailedError, kept_at, pointed_at
@@ -132,11 +132,12 @@ def fill(tree: Path, common: Path, commit: str, git: Git, home: Path) -> None:
         home: The user's checkout.
 
     Raises:
-        ReproError: a submodule's commit or an LFS object is not here; the line says how to fetch it.
+        AbsentError: a submodule's commit or an LFS object is not here; the line says how to fetch it.
         MachineFailureError: git or the disk failed.
     """
     try:
-        _complete(_Part.of(tree, common, commit, "", git.at(tree.parent)), home)
+        own = Path(git.at(home).text("rev-parse", "--absolute-git-dir"))
+        _complete(replace(_Part.of(tree, common, commit, "", git.at(tree.parent)), own=own), home)
     except GitFailedError as error:
         raise _git_failed(f"`git {error.command}`", error.stderr, tree) from None
     except OSError as error:
@@ -163,6 +164,7 @@ class _Part:
         path: Where it is in the worktree; empty for the worktree itself.
         git: Git on that repository and this folder, run beside the worktree: a submodule's own setting may name a
             folder that is not there now.
+        own: The git folder of a linked worktree, in which git keeps the submodules that were made there.
     """
 
     tree: Path
@@ -170,6 +172,7 @@ class _Part:
     commit: str
     path: str
     git: Git
+    own: Path | None = None
 
     @classmethod
     def of(cls, tree: Path, repository: Path, commit: str, path: str, git: Git) -> _Part:
@@ -193,12 +196,14 @@ def _complete(part: _Part, home: Path) -> None:
     _lfs(part, files)
     names = _names(part) if links else {}
     for path, commit in links.items():
-        repository = part.repository / "modules" / names.get(path, path)
+        above = [part.repository, *([part.own] if part.own else [])]
+        repositories = [folder / "modules" / names.get(path, path) for folder in above]
+        parts = [_Part.of(part.tree / path, r, commit, part.name(path), part.git) for r in repositories if r.is_dir()]
         here = home / part.name(path)
-        if not repository.is_dir() and not (here.is_dir() and any(here.iterdir())):
+        if not parts and not (here.is_dir() and any(here.iterdir())):
             (part.tree / path).mkdir(parents=True, exist_ok=True)
             continue
-        _complete(_checked_out(_Part.of(part.tree / path, repository, commit, part.name(path), part.git)), home)
+        _complete(_checked_out(parts, here, part.name(path), commit), home)
 
 
 def _names(part: _Part) -> dict[str, str]:
@@ -213,17 +218,27 @@ def _names(part: _Part) -> dict[str, str]:
     return names
 
 
-def _checked_out(part: _Part) -> _Part:
+def _checked_out(parts: Sequence[_Part], here: Path, path: str, commit: str) -> _Part:
     """Put the files of a submodule where they belong, by an index that is nobody's; the part without its filters.
 
     `git archive` would leave out and rewrite what the attributes export-ignore and export-subst say.
+
+    Args:
+        parts: The submodule by each repository of it that is here.
+        here: Where it is in the user's checkout.
+        path: What it is called.
+        commit: The commit that belongs there.
     """
-    cure = f"`git submodule update --init --recursive` in your checkout, at a commit that has it, fetches {part.path}"
-    if not part.repository.is_dir():  # it is a repository of its own there, or a linked worktree's
-        raise ReproError(f"the submodule {part.path} is not here: {cure}")
+    if not parts and (here / ".git").is_dir():
+        raise AbsentError(f"the submodule {path} keeps its git folder in itself: `git submodule absorbgitdirs {path}`")
+    part = next((p for p in parts if p.git.tells("cat-file", "-e", f"{commit}^{{commit}}")), None)
+    if part is None:
+        what = f"commit {commit[:10]} of the submodule {path}" if parts else f"the submodule {path}"
+        raise AbsentError(
+            f"{what} is not here: `git submodule update --init --recursive` in your checkout, at a commit that has "
+            "it, fetches it where its remote still has it"
+        )
     part.tree.mkdir(parents=True, exist_ok=True)
-    if not part.git.tells("cat-file", "-e", f"{part.commit}^{{commit}}"):
-        raise ReproError(f"commit {part.commit[:10]} of the submodule {part.path} is not here: {cure}")
     part = replace(part, git=part.git.without_filters())
     with tempfile.TemporaryDirectory(dir=part.git.folder) as folder:
         variables = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
@@ -246,7 +261,7 @@ def _lfs(part: _Part, files: Sequence[str]) -> None:
         stored = kept_at(part.repository, oid)
         if not stored.is_file():
             cure = f"`git lfs fetch --all`{f' in {part.path}' if part.path else ''} brings that of every commit"
-            raise ReproError(f"the LFS content of {part.name(file)} is not here: {cure}")
+            raise AbsentError(f"the LFS content of {part.name(file)} is not here: {cure}")
         mode = path.stat().st_mode
         shutil.copyfile(stored, path)
         path.chmod(mode)

@@ -35,7 +35,8 @@ def deciding(git: Git, common: Path) -> tuple[str, ...]:
     """
     settings = _settings(git)
     facts = [*_own(git, common, settings), *(digest("attributes", *lines) for lines in _shared(git, settings) if lines)]
-    for module in sorted(_modules(common / "modules")):
+    own = Path(git.text("rev-parse", "--absolute-git-dir"))  # a linked worktree keeps what was made there
+    for module in sorted({*_modules(common / "modules"), *_modules(own / "modules")}):
         inside = git.at(module).with_options(f"--git-dir={module}", f"--work-tree={module}")
         try:
             facts += [f"{module.relative_to(common)} {fact}" for fact in _own(inside, module, _settings(inside))]
