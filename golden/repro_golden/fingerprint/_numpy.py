@@ -1,8 +1,8 @@
 """What `_numba` does, in NumPy: the same bits, more slowly, without the time that compiled code takes to be loaded.
 
-For little work, and where a foreign program's environment lacks numba. Where a program has its subnormal numbers flushed
-to zero (`torch.set_flush_denormal`), the largest magnitude and the norm of float16 have them here and not there; the
-fingerprint itself has every bit in both.
+For little work, and where a foreign program's environment lacks numba. Where a program has its subnormal numbers
+flushed to zero (`torch.set_flush_denormal`), the largest magnitude and the norm of float16 have them here and not
+there; the fingerprint itself has every bit in both.
 """
 
 from __future__ import annotations

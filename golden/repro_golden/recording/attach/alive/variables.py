@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import sys
 import types
@@ -13,6 +14,7 @@ __all__ = ["NOT_HOLDERS", "attributes", "names_of", "of_type", "variables"]
 
 _DEPTH, _MOST, _LONG = 4, 5000, 256
 """How far attributes of attributes are followed, from how many objects on they are not, and in lists of what length."""
+_WORD = ctypes.sizeof(ctypes.c_void_p)
 NOT_HOLDERS = (
     types.ModuleType,
     type,
@@ -126,16 +128,35 @@ def _public(pairs: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
 def _locals(frame: types.FrameType) -> list[tuple[str, Any]]:
     """A function's variables.
 
-    Until Python 3.13 a frame keeps the mapping that it gives, which would keep alive what its variables referred to
-    for a step more. So it is emptied, but where the program has it too, from `locals()`.
+    Until Python 3.13 a function has one mapping of them, which is filled anew whenever it is asked for: what the
+    program has put into the one that it got from `locals()` would be gone. So another one is filled, and forgotten.
+    That keeps nothing alive either.
     """
-    space = frame.f_locals
-    pairs = list(space.items())
-    code = frame.f_code
-    if type(space) is dict and code.co_flags & inspect.CO_OPTIMIZED and sys.getrefcount(space) == 3:
-        for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
-            space.pop(name, None)
-    return pairs
+    if sys.version_info >= (3, 13) or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return list(frame.f_locals.items())
+    slot = _slot_of_locals(frame)
+    if slot is None:
+        return []
+    programs, slot.value = slot.value, None
+    try:
+        return list(frame.f_locals.items())
+    finally:
+        ours, slot.value = slot.value, programs
+        ctypes.pythonapi.Py_DecRef(ctypes.c_void_p(ours))
+
+
+def _slot_of_locals(frame: types.FrameType) -> ctypes.c_void_p | None:
+    """Where a frame keeps that mapping: behind its builtins and globals, in each layout that a frame has had.
+
+    None where they do not lie there.
+    """
+    place = id(frame)
+    if sys.version_info >= (3, 11):  # noqa: UP036 - where the object leads to it; a program may have 3.10
+        place = ctypes.c_void_p.from_address(place + 3 * _WORD).value or 0
+    words = [ctypes.c_void_p.from_address(place + k * _WORD) for k in range(8)]
+    known = {id(frame.f_globals), id(frame.f_builtins)}
+    pairs = zip(words, words[1:], words[2:], strict=False)
+    return next((slot for one, other, slot in pairs if {one.value, other.value} == known), None)
 
 
 def attributes(holder: Any) -> list[tuple[str, Any]]:
