@@ -23,6 +23,7 @@ from repro_golden.recording.attach.collect import Gathering, merge_rows
 from repro_golden.recording.attach.order import as_planted, may_be
 from repro_golden.recording.attach.steps import Steps
 from repro_golden.trace import Header, Row, Trace
+from repro_golden.trace.families import optimizers
 from repro_golden.trace.frames import pack
 from repro_golden.trace.model import RECORDER
 from repro_golden.trace.signals import Signals
@@ -337,6 +338,34 @@ def test_fewer_steps_are_the_first_ones(tmp_path: Path, program: str, words: tup
         assert [s.root for s in part.steps] == [s.root for s in whole.steps[:steps]]
         assert [round_of(part, k) for k in range(steps - steps % 2)] == [(0, 1)] * (steps - steps % 2)
     assert [round_of(whole, k) for k in (2, 3)] == [(2, 3)] * 2
+
+
+STAGES = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(4)))
+for stage in range(3, -1, -1):
+    parts = [model[k] for k in range(stage, 4)]
+    optimizers = [torch.optim.SGD([p for part in parts for p in part.parameters()], lr=0.1)]
+    optimizers += [torch.optim.Adam(part.parameters()) for part in parts[:1] if stage < 2]
+    for _ in range(2):
+        for optimizer in optimizers:
+            model(torch.ones(2, 2)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def test_a_stage_of_a_training_begins_a_round(tmp_path: Path) -> None:
+    """What is made for a new stage steps after all that the stage before did, in the trace too, and in part of it."""
+    whole, _ = traced(tmp_path, STAGES, "whole", ())
+    made = [optimizers(whole.rows(k)) for k in range(12)]
+    assert [set.union(*made[k:j]) for k, j in ((0, 2), (2, 4), (4, 8), (8, 12))] == [
+        {""}, {"optimizer.1/"}, {"optimizer.2/", "optimizer.3/"}, {"optimizer.4/", "optimizer.5/"}
+    ]  # fmt: skip
+    assert [sorted(whole.as_made(k)) for k in (3, 4, 7, 8)] == [[3], [4, 5], [6, 7], [8, 9]]
+    part, _ = traced(tmp_path, STAGES, "part", ("--steps", "4"))
+    assert [s.root for s in part.steps] == [s.root for s in whole.steps[:4]]
 
 
 def test_what_a_program_did_before_it_was_ended_is_no_part(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trace_kit import RAM, tensor_row, write
 
-from repro_golden.case.file import Compare
+from repro_golden.case.file import Bound, Compare
 from repro_golden.compare.renames import aligned
 from repro_golden.compare.traces import compare, first_difference
 from repro_golden.trace import Row, Trace
@@ -262,6 +262,58 @@ def test_a_rename_that_turns_a_round_is_no_difference(tmp_path: Path, old: list[
     for round_ in (0, 1):
         changed = rounds_of(new, 2 * len(old), {(round_, name): b"bit" for name in new[:1]})
         assert not compare(a, Trace(write(tmp_path / f"c{round_}", changed))).equal
+
+
+@given(st.data())
+def test_the_first_difference_is_the_programs(data: st.DataObject) -> None:
+    """Of a round's steps the one that was made first is named, wherever a trace has it, and whatever was renamed."""
+    names = data.draw(st.sampled_from([["a.w", "b.w"], ["a.w", "b.w", "c.w"]]))
+    order = data.draw(st.permutations(range(len(names))))  # which place in the program each of a trace's steps has
+    round_, place = data.draw(st.integers(0, 1)), data.draw(st.integers(0, len(names) - 1))
+    size, count, shown = len(names), data.draw(st.integers(1, 2)) * len(names), data.draw(st.booleans())
+    told = data.draw(st.booleans())  # whether metrics move too
+    first = round_ * size + order.index(place)
+
+    def changed(step: int, row: Row) -> Row:
+        """Everything is other from then on; what lives beside the optimizers shows the end of a round."""
+        turn, k = divmod(step, size)
+        beside = row.name in ("buffer/mean", "rng/torch") or row.name.startswith("end/rng")
+        late = (turn, size if beside else order[k]) < (round_, place)
+        if late or row.phase == "input":
+            return row
+        if row.dtype == "metric":
+            return metric_row(row.phase, row.name, 7.0 + step) if told else row
+        return tensor_row(row.phase, row.name, (row.values or b"")[:-1] + b"x")
+
+    base = rounds_of(names, count)
+    other = [[changed(step, row) for row in rows] for step, rows in enumerate(base)]
+    if shown:
+        other = [[replace(row, name=row.name.replace(".w", ".v")) for row in rows] for rows in other]
+    rounds = [[[9, [[offset, k] for k, offset in enumerate(order)]]]]
+    with tempfile.TemporaryDirectory(dir=RAM) as folder:
+        a, b = (Trace(write(Path(folder) / at, steps, rounds=rounds)) for at, steps in (("a", base), ("b", other)))
+        divergence = first_difference(a, b)
+        left = compare(a, b, Compare(mode="bounds", bounds={"loss": Bound(atol=0.0, rtol=0.0)})).divergence
+    if first >= count:
+        assert divergence is None
+        assert left is None
+        return
+    assert divergence is not None
+    where = order.index(place)
+    signal = (f"optimizer.{where}/" if where else "") + names[where]
+    named = ("loss", "loss") if told else ("grad", signal)
+    assert (divergence.step, divergence.phase, divergence.signal, divergence.kind) == (first, *named, "value")
+    assert (left and (left.step, left.signal)) == ((first, "loss") if told else None)
+
+
+def test_what_lives_beside_the_optimizers_is_as_after_the_last_of_a_round(tmp_path: Path) -> None:
+    """It stands with the last in a trace's order, which the program may have made first: the other is named."""
+    base = rounds_of(["a.w", "b.w"], 2)
+    other = [[tensor_row("update", row.name, b"x") if row.name in ("a.w", "buffer/mean") and row.phase == "update"
+              else row for row in rows] for rows in base]  # fmt: skip
+    a, b = (Trace(write(tmp_path / at, steps, rounds=[[[1, [[1, 0], [0, 1]]]]])) for at, steps in
+            (("a", base), ("b", other)))  # fmt: skip
+    assert str(first_difference(a, b)).startswith("step 0, update, a.w ")
 
 
 @pytest.mark.parametrize(

@@ -61,14 +61,14 @@ def content(trace: Trace) -> list[Any]:
     ]
 
 
-def write(directory: Path, steps: Sequence[Sequence[Row]], *, end: bool = True) -> Path:
+def write(directory: Path, steps: Sequence[Sequence[Row]], *, end: bool = True, **closing: object) -> Path:
     writer = TraceWriter(directory, HEADER)
     for number, rows in enumerate(steps):
         for row in rows:
             writer.add(row)
         writer.end_step(number)
     if end:
-        writer.close({"reason": "finished"})
+        writer.close({"reason": "finished", **closing})
     else:
         kill(writer)
     return directory

@@ -19,7 +19,7 @@ from repro_bisect.probe.scheduler import Scheduler
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.case.file import Bound, Case
 from repro_golden.compare.mismatch.bounds import mismatch_checks
-from repro_golden.compare.traces import failed_since, first_difference, violations
+from repro_golden.compare.traces import every_violation, failed_since, first_difference
 from repro_golden.engine_checks.command import check_rollouts
 from repro_golden.engine_checks.findings import EngineCheck
 from repro_golden.repository.checkout import Checkout
@@ -80,10 +80,10 @@ def _alike(first: Trace, again: Trace, case: Case) -> Check:
     if differs is None:
         return Check("run-to-run", "green", f"two replays agree bit for bit over {len(first.steps)} steps")
     if case.compare.mode == "bounds":
-        left = [v for i in range(len(first.steps)) for v in violations(first, again, i, case.compare.bounds)]
-        if not left:
+        left = next(every_violation(first, again, case.compare.bounds), None)
+        if left is None:
             return Check("run-to-run", "green", line(f"two replays differ at {differs}, within the case's bounds"))
-        return Check("run-to-run", "flaky", line(f"two replays differ beyond the case's bounds at {left[0]}"))
+        return Check("run-to-run", "flaky", line(f"two replays differ beyond the case's bounds at {left}"))
     return Check("run-to-run", "flaky", line(f"two replays differ at {differs}"))
 
 

@@ -30,12 +30,12 @@ from repro_golden.compare.mismatch.change import MismatchChange, mismatch_change
 from repro_golden.compare.traces import (
     NO_AGREEMENT,
     Divergence,
+    every_violation,
     failed_since,
     first_difference,
     jsonable,
     named_alike,
     on_purpose,
-    violations,
 )
 from repro_golden.repository.checkout import Checkout
 from repro_golden.store.rollouts import sampled_by
@@ -125,9 +125,7 @@ def _compared(a: Trace, b: Trace, rule: Compare, dumped: tuple[Trace, Trace] | N
     strict = rule.strict
     left: list[Divergence] = []
     if rule.mode == "bounds":  # a number that is only printed moves no bit
-        count = min(len(a.steps), len(b.steps))
-        alike = named_alike(a, b, strict=strict)
-        left = [violation for i in range(count) for violation in violations(a, alike, i, rule.bounds)]
+        left = [*every_violation(a, named_alike(a, b, strict=strict), rule.bounds)]
     drifted = drift(a, b, strict=strict, left=left)
     if drifted.divergence is None and not left:
         return Compared("moved" if drifted.ended else "identical", drifted)
@@ -408,9 +406,7 @@ class _Pair:
         assert isinstance(again, Trace)
         if self.case.compare.mode == "bitwise":
             return str(first_difference(first, again))
-        count = min(len(first.steps), len(again.steps))
-        left = (v for i in range(count) for v in violations(first, again, i, self.case.compare.bounds))
-        return next(map(str, left), "")
+        return next(map(str, every_violation(first, again, self.case.compare.bounds)), "")
 
     def _bounds_alone(self, noise: Divergence) -> None:
         self.notes.append(f"BASE does not reproduce itself (two replays differ at {noise}): bounds alone are judged")

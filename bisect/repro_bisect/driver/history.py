@@ -23,7 +23,13 @@ from repro_bisect.search.first_bad import Verdict
 from repro_golden.base.errors import NotVerifiableError
 from repro_golden.case.file import Case
 from repro_golden.compare.renames import aligned
-from repro_golden.compare.traces import ended_early, failed_since, first_difference, require_finite
+from repro_golden.compare.traces import (
+    ended_early,
+    failed_since,
+    first_difference,
+    first_divergent_index,
+    require_finite,
+)
 from repro_golden.repository.checkout import Checkout
 from repro_golden.store.golden import GoldenRun
 from repro_golden.subjects.environments.builds import environment_changes
@@ -143,8 +149,8 @@ class _History:
 
     def _moved(self, a: Trace, b: Trace) -> bool:
         """Whether what both have differs in a step that all make."""
-        differs = first_difference(a, b, strict=self.strict)
-        return differs is not None and differs.step < b.header.first_step + self.steps
+        index = first_divergent_index(a, b, strict=self.strict)
+        return index is not None and index < self.steps
 
     def _noisy_good(self, differs: object) -> NotVerifiableError:
         return NotVerifiableError(

@@ -374,7 +374,8 @@ def _differing_inputs(divergence: Divergence, traces: tuple[Trace, Trace]) -> st
     if divergence.phase != "input":
         return ""
     if signal.startswith("start/"):
-        return f"the weights that the run starts from ({signal.removeprefix('start/')})"
+        whose = "the run starts from" if divergence.step == traces[0].header.first_step else "an optimizer begins with"
+        return f"the weights that {whose} ({signal.removeprefix('start/')})"
     sides = []
     for trace in (traces[0], aligned(*traces).trace):
         index = next(i for i, record in enumerate(trace.steps) if record.step == divergence.step)

@@ -20,12 +20,13 @@ from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.case.file import Bound, Compare
 from repro_golden.compare.coverage import Coverage, coverage_of, only_bounds
 from repro_golden.compare.renames import aligned
-from repro_golden.compare.step_difference import differing, unlike
+from repro_golden.compare.step_difference import differing, in_order, unlike
 from repro_golden.compare.traces import (
     Divergence,
     NoKl,
     check_comparable,
     first_difference,
+    first_divergent_index,
     kl_between,
     measured,
     named_alike,
@@ -337,12 +338,14 @@ def first_violation(predicate: Predicate, a: Trace, b: Trace, steps: int | None 
     check_comparable(a, b)
     common = min(len(a.steps), len(b.steps))
     if isinstance(predicate, Bitwise):
-        divergence = first_difference(a, b, strict=predicate.strict)
-        late = steps is not None and divergence is not None and divergence.step >= a.header.first_step + steps
-        return None if late else divergence
+        index = first_divergent_index(a, b, strict=predicate.strict)
+        late = index is None or (steps is not None and index >= steps)
+        return None if late else first_difference(a, b, strict=predicate.strict)
     if isinstance(predicate, Own):  # it judges the whole, whatever that is
         return predicate.at(a, b, common - 1)
-    for index in range(min(common, steps or common)):
+    count = min(common, steps or common)
+    # what lives beside the optimizers is judged too, and stands with the last of a round in the trace's order
+    for index in range(count) if isinstance(predicate, Finite) else in_order(a, b, count):
         if divergence := predicate.at(a, b, index):
             return divergence
     return None

@@ -264,14 +264,20 @@ def _renamed(a: Trace, b: Trace, index: int) -> Alignment:
     ]
     if not any("optimizer." in row.name for rows in sides for row in rows):
         matchings = matchings[1:]
+    parted: list[Mapping[str, str]] | None = None
+    last = count
     for at in range(index, count):
+        if at > last:
+            break
         rows_a, rows_b = a.rows(at), b.rows(at)
         for matching in matchings:
             matching.take(rows_a, rows_b)
             rows_b = matching.rename(rows_b, matching.names())
-        if {row.key: content(row) for row in rows_a} != {row.key: content(row) for row in rows_b}:
-            break
-    rename = [(matching, matching.names()) for matching in matchings]
+        if parted is None and {row.key: content(row) for row in rows_a} != {row.key: content(row) for row in rows_b}:
+            # a later step of its round may be the one that was made first, and have names that were not met so far
+            parted, last = [matching.names() for matching in matchings], max(a.as_made(at))
+    names = [matching.names() for matching in matchings]
+    rename = [(m, {**new, **old}) for m, new, old in zip(matchings, names, parted or names, strict=True)]
     if not any(new != old for _, names in rename for new, old in names.items()):
         return Alignment(b)
     renamed = _Renamed(b, rename)
@@ -376,7 +382,8 @@ class _Turned(Trace):
     """
 
     def __init__(self, source: Trace, order: Sequence[int], numbers: Mapping[str, str]) -> None:
-        self.directory, self.header, self.end = source.directory, source.header, source.end
+        self.directory, self.header = source.directory, source.header
+        self.end = source.end and {key: value for key, value in source.end.items() if key != "rounds"}
         self._source, self._order, self._numbers = source, order, numbers
         self.steps: list[StepRecord] = []
         previous = digest("chain", SCHEME)

@@ -6,7 +6,7 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -15,7 +15,20 @@ from repro_golden.trace.columns_written import COLUMN, column_of, columns_of, ma
 from repro_golden.trace.families import BESIDE, SINCE, family, file_of, group, optimizers, plain
 from repro_golden.trace.model import METRIC, PHASES, Row
 
-__all__ = ["ALIKE", "Difference", "Unlike", "alone", "differing", "one_sided", "round_at", "round_of", "unlike"]
+__all__ = [
+    "ALIKE",
+    "Difference",
+    "Unlike",
+    "alone",
+    "as_both_made",
+    "differing",
+    "first_of_round",
+    "in_order",
+    "one_sided",
+    "round_at",
+    "round_of",
+    "unlike",
+]
 
 Difference = Literal["value", "dtype", "shape", "missing", "added"]
 
@@ -69,6 +82,25 @@ def round_at(trace: Trace, step: int) -> tuple[int, int]:
     index = next(i for i, record in enumerate(trace.steps) if record.step == step)
     first, last = round_of(trace, index)
     return step - index + first, step - index + last
+
+
+def as_both_made(a: Trace, b: Trace, index: int) -> list[int]:
+    """The steps of an index's round that both have, from it on, in the order in which both programs made them.
+
+    That of the index alone, where their orders differ.
+    """
+    count = min(len(a.steps), len(b.steps))
+    made = [[k for k in trace.as_made(index) if index <= k < count] for trace in (a, b)]
+    return made[0] if made[0] == made[1] else [index]
+
+
+def in_order(a: Trace, b: Trace, count: int) -> Iterator[int]:
+    """The first steps of two traces by index, those of each round in the order in which both programs made them."""
+    index = 0
+    while index < count:
+        made = as_both_made(a, b, index)
+        yield from (k for k in made if k < count)
+        index = max(made) + 1
 
 
 def _closes(rows: Sequence[Row]) -> bool:
@@ -149,6 +181,32 @@ def differing(
     differences = [entry for entry in differences if not _unknowable(*entry[:2], unlike, ended=ended)]
     # sorted() is stable: within a phase the baseline's order stands, and added signals come last
     return sorted(differences, key=lambda f: PHASES.index(f[1].phase))
+
+
+def first_of_round(a: Trace, b: Trace, index: int) -> tuple[int, list[tuple[Difference, Row, Row | None]]]:
+    """The step in which the programs of two traces differed first, by index, and all its differences, the first first.
+
+    A trace has the steps of a round by the names of their optimizers: the first of them that differs may be the last
+    that was made. What lives beside the optimizers stands as it was after the last.
+
+    Args:
+        a: The baseline.
+        b: The other.
+        index: Of the first step that differs, in the traces' order.
+    """
+    told, made = unlike(a, b), as_both_made(a, b, index)
+    differences = {k: differing(a.rows(k), b.rows(k), told) for k in made}
+
+    def late(found: tuple[int, tuple[Difference, Row, Row | None]]) -> bool:
+        step, (_, row, _) = found
+        return step != made[-1] and family(row.phase, row.name) in BESIDE
+
+    # sorted() is stable
+    every = sorted(((k, one) for k in made for one in differences[k]), key=late)
+    if not every:
+        return index, []
+    step, first = every[0]
+    return step, [first, *(one for one in differences[step] if one is not first)]
 
 
 def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) -> dict[str, str]:

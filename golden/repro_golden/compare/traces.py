@@ -6,7 +6,7 @@ import functools
 import math
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +20,7 @@ from repro_golden.case.identity import Difference, Identity
 from repro_golden.compare.coverage import Coverage, coverage_of, only_bounds
 from repro_golden.compare.name_matching import content
 from repro_golden.compare.renames import NOTHING, Renames, aligned, first_other_chain
-from repro_golden.compare.step_difference import differing, unlike
+from repro_golden.compare.step_difference import first_of_round, in_order
 from repro_golden.trace import NotFinite, Row, Trace, read_dump
 from repro_golden.trace.families import family
 from repro_golden.trace.tensor_difference import TensorDifference, measure, policy_kl
@@ -35,6 +35,7 @@ __all__ = [
     "check_identities",
     "compare",
     "ended_early",
+    "every_violation",
     "failed_since",
     "first_difference",
     "first_divergent_index",
@@ -216,7 +217,7 @@ def compare(a: Trace, b: Trace, rule: Compare | None = None, *, prefix: bool = F
     as_given, b = b, alignment.trace
     index = first_other_chain(a, b)
     if rule is not None and rule.mode == "bounds":
-        divergence = next((v for i in range(count) for v in violations(a, b, i, rule.bounds)), None)
+        divergence = next(every_violation(a, b, rule.bounds), None)
     else:
         divergence = None if index is None else _first_signal(a, b, index)
     metrics = [change for i in range(count) for change in _metric_changes(a, b, i)]
@@ -318,8 +319,8 @@ def first_difference(a: Trace, b: Trace, *, strict: bool = False) -> Divergence 
 
 
 def _first_signal(a: Trace, b: Trace, index: int) -> Divergence:
-    """The first differing signal of a step, phase by phase and in the baseline's order of observation."""
-    differences = differing(a.rows(index), b.rows(index), unlike(a, b))
+    """The first differing signal of a step's round, phase by phase and in the baseline's order of observation."""
+    index, differences = first_of_round(a, b, index)
     if not differences:
         raise ReproError(
             f"step {a.steps[index].step} has two roots for equal signals: a trace is damaged; record it again"
@@ -462,6 +463,12 @@ def _other_tokens(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> str:
 def _tells(trace: Trace, metric: str) -> bool:
     """Whether any step tells a metric: asked at each step that does not."""
     return any(tellings(metric, record.metrics) for record in trace.steps)
+
+
+def every_violation(a: Trace, b: Trace, bounds: Mapping[str, Bound]) -> Iterator[Divergence]:
+    """The `violations` of all common steps."""
+    count = min(len(a.steps), len(b.steps))
+    return (found for index in in_order(a, b, count) for found in violations(a, b, index, bounds))
 
 
 def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> list[Divergence]:

@@ -18,6 +18,7 @@ from repro_golden.fingerprint.definition import SCHEME, reference_in_pieces
 from repro_golden.trace import columns, frames
 from repro_golden.trace.families import is_norm, masks, unscaled
 from repro_golden.trace.model import FORMAT, Header, NotFinite, Row, StepRecord, checked, dump_path, root
+from repro_golden.trace.rounds import round_around
 from repro_golden.trace.step_log import STEPS, IndexedSteps, StepLog, indexed
 from repro_golden.trace.writer import HEADER
 
@@ -136,6 +137,19 @@ class Trace:
             ReproError: the rows are missing, or are not those that the step's root stands for.
         """
         return list(_rows(self, index))
+
+    def as_made(self, index: int) -> list[int]:
+        """The steps of the round of several optimizers that a step is of, by index, as the program made them.
+
+        One alone where nothing tells: in a program of one optimizer, and where each rank has an order of its own.
+        """
+        orders = (self.end or {}).get("rounds", ())
+        found = round_around(orders[0], index) if len(orders) == 1 else None
+        if found is None:
+            return [index]
+        first, order = found
+        places = sorted(range(len(order)), key=lambda place: order[place][0])
+        return [first + place for place in places if first + place < len(self.steps)]
 
     def row(self, index: int, phase: str, name: str) -> Row | None:
         """One signal of one step, or None when it was not observed."""

@@ -15,7 +15,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import slowest
 from repro_golden.recording.attach.merging import merge_rows
 from repro_golden.recording.attach.order import IN_ORDER, At, take_dumps, told_apart
-from repro_golden.recording.attach.rounds import JOINED, Rounds
+from repro_golden.recording.attach.rounds import Rounds, read, written
 from repro_golden.recording.attach.written.raw import SHOWN, number_of
 from repro_golden.repository.git import state_of
 from repro_golden.trace import Header, Row, StepRecord, TraceWriter, seal
@@ -83,14 +83,16 @@ class _Rank:
 
     def read(self) -> None:
         """Take what was written since."""
-        for step, rows, label in self._frames.more():
+        for step, rows, text in self._frames.more():
             self.steps += 1
+            labels, anew = read(text)
+            label = written(sorted(labels), anew=False)
             self.labels.add(label)
             if not label:  # of a recorder that writes steps, and not those of optimizers
                 self.ready.append((label, rows))
                 self._ordered(IN_ORDER)
                 continue
-            begins, ends = self._rounds.step(frozenset(label.split(JOINED)))
+            begins, ends = self._rounds.step(labels, anew=anew)
             if begins:
                 self.close()
             self._window[label] = step, rows

@@ -1,8 +1,4 @@
-"""Between the order of a trace's steps and a program's own (`rounds`): a signal is asked for as the trace names it.
-
-Rounds are what a rank's closing says of its order: ``[[times, [[offset, number], ...]], ...]``. So many rounds in a row
-had, for each of the trace's steps, the place of the program's own in the round, and the number of its optimizer.
-"""
+"""Between the order of a trace's steps and a program's own (`trace.rounds`): what is asked for has its name there."""
 
 from __future__ import annotations
 
@@ -12,12 +8,12 @@ from urllib.parse import quote
 
 from repro_golden.trace.families import BESIDE, family, plain
 from repro_golden.trace.model import dump_path
+from repro_golden.trace.rounds import Rounds, round_around
 
-__all__ = ["IN_ORDER", "At", "Rounds", "as_met", "as_planted", "dump_name", "may_be", "take_dumps", "told_apart"]
+__all__ = ["IN_ORDER", "At", "as_met", "as_planted", "dump_name", "may_be", "take_dumps", "told_apart"]
 
 At = tuple[int, str, str]
 """Step, phase and name of a signal."""
-Rounds = Sequence[tuple[int, Sequence[Sequence[int]]]]
 IN_ORDER = [[0, 0]]
 """A round of one step, of the first optimizer."""
 
@@ -49,14 +45,12 @@ def as_met(rounds: Rounds, first: int, at: At) -> At:
     step, phase, name = at
     if family(phase, name) in BESIDE:  # as it was after the step of a round that was made last
         return at
-    base = first
-    for times, steps in rounds:
-        turn, place = divmod(step - base, len(steps))
-        if turn < times:
-            offset, number = steps[place]
-            return base + turn * len(steps) + offset, phase, _read_as(phase, name, number)
-        base += times * len(steps)
-    return at
+    found = round_around(rounds, step - first)
+    if found is None:
+        return at
+    begin, order = found
+    offset, number = order[step - first - begin]
+    return first + begin + offset, phase, _read_as(phase, name, number)
 
 
 def as_planted(orders: Sequence[Rounds], first: int, at: At) -> list[At]:

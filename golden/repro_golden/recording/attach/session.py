@@ -33,7 +33,6 @@ from repro_golden.recording.attach.by_hand import ByHand
 from repro_golden.recording.attach.guard import harmless, without_collection
 from repro_golden.recording.attach.identify import loaded, main_tree, places
 from repro_golden.recording.attach.resting import resting
-from repro_golden.recording.attach.rounds import JOINED
 from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.steps import Labels, Turns
 from repro_golden.recording.attach.written.files import Files
@@ -219,7 +218,7 @@ class Session:
         if new := known is None or known[0]() is not optimizer:
             self._label(optimizer)
         enough = outermost and self.settings.steps is not None and self._step >= self.settings.steps
-        if enough and self._labels.again(self._met[id(optimizer)][1]):
+        if enough and self._labels.again(self._met[id(optimizer)][1], optimizer, self._step):
             return True  # not before: which step of a round is the first is known when all were made
         if new:
             self._start(optimizer)
@@ -279,13 +278,13 @@ class Session:
             if id(optimizer) not in self._met:  # a wrapper that does not say before what it makes step
                 self._label(optimizer)
                 self._start(optimizer)
-        self._labels.stepped({self._met[id(optimizer)][1] for optimizer in optimizers}, self._step)
+        # in the order of their names, which is the same in every rank and run
+        labelled = sorted(((self._met[id(o)][1], o) for o in optimizers), key=lambda pair: pair[0])
+        written = self._labels.stepped(labelled, self._step)
         if not self.settings.record:
             self._held = ({name: float(value) for name, value in logged.items()}, frozenset())
             self._step += 1
             return
-        # in the order of their names, which is the same in every rank and run
-        labelled = sorted(((self._met[id(o)][1], o) for o in optimizers), key=lambda pair: pair[0])
         named = [(f"optimizer.{k}/" if k else "", o, self.names.held(o)) for k, (_, o) in enumerate(labelled)]
         if mixed := self._turns.take(tuple(label for label, _ in labelled)):
             self._records.refuse(mixed)
@@ -295,7 +294,7 @@ class Session:
         signals, self._signals = self._signals, None
         self._seen.clear()
         signals.finish()
-        self._held = ((signals, JOINED.join(label for label, _ in labelled)), frozenset(logged))
+        self._held = ((signals, written), frozenset(logged))
         self._step += 1
 
     def _read_step(

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from repro_golden.recording.attach.by_identity import ByIdentity
-from repro_golden.recording.attach.rounds import Rounds
+from repro_golden.recording.attach.rounds import Rounds, written
 
 __all__ = ["Labels", "Steps", "Turns"]
 
@@ -198,14 +198,20 @@ class Labels:
         self._holders[label, place] = weakref.ref(optimizer)
         return f"{label} {place:04d}"
 
-    def stepped(self, labels: set[str], step: int) -> None:
-        """A step of these was made."""
-        self._rounds.step(frozenset(labels))
+    def stepped(self, labelled: Sequence[tuple[str, Any]], step: int) -> str:
+        """A step of these optimizers, behind their labels, was made; how the raw log has it."""
+        labels = [label for label, _ in labelled]
+        anew = any(self._anew(label, optimizer, step) for label, optimizer in labelled)
+        self._rounds.step(frozenset(labels), anew=anew)
         self.last |= dict.fromkeys(labels, step)
+        return written(labels, anew=anew)
 
-    def again(self, label: str) -> bool:
+    def again(self, label: str, optimizer: Any, step: int) -> bool:
         """Whether a step of this one begins a round."""
-        return self._rounds.begins(frozenset([label]))
+        return self._rounds.begins(frozenset([label]), anew=self._anew(label, optimizer, step))
+
+    def _anew(self, label: str, optimizer: Any, step: int) -> bool:
+        return label not in self.last and self._made_at.get(optimizer) == step
 
 
 # -- which thread makes whose steps: two that train at once cannot be told apart from one run to the next
