@@ -195,7 +195,8 @@ def test_steps_of_two_threads_at_once(tmp_path: Path) -> None:
     done = warm_kit.run(command, tmp_path)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (
         2,
-        "repro: two threads train at the same time, each with an optimizer of its own: record them one at a time",
+        "repro: two threads train, each with an optimizer of its own, and chance may decide whose step comes first: "
+        "let one thread (one executor) make the steps of both, or record them one at a time",
     )
 
 

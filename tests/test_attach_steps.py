@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -402,7 +403,11 @@ def test_a_rank_twice_or_missing_is_an_error(tmp_path: Path) -> None:
     def finish() -> None:
         Gathering(raw, tmp_path / "out", lambda _, steps: Header({}, "", {}, {}, steps), 2).finish(["program"], 0)
 
-    with pytest.raises(ReproError, match="2 processes trained as rank 0"):
+    with pytest.raises(ReproError, match="2 processes trained as rank 0: trace one training by a command of its own"):
+        finish()
+    about = json.loads((raw / "rank-00000-7.json").read_text())
+    (raw / "rank-00000-7.json").write_text(json.dumps(about | {"size": 3, "group": "critic"}))
+    with pytest.raises(ReproError, match=r"2 processes trained as rank 0: .* resources.other_ranks = 1"):
         finish()
     (raw / "rank-00000-7.json").unlink()
     (raw / "rank-00000-7.log").unlink()

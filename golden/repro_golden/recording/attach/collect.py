@@ -131,29 +131,46 @@ class _Rank:
         self.rounds.append((times + 1, order))
 
 
-def _largest(ranks: Sequence[_Rank], others: int) -> list[_Rank]:
-    """The ranks of one of several trainings beside each other: the actor's, where a critic's are the others.
+def _by_size(ranks: Sequence[_Rank]) -> list[tuple[int, list[_Rank]]]:
+    """The trainings beside each other, each with the elements in what its optimizers hold: the largest first.
 
-    A training is told by its process group. The one that is recorded has the most elements in what its optimizers hold:
-    which of them begins first is chance.
-
-    Raises:
-        ReproError: nothing tells which one it is, or the others are not as many.
+    A training is told by its process group.
     """
     groups: dict[str, list[_Rank]] = {}
     for rank in ranks:
         groups.setdefault(str(rank.about.get("group", "")), []).append(rank)
-    sizes = {name: sum(int(rank.about.get("size", 0)) for rank in group) for name, group in groups.items()}
-    name, *rest = sorted(groups, key=lambda name: sizes[name], reverse=True)
-    if not rest or sizes[name] == sizes[rest[0]]:
+    sized = [(sum(int(rank.about.get("size", 0)) for rank in group), group) for group in groups.values()]
+    return sorted(sized, key=lambda training: training[0], reverse=True)
+
+
+def _largest(ranks: Sequence[_Rank], others: int) -> list[_Rank]:
+    """The ranks of one of several trainings beside each other: the actor's, where a critic's are the others.
+
+    The one that is recorded is the largest: which of them begins first is chance.
+
+    Raises:
+        ReproError: nothing tells which one it is, or the others are not as many.
+    """
+    (size, largest), *rest = _by_size(ranks)
+    if not rest or size == rest[0][0]:
         raise ReproError(
             f"resources.other_ranks = {others}, but nothing tells which training is the one to record: "
-            + (f"two have {sizes[name]} elements each" if rest else "there is one alone")
+            + (f"two have {size} elements each; trace one by a command of its own" if rest else "there is one alone")
         )
-    if len(ranks) - len(groups[name]) != others:
-        count = len(ranks) - len(groups[name])
+    if (count := len(ranks) - len(largest)) != others:
         raise ReproError(f"{count} processes trained beside the largest training: resources.other_ranks = {others}")
-    return groups[name]
+    return largest
+
+
+def _one_at_a_time(ranks: Sequence[_Rank]) -> str:
+    """How to go on where several processes trained as one rank."""
+    (size, largest), *rest = _by_size(ranks)
+    if not rest or size == rest[0][0]:
+        return "trace one training by a command of its own, or let one process make all"
+    return (
+        "trace one program at a time, or say in a case that another training runs beside it: "
+        f"resources.other_ranks = {len(ranks) - len(largest)}"
+    )
 
 
 HeaderOf = Callable[[Mapping[str, Any], int], Header]
@@ -355,8 +372,9 @@ class Gathering:
                 f"no optimizer step was seen in {command[0]} (exit code {code}): "
                 + (
                     self._failed()
-                    or "does it train with torch.optim, in a Python that reads PYTHONPATH, and if it goes on from a "
-                    "checkpoint that it finds, is there a step left to make?"
+                    or "does it train with torch.optim (an update from torch.func's gradients, or in hooks that drop "
+                    "them, is not seen: give them to an optimizer of torch's), in a Python that reads PYTHONPATH, and "
+                    "if it goes on from a checkpoint that it finds, is there a step left to make?"
                 )
             )
         if not all(rank.about for rank in ranks):
@@ -376,10 +394,7 @@ class Gathering:
             raise ReproError("the program imports another version of repro_golden: use one in both environments")
         if len(set(present)) < len(present):
             twice = next(r for r in present if present.count(r) > 1)
-            raise ReproError(
-                f"{present.count(twice)} processes trained as rank {twice}: trace one program at a time, or say in a "
-                "case that another training runs beside it: resources.other_ranks = 1"
-            )
+            raise ReproError(f"{present.count(twice)} processes trained as rank {twice}: {_one_at_a_time(ranks)}")
         want = self._wanted(ranks)
         if present != list(range(want)):
             missing = sorted(set(range(want)) - set(present))

@@ -247,7 +247,10 @@ class Turns:
         main = threading.main_thread().ident
         both = any(who not in (thread, main) and self._apart(labels, other, who) for other, who in before)
         if rivals and (again or (both and thread != main)):
-            return "two threads train at the same time, each with an optimizer of its own: record them one at a time"
+            return (
+                "two threads train, each with an optimizer of its own, and chance may decide whose step comes first: "
+                "let one thread (one executor) make the steps of both, or record them one at a time"
+            )
         return ""
 
     def _apart(self, labels: tuple[str, ...], other: tuple[str, ...], thread: int) -> bool:
