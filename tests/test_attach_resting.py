@@ -1,16 +1,24 @@
-"""What a program's optimizers hold while they rest, in records, and behind calls that raised, is recorded or let go."""
+"""What a program holds in resting optimizers, records, variables and calls that raised is recorded, and let go."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import warm_kit
+from beside_kit import read
 from conftest import environment
+from torch import nn
 
 from repro_golden.compare.traces import compare
+from repro_golden.recording.attach.alive.beside import Beside
+from repro_golden.recording.attach.alive.variables import names_of
 from repro_golden.recording.attach.steps import Steps
 from repro_golden.trace import Trace
 
@@ -173,3 +181,35 @@ def test_a_call_in_the_place_of_one_that_raised() -> None:
         with pytest.raises(FailedError) if number % 2 else contextlib.nullcontext():
             outer(object(), bool(number % 2))
     assert all(begun) and ended == [1] * 10
+
+
+def test_a_look_keeps_nothing_alive() -> None:
+    """What a function's variable referred to goes when that is given another value."""
+    tensor = torch.ones(1)
+    gone, beside, model = weakref.ref(tensor), Beside(), nn.Linear(2, 2)
+    read(beside, 3, model)
+    gc.collect()
+    gc.disable()
+    try:
+        for step in (3, 4):  # a look and a search
+            read(beside, step, model)
+        del tensor
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_programs_locals_stay_as_it_made_them() -> None:
+    """Settings that a function keeps in what `locals()` gave it are not its arguments again after a look."""
+
+    def train(warm: int, beside: Beside) -> tuple[dict[str, Any], dict[str, Any], nn.Module]:
+        settings = locals()
+        settings |= {"warm": 2, "more": [3]}
+        before, later = dict(settings), nn.Linear(2, 2)
+        for step in range(4):
+            read(beside, step, later)
+        assert names_of([later]) == {id(later): "later"}
+        return settings, before, later
+
+    after, before, _ = train(100, Beside())
+    assert after == before and after["warm"] == 2

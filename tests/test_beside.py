@@ -9,10 +9,8 @@ import subprocess
 import sys
 import threading
 import types
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -27,7 +25,6 @@ from repro_golden.recording.attach.alive.beside import Beside
 from repro_golden.recording.attach.alive.copies import shapes_of
 from repro_golden.recording.attach.alive.opened import leaves
 from repro_golden.recording.attach.alive.readings import Held
-from repro_golden.recording.attach.alive.variables import names_of
 from repro_golden.recording.attach.run import environment_for
 from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.steps import Turns
@@ -167,38 +164,6 @@ def test_what_stands_for_a_tensor_while_torch_traces_is_none() -> None:
         assert not beside.unread
     assert shapes_of([*symbols, torch.ones(2)]) == {(2,): 1}
     del symbols, alike
-
-
-def test_a_look_keeps_nothing_alive() -> None:
-    """What a function's variable referred to goes when that is given another value."""
-    tensor = torch.ones(1)
-    gone, beside, model = weakref.ref(tensor), Beside(), nn.Linear(2, 2)
-    read(beside, 3, model)
-    gc.collect()
-    gc.disable()
-    try:
-        for step in (3, 4):  # a look and a search
-            read(beside, step, model)
-        del tensor
-        assert gone() is None
-    finally:
-        gc.enable()
-
-
-def test_a_programs_locals_stay_as_it_made_them() -> None:
-    """Settings that a function keeps in what `locals()` gave it are not its arguments again after a look."""
-
-    def train(warm: int, beside: Beside) -> tuple[dict[str, Any], dict[str, Any], nn.Module]:
-        settings = locals()
-        settings |= {"warm": 2, "more": [3]}
-        before, later = dict(settings), nn.Linear(2, 2)
-        for step in range(4):
-            read(beside, step, later)
-        assert names_of([later]) == {id(later): "later"}
-        return settings, before, later
-
-    after, before, _ = train(100, Beside())
-    assert after == before and after["warm"] == 2
 
 
 def test_what_has_no_bytes_is_named_with_the_reason() -> None:
