@@ -103,7 +103,7 @@ def test_what_changes_no_number_is_no_change(tmp_path: Path) -> None:
     watched = Watched(lambda again: local.surroundings(case, again=again))
     (module.parent / "__pycache__").mkdir()
     (module.parent / "__pycache__" / "ours.cpython.pyc").write_text("")
-    (module.parent / "notes.txt").write_text("")
+    (module.parent / "notes.log").write_text("")
     os.utime(module, ns=(1, module.stat().st_mtime_ns))
     assert watched.stand() == (0, True)
     module.write_text("X = 1\n")

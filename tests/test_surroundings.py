@@ -31,7 +31,7 @@ from repro_golden.subjects.surroundings import (
     variables_digest,
     variables_of_key,
 )
-from repro_golden.subjects.watched import Watched
+from repro_golden.subjects.watched import Found, Watched
 
 JUDGE = """\
 import os, sys
@@ -163,17 +163,70 @@ def test_paths_amid_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word
 
 
 def test_data_on_pythonpath(tmp_path: Path) -> None:
-    """Of a folder that PYTHONPATH alone names the code counts; of one that the command names too, all."""
+    """Of a folder that PYTHONPATH alone names a library's files count; of one that the command names too, all."""
     data = tmp_path / "data"
     data.mkdir()
     keys: dict[str, list[list[str]]] = {"a": [], f"a {data}": []}
     for content in ("1", "2"):
-        (data / "rows.json").write_text(content)
+        (data / "rows.csv").write_text(content)
         for command, facts in keys.items():
-            subject = {"kind": "command", "command": command, "env": {"PYTHONPATH": str(data)}}
-            case = Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject})
-            facts.append(outside_of(case, tmp_path / "repo"))
+            facts.append(outside_of(on_pythonpath(data, command), tmp_path / "repo"))
     assert [a == b != [] for a, b in keys.values()] == [True, False]
+
+
+def on_pythonpath(folder: Path, command: str = "a") -> Case:
+    """A program that PYTHONPATH leads to a folder."""
+    subject = {"kind": "command", "command": command, "env": {"PYTHONPATH": str(folder)}}
+    return Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject})
+
+
+BESIDE = ["rllib/defaults.json", "rllib/conf/a.yaml", "rllib/chat.jinja"]
+"""What a library ships beside its code."""
+
+
+@pytest.mark.parametrize("git", ["tracked", "none", "lacking"])
+def test_what_a_library_reads_beside_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, git: str) -> None:
+    """Its settings count, and of a working tree all that git tracks, also in a search; what programs write does not."""
+    repo = Repo(tmp_path / "lib")
+    counts = [*BESIDE, "rllib/merges.bin"] if git == "tracked" else BESIDE
+    passes = ["rllib/new.json" if git == "tracked" else "rllib/merges.bin", "outputs/a.json", "rllib/log", "a.ckpt"]
+    for name in (*counts, *passes, "rllib/__init__.py"):
+        (repo.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (repo.root / name).write_text("1")
+    if git != "none":
+        repo.git("init", "--quiet")
+        (repo.root / ".gitignore").write_text("".join(f"{name}\n" for name in passes))
+        repo.commit("Start")
+    if git == "lacking":
+        monkeypatch.setenv("PATH", str(tmp_path))
+
+    def asked() -> tuple[Watched, Watched]:
+        monkeypatch.setattr(sys, "path", [str(site)])
+        build.cache_clear()
+        root, case = tmp_path / "repo", on_pythonpath(repo.root)
+
+        def environment(_: bool) -> Found:
+            build.cache_clear()
+            built = build(root)
+            return Found((built.digest,), built.marks, lambda: marked(built.marks))
+
+        return Watched(environment), Watched(lambda _: found_outside(case, root))
+
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    (site / "lib.pth").write_text(f"{repo.root}\n")
+    for name in (*counts, *passes):
+        both = asked()
+        (repo.root / name).write_text(f"2 of {name}")
+        moved = name in counts
+        assert [part.stand() for part in both] == [(moved, not moved)] * 2, name
+        assert [one.facts == other.facts for one, other in zip(both, asked(), strict=True)] == [not moved] * 2, name
+    both = asked()
+    (repo.root / "rllib" / "more.weights").write_text("1")
+    if git == "tracked":
+        repo.git("add", "rllib/more.weights")
+    assert [part.stand()[1] for part in both] == [git != "tracked"] * 2
+    build.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -397,7 +450,9 @@ def test_packages_that_were_changed_in_place(tmp_path: Path, monkeypatch: pytest
         (site / "tiny-1.0.dist-info").mkdir(parents=True)
         (site / "tiny.py").write_text("A = 1\n")
         (site / "tiny-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
-        (site / "tiny-1.0.dist-info" / "RECORD").write_text(f"tiny.py,{LISTED},6\ntiny-1.0.dist-info/RECORD,,\n")
+        (site / "tiny.json").write_text("A = 1\n")
+        listed = "".join(f"{name},{LISTED},6\n" for name in ("tiny.json", "tiny.py"))
+        (site / "tiny-1.0.dist-info" / "RECORD").write_text(f"{listed}tiny-1.0.dist-info/RECORD,,\n")
         return site
 
     before = dict[Path, Built]()
@@ -415,15 +470,22 @@ def test_packages_that_were_changed_in_place(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "linked").mkdir()
     for place in (site, twin):
         os.utime(place / "tiny.py", ns=(1, 1))
+        os.utime(place / "tiny.json", ns=(1, 1))
     builds = [ask(site)]
     assert ask(twin) == builds[0]
-    changes = [site / "tiny.py", site / "loose.py", site / "some.pth", tmp_path / "linked" / "code.py"]
-    for path, text in zip(changes, ("A = 2\n", "", f"{tmp_path / 'linked'}\n", ""), strict=True):
+    changes = [
+        site / "tiny.py",
+        site / "loose.py",
+        site / "some.pth",
+        tmp_path / "linked" / "code.py",
+        site / "tiny.json",
+    ]
+    for path, text in zip(changes, ("A = 2\n", "", f"{tmp_path / 'linked'}\n", "", "A = 3\n"), strict=True):
         path.write_text(text)
         os.utime(path, (time.time() + 5, time.time() + 5))
         builds.append(ask(site))
     build.cache_clear()
-    assert len(set(builds)) == 5
+    assert len(set(builds)) == 6
     (site / "loose.py").write_text("")
     (site / "tiny.py").write_text("A = 3\n")
     os.utime(site / "tiny.py", ns=(1, 1))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from repro_golden.base.canonical import canonical_json, digest
 from repro_golden.case.file import Case
-from repro_golden.recording.attach.identify import sources
+from repro_golden.recording.attach.identify import marked, sources
 from repro_golden.replay.children import base_environment
 from repro_golden.subjects.caches import implicit_files
 from repro_golden.subjects.watched import Found
@@ -148,23 +148,23 @@ _CANNOT_MATTER = re.compile("|".join(fnmatch.translate(name) for names in CANNOT
 # -- files that no commit holds
 
 
-def outside_of(case: Case, root: Path) -> list[str]:
+def outside_of(case: Case, root: Path, marks: dict[str, str] | None = None) -> list[str]:
     """What stands for the files and folders that a case names by absolute paths, below ``{root}``, or in `link`.
 
     No commit holds them, and they change. A file counts by its content; one of more than 16 MiB by its size, time and
     place on the disk and three pieces of it. So does each file of a folder, as far as the bounds go; of one that
-    PYTHONPATH alone names the code alone.
+    PYTHONPATH alone names what a library may consist of (`identify.sources`).
 
     Args:
         case: The case.
         root: The user's checkout.
+        marks: To which the marks of what is in folders of PYTHONPATH are added.
     """
-    subject = case.subject
-    named = _named(case, root, without="PYTHONPATH")
-    code = set(_paths(subject.env.get("PYTHONPATH", ""), root)) - named
-    facts = [fact for path in sorted(named | code) for fact in _facts(path, root, code_alone=path in code)]
-    for name in sorted(map(os.path.normpath, subject.link)):
-        facts += [digest("linked", name), *_facts(root / name, root, code_alone=False)]  # without it, it may be a skip
+    marks = {} if marks is None else marks
+    named, libraries = _named(case, root)
+    facts = [fact for path in sorted(named | libraries) for fact in _facts(path, root, path in libraries, marks)]
+    for name in sorted(map(os.path.normpath, case.subject.link)):
+        facts += [digest("linked", name), *_facts(root / name, root, False, marks)]  # without it, it may be a skip
     return facts
 
 
@@ -172,15 +172,21 @@ def found_outside(case: Case, root: Path) -> Found:
     """`outside_of` a case, with the marks of the files that it looks at."""
     look = functools.partial(_places, case, root)
     marks = look()  # before the content: what changes meanwhile is seen
-    return Found(tuple(outside_of(case, root)), marks, look)
+    inside = dict[str, str]()
+    facts = tuple(outside_of(case, root, inside))
+    return Found(facts, {**marks, **inside}, lambda: {**look(), **marked(inside)})
 
 
 def _places(case: Case, root: Path) -> dict[str, tuple[int, ...]]:
-    """Where the files that `outside_of` looks at lie, and when they last changed; so of links that lead to them."""
-    paths = _named(case, root) | {root / name for name in case.subject.link}
+    """Where the files that `outside_of` looks at lie, and when they last changed; so of links that lead to them.
+
+    Those in folders of PYTHONPATH have marks of their own.
+    """
+    named, libraries = _named(case, root)
     known: dict[str, tuple[int, ...]] = {}
-    for path in paths:
-        for place in [path, *path.parents, *itertools.islice(_files(path, root), _MOST)]:
+    for path in named | libraries | {root / name for name in case.subject.link}:
+        inside = iter(()) if path in libraries else itertools.islice(_files(path, root), _MOST)
+        for place in [path, *path.parents, *inside]:
             with contextlib.suppress(OSError):
                 told = place.lstat()
                 link = (told.st_ino, told.st_ctime_ns) if stat.S_ISLNK(told.st_mode) else ()
@@ -219,19 +225,20 @@ def _walked(folder: Path, root: Path) -> Iterator[tuple[Path, bool]]:
 
 def folders_of(case: Case, root: Path) -> list[Path]:
     """The folders of the absolute paths that a case names, and of those below ``{root}``."""
-    paths = _named(case, root)
-    return sorted({path if path.is_dir() else path.parent for path in paths})
+    named, libraries = _named(case, root)
+    return sorted({path if path.is_dir() else path.parent for path in named | libraries})
 
 
-def _named(case: Case, root: Path, without: str = "") -> set[Path]:
-    """The absolute paths in a case's commands, or its configuration, and its variables but for PATH and another.
+def _named(case: Case, root: Path) -> tuple[set[Path], set[Path]]:
+    """The absolute paths in a case's commands, or its configuration, and its variables; and those of PYTHONPATH alone.
 
-    Of a program also the files that launchers read unasked.
+    PATH's are left out. Of a program also the files that launchers read unasked.
     """
     subject = case.subject
-    words = subject.words + [value for name, value in subject.env.items() if name not in ("PATH", without)]
+    words = subject.words + [value for name, value in subject.env.items() if name not in ("PATH", "PYTHONPATH")]
     words += implicit_files(base_environment(case) | subject.env, root) if subject.program else []
-    return {path for word in words for path in _paths(word, root)}
+    named = {path for word in words for path in _paths(word, root)}
+    return named, set(_paths(subject.env.get("PYTHONPATH", ""), root)) - named
 
 
 _STARTS = re.compile(r"(?<![\w.~/+}-])~?/|(?<=^-\w)/")
@@ -255,13 +262,13 @@ def _paths(word: str, root: Path) -> Iterator[Path]:
             yield Path(os.path.normpath(max(there, key=len)))
 
 
-def _facts(path: Path, root: Path, *, code_alone: bool) -> Iterator[str]:
+def _facts(path: Path, root: Path, library: bool, marks: dict[str, str]) -> Iterator[str]:
     try:
         status = path.stat()
         if stat.S_ISREG(status.st_mode):
             yield digest("file", str(path), _content(path, status, _WHOLE))
         elif stat.S_ISDIR(status.st_mode) and not _is_everything(path, root):
-            yield digest("folder", str(path), *(sources(path) if code_alone else _listing(path, root)))
+            yield digest("folder", str(path), *(sources(path, marks=marks) if library else _listing(path, root)))
     except OSError as error:
         yield digest("unreadable", str(path), str(error.errno))
 

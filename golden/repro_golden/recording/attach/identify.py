@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 __all__ = [
     "Built",
     "build",
+    "counted",
     "importable",
     "loaded",
     "main_tree",
@@ -33,22 +34,31 @@ __all__ = [
     "places",
     "say",
     "sources",
+    "tracked",
     "tree_of",
 ]
 
 _CODE = frozenset((".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".pth", ".py", ".pyd", ".pyx", ".so"))
 """Endings of the files of a folder that a package is imported from in place."""
-_COUNTED = (*sorted(_CODE), ".dist-info", ".egg-info")
+_SETTINGS = frozenset((
+    ".cfg", ".conf", ".ini", ".j2", ".jinja", ".jinja2", ".json", ".model", ".template", ".tiktoken", ".tmpl", ".toml",
+    ".tpl", ".txt", ".vocab", ".yaml", ".yml",
+))  # fmt: skip
+"""Endings of what packages ship beside their code and read: settings, templates, vocabularies."""
+_WRITTEN = frozenset(("checkpoints", "lightning_logs", "logs", "mlruns", "multirun", "outputs", "runs", "wandb"))
+"""Folders that programs write files of such endings into, each run others."""
+_READ = _CODE | _SETTINGS
+_COUNTED = (*sorted(_READ), ".dist-info", ".egg-info")
 """Endings of what counts in the list of a folder."""
 _LISTED = re.compile(
-    rf"^([^,\n\"]*(?:{'|'.join(map(re.escape, sorted(_CODE)))})),(?:sha256=([^,\n]*))?,?(\d*)", re.MULTILINE
+    rf"^([^,\n\"]*(?:{'|'.join(map(re.escape, sorted(_READ)))})),(?:sha256=([^,\n]*))?,?(\d*)", re.MULTILINE
 )
-"""The files of code in a package's list of its files, with hash and size."""
+"""The files of code and settings in a package's list of its files, with hash and size."""
 _LIST = re.compile(r"^([^,\n\"]*\.dist-info/RECORD),", re.MULTILINE)
 _MOST = 20_000
-"""Files of such a folder that are looked at."""
+"""Files of such a folder that are looked at: of code, and of what lies beside it."""
 _LARGE, _BUDGET = 1 << 24, 1 << 28
-"""Bytes of a file that is not read for a digest of it, and of the files in a folder that are."""
+"""Bytes of a file that is not read for a digest of it, and of the files of each sort in a folder that are."""
 _SITES = ("site-packages", "dist-packages")
 """Where packages lie."""
 _OURS = "repro-harness"
@@ -149,7 +159,7 @@ class Built(NamedTuple):
 
 
 def mark(place: str) -> str:
-    """What moves when a file is written or exchanged, or when a folder gets or loses code or folders.
+    """What moves when a file is written or exchanged, or when a folder gets or loses code, settings or folders.
 
     Caches of code are none. '' of what is not there.
     """
@@ -182,8 +192,8 @@ def build(root: Path) -> Built:
 
     Of each package its version, the list of its files with their hashes, and where it came from: two builds of one
     version differ. Of files of it that are others than its list says, what they hold. Of a package that is imported
-    from a folder in place, that folder's code; so of what lies in ``site-packages`` where no package brought it, and of
-    folders that a ``.pth`` file names.
+    from a folder in place, what `sources` finds there; so of what lies in ``site-packages`` where no package brought
+    it, and of folders that a ``.pth`` file names.
 
     Args:
         root: The repository under test, whose own code in place is not looked at: commits decide it.
@@ -208,7 +218,7 @@ def build(root: Path) -> Built:
 
 
 def _patched(site: str, record: str, marks: dict[str, str]) -> Iterator[str]:
-    """Path and content of each file of code of a package that is not the one in the list of its files.
+    """Path and content of each file of code or settings of a package that is not the one in the list of its files.
 
     Looked at are those that came after the list. A copy may keep an older time, but not that of its own change.
     """
@@ -254,7 +264,7 @@ def _beside(site: Path, brought: set[str], marks: dict[str, str]) -> Iterator[st
             continue
         if path.is_dir():
             yield from (f"{path.name}/{fact}" for fact in sources(path, marks=marks))
-        elif path.suffix in _CODE:
+        elif path.suffix in _READ:
             status = path.stat()
             marks.setdefault(str(path), _mark_of(status))
             yield f"{path.name} {_content(path, status)}"
@@ -288,31 +298,93 @@ def _in_place(dist: metadata.Distribution, link: str) -> Path | None:
 
 
 def sources(folder: Path, without: Path | None = None, marks: dict[str, str] | None = None) -> Iterator[str]:
-    """Path and content of each file of code in a folder but for one in it, up to a bound.
+    """Path and content of each file in a folder that `counted` names but for those in one of its folders.
+
+    So many of code, and so many others: data that git tracks takes nothing from what code has.
 
     Args:
         folder: The folder.
         without: The one in it.
         marks: To which the marks of what is looked at are added.
     """
-    left, budget = _MOST, _BUDGET
     marks = {} if marks is None else marks
+    left, budget = {True: _MOST, False: _MOST}, {True: _BUDGET, False: _BUDGET}
+    for path in counted(folder, without, marks):
+        if not any(left.values()):
+            return
+        code = path.suffix in _CODE
+        if left[code]:
+            left[code] -= 1
+            known = marks.setdefault(str(path), "")
+            with contextlib.suppress(OSError):  # a link to nowhere
+                status = path.stat()
+                if stat.S_ISREG(status.st_mode):
+                    marks[str(path)] = known or _mark_of(status)
+                    yield f"{path.relative_to(folder)} {_content(path, status, min(budget[code], _LARGE))}"
+                    budget[code] -= min(budget[code], status.st_size)
+
+
+def counted(
+    folder: Path | str, without: Path | None = None, marks: dict[str, str] | None = None, *, deep: bool = True
+) -> Iterator[Path]:
+    """The files in a folder that a library may consist of: its code, and what it may read beside that.
+
+    That is what git tracks there; where it tracks nothing, or is not here, what has an ending of settings. What
+    programs write into the folder is none of it.
+
+    Args:
+        folder: The folder.
+        without: One in it that is left out.
+        marks: To which the marks of the folders are added.
+        deep: Whether files of folders in it are some too.
+    """
+    marks = {} if marks is None else marks
+    known = tracked(folder, marks)
     for place, below, names in os.walk(folder):
         marks.setdefault(place, _mark_of_list(below, names))
         below[:] = sorted(
             name for name in below
-            if left and not name.startswith(".") and name != "__pycache__" and Path(place, name) != without
+            if deep and not name.startswith(".") and name != "__pycache__" and Path(place, name) != without
         )  # fmt: skip
+        inside = Path(place).relative_to(folder)
+        prefix = "" if inside == Path() else f"{inside}/"
+        written = not _WRITTEN.isdisjoint(inside.parts)
         for name in sorted(names):
-            path = Path(place, name)
-            if path.suffix in _CODE and left:
-                left -= 1
-                known = marks.setdefault(str(path), "")
-                with contextlib.suppress(OSError):  # a link to nowhere
-                    status = path.stat()
-                    marks[str(path)] = known or _mark_of(status)
-                    yield f"{path.relative_to(folder)} {_content(path, status, min(budget, _LARGE))}"
-                    budget -= min(budget, status.st_size)
+            ending = os.path.splitext(name)[1]  # noqa: PTH122 - tens of thousands of files
+            beside = f"{prefix}{name}" in known if known else ending in _SETTINGS and not written
+            if ending in _CODE or beside:
+                yield Path(place, name)
+
+
+_REPOSITORY = ("GIT_COMMON_DIR", "GIT_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_WORK_TREE")
+"""Variables by which git takes another repository than that of the folder."""
+
+
+def tracked(folder: Path | str, marks: dict[str, str] | None = None) -> frozenset[str]:
+    """The files in a folder that git tracks, as seen from there, also in submodules; none where it does not say."""
+    marks, top = {} if marks is None else marks, tree_of(Path(folder))
+    if top is None:
+        return frozenset()
+    index = _git_folder(Path(top)) / "index"  # another list of files is written anew
+    marks.setdefault(str(index), mark(str(index)))
+    import subprocess
+
+    variables = {name: value for name, value in os.environ.items() if name not in _REPOSITORY}
+    asked = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", "--recurse-submodules"]
+    try:
+        done = subprocess.run(asked, cwd=folder, env=variables, capture_output=True, check=False)
+    except OSError:
+        return frozenset()
+    return frozenset(filter(None, os.fsdecode(done.stdout).split("\0"))) if done.returncode == 0 else frozenset()
+
+
+def _git_folder(top: Path) -> Path:
+    """Where git keeps the index of a working tree."""
+    git = top / ".git"
+    with contextlib.suppress(OSError, ValueError):
+        if git.is_file():
+            return top / git.read_text(encoding="utf-8").partition("gitdir:")[2].strip()
+    return git
 
 
 def say(threads: int, ranks: int) -> None:
