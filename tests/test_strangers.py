@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
+import flaky_kit
 import pytest
 from conftest import Repo
+from trace_kit import tensor_row, write
 
+from repro_bisect.predicates.predicates import Bitwise
+from repro_bisect.probe.executors import Outcome, Task
 from repro_golden.case.file import Case
 from repro_golden.replay.children import ChildFailure, Run
 from repro_golden.repository.checkout import Place
@@ -37,6 +42,12 @@ def _trees(tmp_path: Path) -> None:
     (repo.root / "src" / "lib").mkdir(parents=True)
     for name in ("__init__", "rate"):
         (repo.root / "src" / "lib" / f"{name}.py").write_text("RATE = 1\n")
+    for name in ("one.py", "settings.json", "lib/defaults.json", "lib/conf/a.yaml", "conf/defaults.json"):
+        (repo.root / "src" / name).parent.mkdir(exist_ok=True)
+        (repo.root / "src" / name).write_text("1")
+    (repo.root / "shared").mkdir()
+    (repo.root / "shared" / "b.json").write_text("1")
+    (repo.root / "src" / "lib" / "shared").symlink_to("../../shared")
     repo.git("init", "--quiet", "--initial-branch=main")
     repo.commit("Start")
     for name in ("tree", "other"):
@@ -114,3 +125,124 @@ def test_a_checkout_with_anothers_code(tmp_path: Path) -> None:
     place = put(tmp_path, "other")
     with pytest.raises(ChildFailure, match="lib"):
         launch(case(), Place(place.root), [Run(3, trace=str(tmp_path / "t"))], tmp_path / "log")
+
+
+def bare(tmp_path: Path, source: str, early: str) -> Place:
+    """The tree under test with a program that imports from somewhere, and trains nothing."""
+    place = put(tmp_path, source)
+    (place.root / "train.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(tmp_path / source / 'src')!r})\n{early}\n"
+    )
+    return place
+
+
+@pytest.mark.parametrize("what", ["data", "gone", "more", "linked", "untracked"])
+def test_what_a_package_reads_beside_its_code(tmp_path: Path, what: str) -> None:
+    """A package is another's if any file of it is; what the checkout has there and git does not track is nobody's."""
+    place, home = bare(tmp_path, "home", "import lib.rate"), Repo(tmp_path / "home")
+    lib = place.root / "src" / "lib"
+    shutil.copy(home.root / "src" / "lib" / "rate.py", lib)  # its modules are alike
+    if what == "data":
+        (lib / "defaults.json").write_text("2")
+    elif what == "gone":
+        (home.root / "src" / "lib" / "conf" / "a.yaml").unlink()
+    elif what == "more":
+        (home.root / "src" / "lib" / "kernel.cu").write_text("2")
+        home.git("add", "src/lib/kernel.cu")
+    elif what == "linked":
+        (place.root / "shared" / "b.json").write_text("2")
+    else:  # built in place, tried, written
+        for name in ("lib/_fast.so", "lib/scratch.py", "lib/log.json", "other.json"):
+            (home.root / "src" / name).write_text("2")
+        (lib / "written.json").write_text("2")
+        assert exit_code(case(), place, tmp_path / "log") == 0
+        return
+    names = {"data": "src/lib/defaults.json", "gone": "src/lib/conf/a.yaml", "more": "src/lib/kernel.cu"}
+    where = names.get(what, "shared/b.json")
+    with pytest.raises(ChildFailure, match=rf"under test, where {where} is not the same \(an editable"):
+        exit_code(case(), place, tmp_path / "log")
+
+
+def test_a_recorded_program_that_reads_beside_its_code(tmp_path: Path) -> None:
+    """Its steps are another's where only data of the package is, and so is a check."""
+    place = put(tmp_path, "home", early="import lib")
+    (place.root / "src" / "lib" / "rate.py").write_text("RATE = 1\n")
+    (place.root / "src" / "lib" / "defaults.json").write_text("2")
+    with pytest.raises(ChildFailure, match=r"^lib .* where src/lib/defaults.json is not the same"):
+        launch(case(), place, [Run(3, trace=str(tmp_path / "t"))], tmp_path / "log")
+    checked = case(check="{python} train.py", command="{python} -c 1")
+    with pytest.raises(ChildFailure, match="lib"):
+        exit_code(checked, bare(tmp_path, "home", "import lib"), tmp_path / "log")
+
+
+def test_a_namespace_package(tmp_path: Path) -> None:
+    """A folder without modules counts by what git tracks there, unless the tree's own stands before it."""
+    place = bare(tmp_path, "home", "import conf")
+    assert exit_code(case(), place, tmp_path / "log") == 0
+    (place.root / "src" / "conf" / "defaults.json").write_text("2")
+    with pytest.raises(ChildFailure, match=r"^conf \(.*/home/src/conf\) was imported.*where src/conf/defaults.json"):
+        exit_code(case(), place, tmp_path / "log")
+    place = bare(tmp_path, "home", "sys.path.insert(0, 'src'); import conf")  # what is printed as the cure
+    assert exit_code(case(), place, tmp_path / "log") == 0
+    (tmp_path / "home" / "src" / "wandb").mkdir()
+    assert exit_code(case(), bare(tmp_path, "home", "import wandb"), tmp_path / "log") == 0
+
+
+def test_a_module_of_one_file(tmp_path: Path) -> None:
+    """It reads what lies beside it, and nothing of the folders there."""
+    place = bare(tmp_path, "home", "import one")
+    (place.root / "src" / "lib" / "defaults.json").write_text("2")
+    assert exit_code(case(), place, tmp_path / "log") == 0
+    (place.root / "src" / "settings.json").write_text("2")
+    with pytest.raises(ChildFailure, match=r"^one \(.*/home/src/one.py\) .* where src/settings.json is not the same"):
+        exit_code(case(), place, tmp_path / "log")
+
+
+@pytest.mark.parametrize("where", ["home", "worktree", "clone", "unreadable", "foreign"])
+def test_a_submodule_of_another_tree(tmp_path: Path, where: str) -> None:
+    """What a submodule of another worktree or clone brings is not the commit's, nor what nobody can tell of."""
+    allow = ("-c", "protocol.file.allow=always")
+    library, home, other = Repo(tmp_path / "library"), Repo(tmp_path / "home"), Repo(tmp_path / "again")
+    (library.root / "sub").mkdir(parents=True)
+    (library.root / "sub" / "__init__.py").write_text("RATE = 1\n")
+    library.git("init", "--quiet", "--initial-branch=main")
+    library.commit("Start")
+    home.git(*allow, "submodule", "--quiet", "add", str(library.root), "third")
+    home.commit("Add a submodule")
+    if where in ("worktree", "clone"):
+        if where == "worktree":
+            home.git("worktree", "add", "--quiet", "--detach", str(other.root))
+        else:
+            home.git("clone", "--quiet", str(home.root), str(other.root))
+        other.git(*allow, "submodule", "--quiet", "update", "--init")
+        found = other.root / "third"
+    else:
+        found = library.root if where == "foreign" else home.root / "third"
+    if where == "unreadable":
+        (found / ".git").write_text("gitdir: /nowhere\n")
+    tree = bare(tmp_path, "tree", f"sys.path.insert(0, {str(found)!r}); import sub").root
+    place = Place(tree, home=home.root if where == "home" else tree)
+    (tree / "third" / "sub").mkdir(parents=True)  # without a repository, as worktrees of ours have them
+    (tree / "third" / "sub" / "__init__.py").write_text("RATE = 1\n")
+    assert exit_code(case(), place, tmp_path / "log") == 0
+    (tree / "third" / "sub" / "__init__.py").write_text("RATE = 2\n")
+    if where == "foreign":
+        assert exit_code(case(), place, tmp_path / "log") == 0
+    else:
+        with pytest.raises(ChildFailure, match=r"^sub .* was imported from another working tree"):
+            exit_code(case(), place, tmp_path / "log")
+
+
+@pytest.mark.parametrize(("stage", "skipped"), [("other", True), ("start", True), ("step", False), ("timeout", False)])
+def test_numbers_of_other_code_are_no_commits(tmp_path: Path, stage: Any, skipped: bool) -> None:
+    """A run that crashes after its numbers moved is BAD; one of other code, or that was no replay, is a skip."""
+
+    def run(task: Task, folder: Path) -> Outcome:
+        moved = task.commit != "good"
+        write(folder / "trace", [[tensor_row("grad", "w", bytes([moved] * 4))]] * 3, end=False)
+        return Outcome(ChildFailure(stage, 2, "said", str(folder / "log"))) if task.commit == "c0" else Outcome()
+
+    axis = flaky_kit.Points({"c1": ["c0"], "c0": ["good"]}, "good", "c1")
+    result = flaky_kit.bisect(axis, flaky_kit.Told(run), Bitwise(), tmp_path)
+    assert list(result.skips) == (["c0"] if skipped else [])
+    assert (len(result.suspects) == 2) == skipped

@@ -207,7 +207,7 @@ class Prober:
         trace, seconds = _trace(folder / "trace"), round(time.monotonic() - began, 3)
         made = len(trace.steps) if trace else 0
         self._charge(asked.stage, made, seconds)
-        if outcome.failure and not (trace and asked.partial):
+        if outcome.failure and not (trace and asked.partial and _ran_itself(outcome)):
             return Skip(reason_of(outcome.failure, self.git))
         streams = recordings.streams_of(folder)
         if trace is None or not any(record.step == steps[0] for record in trace.steps):
@@ -384,7 +384,8 @@ class Prober:
                 return Skip(f"lacks what it needs: {error}")
             trace = _trace(folder / "trace")
             reason = reason_of(outcome.failure, self.git) if outcome.failure else ""
-            if reason and trace and (asked.partial or (not asked.start and self._violates(trace, asked))):
+            own = trace if _ran_itself(outcome) else None
+            if reason and own and (asked.partial or (not asked.start and self._violates(own, asked))):
                 reason = ""  # it crashed only after its numbers had moved
             lasting = around.lasted(stood)
             if asked.keep and not outcome.failure and lasting:
@@ -490,6 +491,11 @@ def _trace(folder: Path) -> Trace | None:
 
 def _unready(outcome: Outcome) -> bool:
     return outcome.failure is not None and outcome.failure.stage in ("load", "start", "step")
+
+
+def _ran_itself(outcome: Outcome) -> bool:
+    """Whether the steps of a run that failed are the commit's: not other code's, nor of flags that took no effect."""
+    return outcome.failure is None or outcome.failure.stage in ("step", "record", "timeout")
 
 
 def _ended_itself(trace: Trace) -> bool:

@@ -353,9 +353,9 @@ def _started(job: _Job, child: Child, cancel: threading.Event | None, enough: An
     except PermissionError:
         raise ChildFailure("start", -1, f"{child.command[0]} is not executable", str(job.log)) from None
     for path in sorted(job.raw.glob(strangers.FILES)):
-        found = dict(json.loads(path.read_text(encoding="utf-8")))
+        found = {name: told for name, *told in json.loads(path.read_text(encoding="utf-8"))}
         name = next((name for name in found if name not in ("__main__", "__mp_main__")), "__main__")
-        raise ChildFailure("other", -1, strangers.said(name, found.get(name) or min(found.values())), str(job.log))
+        raise ChildFailure("other", -1, strangers.said(name, *(found.get(name) or min(found.values()))), str(job.log))
     return code
 
 
