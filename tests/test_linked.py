@@ -33,7 +33,7 @@ from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.repository.git import Git
-from repro_golden.repository.linked import Linked, beside_commits, refuse_tracked, what_decides
+from repro_golden.repository.linked import beside_commits, refuse_tracked, what_decides
 from repro_golden.repository.worktrees import Worktrees
 from repro_golden.store.rollouts import RolloutFiles
 from repro_golden.subjects.missing import links_in, missing_from
@@ -395,8 +395,9 @@ def test_an_empty_folder_may_decide(tmp_path: Path) -> None:
     (repo.root / "__pycache__").mkdir()
     git = Git(repo.root)
     assert beside_commits(git) == ["logs/"] and "--link logs/" in what_decides(git, [])
-    Linked(git, ["logs"]).put(tmp_path)
-    assert (tmp_path / "logs").is_dir() and beside_commits(git, ["logs"]) == []
+    with worktree(repo, "logs") as place:
+        assert (place.root / "logs").is_dir()
+    assert beside_commits(git, ["logs"]) == []
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,7 @@ def session(
     if options.fresh:
         forget(checkout.state)
     store, rollouts = Store(checkout.root), check_rollouts(checkout, case)
+    store.refuse_other_data(case)
     watched = watched_rollouts(case, rollouts)
     (digest,) = watched.facts
     identity = identity_of(case, checkout.root)

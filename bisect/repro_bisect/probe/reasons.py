@@ -7,9 +7,10 @@ from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.git import Git
 from repro_golden.repository.linked import leads_out
 
-__all__ = ["MOVED", "OTHER_CODE", "depends_on_the_question", "reason_of"]
+__all__ = ["MOVED", "OTHER_CODE", "OTHER_DATA", "depends_on_the_question", "reason_of"]
 
 OTHER_CODE = "does not run its own code"
+OTHER_DATA = "has other data"
 _OUT_OF_TIME = "runs out of time"
 _CRASHES = "crashes at step"
 _UNRECORDED = "is not recorded whole from step"
@@ -34,10 +35,14 @@ def reason_of(failure: ChildFailure, git: Git) -> str:
         "record": f"{_UNRECORDED} {failure.step}",
         "timeout": _OUT_OF_TIME,
         "other": OTHER_CODE,
+        "data": OTHER_DATA,
     }[failure.stage]
     return without_colours(f"{what}: {failure.message}{leads_out(git, failure.message)}")
 
 
 def depends_on_the_question(reason: str) -> bool:
-    """Whether another number of steps may have another answer: it takes other time, or ends before a crash."""
-    return reason.startswith((_OUT_OF_TIME, _CRASHES, _UNRECORDED, MOVED))
+    """Whether asking again may have another answer.
+
+    With another number of steps it takes other time, or ends before a crash; and data may have been fetched since.
+    """
+    return reason.startswith((_OUT_OF_TIME, _CRASHES, _UNRECORDED, MOVED, OTHER_DATA))

@@ -44,7 +44,7 @@ __all__ = [
     "watched",
 ]
 
-Stage = Literal["import", "contract", "build", "load", "start", "step", "record", "timeout", "other"]
+Stage = Literal["import", "contract", "build", "load", "start", "step", "record", "timeout", "other", "data"]
 
 BITS_DEFAULTS = {
     "PYTHONHASHSEED": "0",

@@ -16,7 +16,9 @@ from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.trust import folder_of, trust_of
 from repro_golden.case.file import Case
 from repro_golden.repository.code_key import code_keys, not_code
+from repro_golden.repository.dvc_files import POINTERS, beside
 from repro_golden.repository.git import POINTER_MOST, Git, GitFailedError, holds, pointed_at
+from repro_golden.repository.linked import data_of
 
 __all__ = ["Checkout", "Place", "find_checkout", "held_alone", "no_such_code"]
 
@@ -97,12 +99,19 @@ class Checkout:
         return commit if commit and not _changed(self.git, [PurePosixPath()], left_out) else None
 
     def paths(self, case: Case, own: Sequence[str] = ()) -> list[str]:
-        """`Case.paths`, and what git tracks of the files that the case itself names: its launch script, say."""
+        """`Case.paths`, and what git tracks of the files that the case itself names: its launch script, say.
+
+        With it what says which data belongs where the program reads some that git does not track.
+        """
         paths = case.paths(own)
-        named = [name for name in case.named if not any(PurePosixPath(name).is_relative_to(path) for path in paths)]
+        named = [name for name in case.named if _outside(name, paths)]
         tracked = self.git.names("ls-files", "-z", "--", *(f":(top,literal){name}" for name in named)) if named else []
         holding = {str(folder) for name in tracked for folder in (PurePosixPath(name), *PurePosixPath(name).parents)}
-        return paths + [name for name in named if name in holding]
+        paths += [name for name in named if name in holding]
+        return paths + [name for name in self._naming(case) if name not in paths and _outside(name, paths)]
+
+    def _naming(self, case: Case) -> list[str]:
+        return beside([*case.subject.link, *data_of(case, self.root)])
 
     def _files_in(self, folder: PurePosixPath) -> list[str]:
         """All files below a folder, by their paths in it."""
@@ -126,9 +135,17 @@ class Checkout:
                 raise no_such_code([case.subject.path], "HEAD nor in the working tree")
             return Place(self.root)
         paths, left_out = keys.covers(commit)
-        if _changed(self.git, paths, not_code(self.root, left_out)):
+        naming = [path for path in paths if str(path) in self._naming(case)]  # data may lie there, which is no change
+        code = [path for path in paths if path not in naming]
+        if _changed(self.git, code, not_code(self.root, left_out)):
+            return Place(self.root)
+        if naming and (_changed(self.git, naming, untracked="no") or self._new_pointers(naming)):
             return Place(self.root)
         return Place(self.root, commit, keys.of(commit))
+
+    def _new_pointers(self, paths: Sequence[PurePosixPath]) -> bool:
+        listed = self.git.names("ls-files", "--others", "--exclude-standard", "-z", "--", *POINTERS)
+        return any(PurePosixPath(name).is_relative_to(path) for name in listed for path in paths)
 
     def holds(self, place: Place, case: Case) -> bool:
         """Whether what git tracks of a subject is still what it was in a place; what a run wrote beside it is not."""
@@ -156,6 +173,10 @@ class Checkout:
         )
         listed = ("ls-files", "--cached", "--others", "--exclude-standard", "-z")
         return bool(self.git.names(*listed, "--", spec, *left_out))
+
+
+def _outside(name: str, paths: Sequence[str]) -> bool:
+    return not any(PurePosixPath(name).is_relative_to(path) for path in paths)
 
 
 def no_such_code(paths: Sequence[str], where: str) -> ReproError:

@@ -2,6 +2,8 @@
 
 Each file is a symlink, in folders that are the worktree's own. What a program makes, replaces, renames or removes there
 stays in the worktree. A write into a file in place goes through its link; nothing prevents that, so it is looked for.
+
+Where DVC's files of a commit name other content, the links lead to that in DVC's cache.
 """
 
 from __future__ import annotations
@@ -11,16 +13,28 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 from repro_golden.repository.code_key import not_code
+from repro_golden.repository.dvc_files import content_of, named, overlap
 from repro_golden.repository.git import Git
 
-__all__ = ["LEADS_OUT", "Linked", "beside_commits", "in_few_words", "leads_out", "refuse_tracked", "what_decides"]
+__all__ = [
+    "LEADS_OUT",
+    "Linked",
+    "OtherDataError",
+    "beside_commits",
+    "data_of",
+    "in_few_words",
+    "leads_out",
+    "refuse_tracked",
+    "what_decides",
+]
 
 _Facts: TypeAlias = tuple[int, ...] | None
 """Size, times of modification and of change, and inode of a file; None for a folder."""
@@ -30,34 +44,45 @@ _SHOWN = 4
 """Files that a sentence names."""
 
 
+class OtherDataError(ReproError):
+    """DVC's files of a commit name other data than the checkout's, and it cannot be put into a worktree."""
+
+
 class Linked:
     """What is linked into every worktree, as it was when this was made.
 
     What git tracks is never linked, since each commit has its own; and what a commit has stays as the commit has it.
     """
 
-    def __init__(self, git: Git, names: Sequence[str]) -> None:
+    def __init__(self, git: Git, names: Sequence[str], in_place: Sequence[str] = ()) -> None:
         """Look at what is to be linked.
 
         Args:
             git: In the root of the user's checkout.
             names: Folders and files, relative to it.
+            in_place: What programs read of the checkout itself, wherever they run; see `data_of`.
 
         Raises:
             ReproError: one of them is not there, or holds nothing but what git tracks.
         """
-        self._root, self._names = git.folder, [PurePosixPath(name) for name in names]
+        self._git, self._root, self._names = git, git.folder, [PurePosixPath(name) for name in names]
+        self._in_place, self._data = in_place, [*names, *in_place]
+        self._ours = named(git, self._data)
+        self._kept: dict[Path, _Facts] = {}  # files of DVC's cache that were linked
         specs = [f":(top,literal){name}" for name in self._names]
         self._tracked = set(git.names("ls-files", "-z", "--", *specs)) if specs else set()
         self._seen: dict[str, _Facts] = {}
         for name in self._names:
+            entries = self._below(name)
+            there = any(facts for facts in entries.values())
+            if not there and any(overlap(str(name), known) for known in self._ours):
+                raise ReproError(f"nothing of {name} is here to link into worktrees: `dvc pull {name}` brings it")
             if not os.path.lexists(self._root / name):
                 raise ReproError(
                     f"there is no {name} in {self._root} to link into worktrees: correct --link (or subject.link), a "
                     "path in your checkout"
                 )
-            entries = self._below(name)
-            if not any(facts for facts in entries.values()) and self._holds_tracked(name):
+            if not there and self._holds_tracked(name):
                 raise ReproError(
                     f"git tracks {name}, so every commit has its own and none is linked: leave it out of --link (or "
                     "subject.link)"
@@ -68,10 +93,17 @@ class Linked:
         return any(PurePosixPath(path).is_relative_to(name) for path in self._tracked)
 
     def put(self, tree: Path) -> None:
-        """Link everything into a worktree that holds its commit's files."""
+        """Link everything into a worktree that holds its commit's files.
+
+        Raises:
+            OtherDataError: the commit names other data, which is not here.
+        """
+        other = self._of_commit(tree)
         commits_own: set[str] = set()  # and what would lie behind it: a commit's symlink may lead anywhere
         for name, facts in self._seen.items():
             target = tree / name
+            if _within(name, other):
+                continue
             if name.rpartition("/")[0] in commits_own:
                 commits_own.add(name)
             elif os.path.lexists(target):
@@ -81,6 +113,54 @@ class Linked:
                 target.mkdir()
             else:
                 target.symlink_to(self._root / name)
+        for name, kept in (pair for files in other.values() for pair in files.items()):
+            target = tree / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.parent.resolve().is_relative_to(tree.resolve()) and not os.path.lexists(target):
+                self._kept.setdefault(kept, _facts(kept))
+                target.symlink_to(kept)
+
+    def _of_commit(self, tree: Path) -> dict[str, Mapping[str, Path]]:
+        """The paths at which a worktree's commit has other data than the checkout, with the files to link below each.
+
+        Raises:
+            OtherDataError: it is not here, or what lies beside it may be made of the checkout's.
+        """
+        theirs = named(self._git.at(tree), self._data)
+        other = dict[str, Mapping[str, Path]]()
+        for name in sorted({**self._ours, **theirs}):
+            target, fact = tree / name, theirs.get(name)
+            if fact == self._ours.get(name):
+                continue
+            if os.path.lexists(target) and (not target.is_dir() or (not fact and any(target.iterdir()))):
+                other[name] = {}  # git has it there
+            else:
+                other[name] = self._from_cache(name, fact)
+        return other
+
+    def _from_cache(self, name: str, fact: str | None) -> Mapping[str, Path]:
+        """Files of DVC's cache that are linked for a path, by where."""
+        if not fact:
+            raise OtherDataError(f"DVC's files name {name} in your checkout, and not in this commit")
+        what = f"{name} is not what it is in your checkout, by DVC's files"
+        if any(overlap(name, path) for path in self._in_place):
+            raise OtherDataError(f"{what}, and the command reads it there: name it without {{root}}/, and --link it")
+        if name in self._ours and not os.path.lexists(self._root / name):
+            raise OtherDataError(f"{what}, and neither is here: `dvc pull {name}`, or link what is read alone")
+        if self._unnamed:
+            raise OtherDataError(
+                f"{what}, and {self._unnamed}, which is linked beside it, is named by none: it may be made of that, so "
+                "link what is read alone"
+            )
+        if (files := content_of(self._root, name, fact)) is None:
+            raise OtherDataError(f"{what}, and not in DVC's cache: `dvc fetch --all-commits {name}` brings it")
+        links = set(map(str, self._names))
+        return {path: kept for path, kept in files.items() if _within(path, links)}
+
+    @cached_property
+    def _unnamed(self) -> str:
+        """A linked file that DVC's files of the checkout do not name; '' where they name all."""
+        return next((name for name, facts in self._seen.items() if facts and not _within(name, self._ours)), "")
 
     def check(self) -> None:
         """Refuse runs during which a linked file was changed, made or removed in the checkout.
@@ -91,8 +171,11 @@ class Linked:
         now: dict[str, _Facts] = {}
         for name in self._names:
             now |= self._below(name)
-        for file in sorted(now.keys() | self._seen.keys()):
-            before, after = self._seen.get(file, ()), now.get(file, ())
+        kept = dict(self._kept)
+        now |= {str(file): _facts(file) if file.exists() else () for file in kept}
+        seen = self._seen | {str(file): facts for file, facts in kept.items()}
+        for file in sorted(now.keys() | seen.keys()):
+            before, after = seen.get(file, ()), now.get(file, ())
             if before != after:
                 what = "was made" if before == () else "was removed" if after == () else "was changed"
                 raise ReproError(
@@ -119,7 +202,7 @@ class Linked:
             return
         place = (status.st_dev, status.st_ino)
         if not stat.S_ISDIR(status.st_mode):
-            yield name, (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+            yield name, _of_status(status)
             return
         if place in above or not os.access(path, os.R_OK | os.X_OK):  # linked as a whole
             yield name, (status.st_ino,)
@@ -128,6 +211,18 @@ class Linked:
         for entry in sorted(path.iterdir()):
             if entry.name not in _NOT_DATA:
                 yield from self._walked(f"{name}/{entry.name}", (*above, place))
+
+
+def _within(name: str, paths: Container[str]) -> bool:
+    return name in paths or any(str(parent) in paths for parent in PurePosixPath(name).parents)
+
+
+def _facts(path: Path) -> tuple[int, ...]:
+    return _of_status(path.stat())
+
+
+def _of_status(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 # -- what no worktree has, and may decide all the same
@@ -232,7 +327,7 @@ def refuse_tracked(git: Git, case: Case) -> None:
     Raises:
         ReproError: one is named, with what to write instead.
     """
-    for name in dict.fromkeys(_below_root(case, git.folder)):
+    for name in data_of(case, git.folder):
         inside = f":(top,literal){name}"
         if not git.names("ls-files", "-z", "--", inside):
             continue
@@ -242,6 +337,11 @@ def refuse_tracked(git: Git, case: Case) -> None:
                 f"the command names your checkout's own {name}, which git tracks: every commit would run that one "
                 f"and not its own; write {name} instead"
             )
+
+
+def data_of(case: Case, root: Path) -> list[str]:
+    """What a program's commands and variables name below ``{root}``: it is read there, wherever they run."""
+    return list(dict.fromkeys(_below_root(case, root)))
 
 
 def _below_root(case: Case, root: Path) -> Iterator[str]:

@@ -29,17 +29,18 @@ class Worktrees:
     What a killed process left behind is removed by the next.
     """
 
-    def __init__(self, checkout: Checkout, link: Sequence[str] = ()) -> None:
+    def __init__(self, checkout: Checkout, link: Sequence[str] = (), in_place: Sequence[str] = ()) -> None:
         """Prepare to make some.
 
         Args:
             checkout: Of which.
             link: What of the user's checkout each of them has too, though no commit holds it.
+            in_place: See `Linked`.
 
         Raises:
             ReproError: that is not there to be linked.
         """
-        self._linked = Linked(checkout.git, link)
+        self._linked = Linked(checkout.git, link, in_place)
         self._home, self._git = checkout.root, checkout.git.without_filters()
         self._exit = contextlib.ExitStack()
         self._base, self._common = checkout.state / "worktrees", checkout.common
@@ -52,6 +53,7 @@ class Worktrees:
 
         Raises:
             MachineFailureError: git could not make it.
+            OtherDataError: see `Linked.put`.
             ReproError: a submodule or LFS object of the commit is not here, or what is linked was changed meanwhile.
         """
         # no part of the commit's id in it: a program whose numbers rest on its folder is to differ from itself

@@ -119,6 +119,7 @@ def verify(checkout: Checkout, case: Case, say: Say, vary: Sequence[str] = ()) -
         ReproError: the trainer failed, or files were changed.
     """
     store, place = Store(checkout.root), checkout.place(case)
+    store.refuse_other_data(case)
     who = who_is(case, place.root)
     golden = find_golden(store, case, who, vary)
     rollouts = store.rollouts(case)

@@ -11,13 +11,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from repro_golden.base.canonical import digest, write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.extras import require
 from repro_golden.base.processes import StandstillError, output_of, tree_of
+from repro_golden.repository.dvc_files import is_little, md5_at, overlap
 from repro_golden.repository.git import Git
 from repro_golden.store.pulled import (
     check_pulled,
@@ -274,6 +275,23 @@ class Dvc:
             return False
         clean = self.run("status", "--json", *self._relative([pointer])).strip() in ("", "{}")
         return not clean and not is_whole(pointer)  # what only the cache has lost is no difference
+
+    def differing(self, names: Mapping[str, str]) -> list[str]:
+        """Data in the working tree that is not the content which DVC's files name; what is not here is none of it.
+
+        Args:
+            names: See `repro_golden.repository.dvc_files.named`.
+        """
+        there = {name: self.root / name for name in names if os.path.lexists(self.root / name)}
+        asked = [name for name, path in there.items() if not is_little(path) or md5_at(path) != names[name]]
+        if not asked:
+            return []
+        try:  # which remembers what it has read, and which files a .dvcignore leaves out
+            states = json.loads(self.run("data", "status", "--json") or "{}").get("uncommitted", {})
+        except ReproError:
+            return [name for name in asked if md5_at(there[name]) != names[name]]
+        changed = [name.rstrip("/") for state in states.values() for name in state]
+        return [name for name in asked if any(overlap(name, other) for other in changed)]
 
     def set_default_remote(self, name: str, url: str, *, local: bool) -> None:
         """``dvc remote add --default``; a remote of that name gets the new address, here too if that is for all.

@@ -18,7 +18,9 @@ from repro_golden.base.files import exchanged
 from repro_golden.case.file import CASES, Case, find_case, list_cases
 from repro_golden.case.identity import Difference, Identity, versions_of
 from repro_golden.compare.traces import compare
+from repro_golden.repository.dvc_files import conflicts, named, overlap
 from repro_golden.repository.git import Git
+from repro_golden.repository.linked import data_of
 from repro_golden.store.dvc import Dvc
 from repro_golden.store.pulled import CODE, note, pointed_md5, pointer_of
 from repro_golden.store.rollouts import RolloutFiles, Rollouts, rollouts_of
@@ -313,6 +315,26 @@ class Store:
             raise ReproError(
                 f"{path} differs from {pointer.name}: `dvc checkout {pointer}` drops the changes, "
                 f"`dvc add {path}` keeps them"
+            )
+
+    def refuse_other_data(self, case: Case) -> None:
+        """Refuse to run on data that no commit holds: it is linked or read here, and DVC's files name other content.
+
+        Raises:
+            ReproError: so it is; or what names it has merge conflicts.
+        """
+        git = Git(self.root)
+        names = named(git, [*case.subject.link, *data_of(case, self.root)])
+        if torn := [name for name in names if name.endswith(":")]:
+            raise ReproError(conflicts(torn[0][:-1]))
+        places = {name: f":(top,literal){name}" for name in names if ":" not in name}
+        kept = git.names("ls-files", "-z", "--", *places.values()) if places else []  # by git itself
+        known = {name: names[name] for name in places if not any(overlap(name, other) for other in kept)}
+        if other := self.dvc.differing(known):
+            raise ReproError(
+                f"{other[0]} is not the content that DVC's files name for it, so no commit holds it: `dvc checkout "
+                f"{other[0]}` brings that back, `dvc add {other[0]}` (of a stage's output `dvc commit`) keeps what is "
+                "there"
             )
 
     def refuse_unknown(self, path: Path) -> None:

@@ -5,8 +5,6 @@ What a cache holds under a name that is not its own is of no use to anybody: it 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,13 +12,13 @@ from typing import Any
 
 from repro_golden.base.canonical import parse_json
 from repro_golden.base.errors import ReproError
+from repro_golden.repository.dvc_files import file_md5, md5_at, place_of
 
 __all__ = [
     "CODE",
     "check_pulled",
     "drop_damaged",
     "elsewhere",
-    "file_md5",
     "is_small",
     "is_whole",
     "lacking",
@@ -89,12 +87,6 @@ def without_a_part(pointer: Path) -> str:
     return f"{there - int(kept[1])} of the {there} files" if kept and int(kept[1]) < there else ""
 
 
-def file_md5(path: Path) -> str:
-    """The md5 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-
-
 def is_small(pointer: Path) -> bool:
     """Whether a pointer stands for so few bytes that reading them takes less than starting DVC."""
     size = _SIZE.search(pointer.read_text(encoding="utf-8", errors="replace"))
@@ -102,18 +94,9 @@ def is_small(pointer: Path) -> bool:
 
 
 def is_whole(pointer: Path) -> bool:
-    """Whether what lies beside a pointer is its content, file by file, whatever DVC's cache holds.
-
-    The md5 of a folder is that of DVC's list of its files, which is made anew here.
-    """
+    """Whether what lies beside a pointer is its content, file by file, whatever DVC's cache holds."""
     expected, target = pointed_md5(pointer), pointer.with_suffix("")
-    if expected is None or not target.exists():
-        return False
-    if not expected.endswith(_SUFFIX):
-        return target.is_file() and file_md5(target) == expected
-    names = sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file())
-    listing = json.dumps([{"md5": file_md5(target / name), "relpath": name} for name in names])
-    return hashlib.md5(listing.encode(), usedforsecurity=False).hexdigest() == expected.removesuffix(_SUFFIX)
+    return expected is not None and target.exists() and md5_at(target) == expected
 
 
 def lacking(pointer: Path, store: Path, listed: Path | None = None) -> list[Path]:
@@ -131,18 +114,18 @@ def lacking(pointer: Path, store: Path, listed: Path | None = None) -> list[Path
     if expected is None:
         return []
     md5s = [expected]
-    listings = [_object(folder, expected) for folder in (listed, store) if folder is not None]
+    listings = [place_of(folder, expected) for folder in (listed, store) if folder is not None]
     listing = next((path for path in listings if _is(path, expected)), None)
     if expected.endswith(_SUFFIX) and listing is not None:
         md5s += sorted({entry["md5"] for entry in parse_json(listing.read_bytes())})
-    return [_object(store, md5) for md5 in md5s if not _is(_object(store, md5), md5)]
+    return [place_of(store, md5) for md5 in md5s if not _is(place_of(store, md5), md5)]
 
 
 def object_of(pointer: Path, store: Path) -> Path:
     """Where a store keeps what a pointer names: its content, or the list of its files."""
     md5 = pointed_md5(pointer)
     assert md5 is not None, "who asks has seen that it names one"
-    return _object(store, md5)
+    return place_of(store, md5)
 
 
 def _is(blob: Path, md5: str) -> bool:
@@ -167,7 +150,7 @@ def check_pulled(root: Path, pointer: Path, cache: Path) -> None:
     if not expected.endswith(_SUFFIX):
         files = {target: expected}
     else:
-        listing = _object(cache, expected)
+        listing = place_of(cache, expected)
         if not listing.is_file():
             return  # nothing was fetched, or another version of DVC keeps it elsewhere
         if file_md5(listing) != expected.removesuffix(_SUFFIX):
@@ -194,7 +177,7 @@ def drop_damaged(pointer: Path, cache: Path, *, in_place: bool = True) -> None:
     expected = pointed_md5(pointer)
     files = {} if expected is None else {pointer.with_suffix(""): expected}
     if expected is not None and expected.endswith(_SUFFIX):
-        listing = _object(cache, expected)
+        listing = place_of(cache, expected)
         if not _differs(listing, expected.removesuffix(_SUFFIX)):
             entries = parse_json(listing.read_bytes()) if listing.is_file() else []
             files = {pointer.with_suffix("") / entry["relpath"]: entry["md5"] for entry in entries}
@@ -202,7 +185,7 @@ def drop_damaged(pointer: Path, cache: Path, *, in_place: bool = True) -> None:
             listing.unlink()
             files = {}
     for path, md5 in files.items():
-        blob = _object(cache, md5)
+        blob = place_of(cache, md5)
         if _differs(blob, md5):
             inside = path.resolve().is_relative_to(pointer.with_suffix("").resolve())  # a list may name any place
             if in_place and inside and path.is_file() and file_md5(path) == file_md5(blob):
@@ -213,11 +196,6 @@ def drop_damaged(pointer: Path, cache: Path, *, in_place: bool = True) -> None:
 def _differs(blob: Path, md5: str) -> bool:
     """Whether something lies in the cache that has another content than its name says."""
     return blob.is_file() and file_md5(blob) != md5
-
-
-def _object(cache: Path, md5: str) -> Path:
-    """Where DVC keeps the content of an md5."""
-    return cache / "files" / "md5" / md5[:2] / md5[2:]
 
 
 def _corrupt(root: Path, path: Path, target: Path) -> ReproError:

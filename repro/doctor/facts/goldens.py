@@ -13,8 +13,9 @@ from typing import Any
 
 from repro.doctor.artefacts.kinds import Golden
 from repro_golden.base.errors import ReproError
+from repro_golden.repository.dvc_files import file_md5
 from repro_golden.repository.git import Git, GitFailedError
-from repro_golden.store.pulled import file_md5, pointed_md5, pointer_of
+from repro_golden.store.pulled import pointed_md5, pointer_of
 from repro_golden.trace import Row, Trace
 
 __all__ = [

@@ -17,8 +17,10 @@ from repro_bisect.probe.executors.extensions import own_extensions, without_lock
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 from repro_golden.recording.attach.identify import marked
+from repro_golden.replay.children import ChildFailure
 from repro_golden.replay.ranks import free_port
 from repro_golden.repository.checkout import Checkout
+from repro_golden.repository.linked import OtherDataError, data_of
 from repro_golden.repository.worktrees import Worktrees
 from repro_golden.repository.written import deciding
 from repro_golden.subjects import build_of
@@ -44,7 +46,7 @@ class Local:
         self._root, self._checkout = checkout.root, checkout
         self._places: queue.SimpleQueue[Mapping[str, str]] = queue.SimpleQueue()
         slots = _slots(case, self.slots)
-        self._worktrees = Worktrees(checkout, case.subject.link)
+        self._worktrees = Worktrees(checkout, case.subject.link, data_of(case, checkout.root))
         self._claims = contextlib.ExitStack()
         for slot in slots:
             extensions = own_extensions(case, checkout.state / "torch-extensions")
@@ -66,9 +68,12 @@ class Local:
         self, task: Task, folder: Path, cancel: threading.Event | None, progress: Callable[[int], None] | None = None
     ) -> Outcome:
         """See `Executor.run`."""
-        with self._slot() as variables, self._worktrees.at(task.commit, task.tree) as place:
-            where = replace(place, variables=variables)
-            return perform(task.case or self._case, where, self._rollouts, task, folder, cancel, progress)
+        try:
+            with self._slot() as variables, self._worktrees.at(task.commit, task.tree) as place:
+                where = replace(place, variables=variables)
+                return perform(task.case or self._case, where, self._rollouts, task, folder, cancel, progress)
+        except OtherDataError as error:
+            return Outcome(ChildFailure("data", -1, str(error), str(folder / "log")))
 
     @contextlib.contextmanager
     def _slot(self) -> Iterator[Mapping[str, str]]:

@@ -1,0 +1,239 @@
+"""What DVC's files (``X.dvc``, ``dvc.lock``) say of data: which content belongs at a path, in a checkout or a commit.
+
+They are read without DVC, as it writes them. What is in another form names something all the same: its own text.
+"""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import hashlib
+import json
+import os
+import posixpath
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+from repro_golden.repository.git import Git
+
+__all__ = [
+    "POINTERS",
+    "Names",
+    "beside",
+    "content_of",
+    "file_md5",
+    "is_little",
+    "md5_at",
+    "named",
+    "overlap",
+    "place_of",
+]
+
+Names = dict[str, str]
+"""By path, relative to the root: the md5 of the content that belongs there, as DVC 3 has it, or else other text."""
+
+LITTLE = 1 << 26
+_MD5 = re.compile(r"[0-9a-f]{32}(?:\.dir)?")
+_SUFFIX = ".dir"
+_KEY = re.compile(r"(\s*)(- )?\s*([\w.]+):(?:\s+(.*))?")
+_OUTS = re.compile(r"( *)outs:\s*")
+_WDIR = re.compile(r"^wdir:\s*(.+)$", re.MULTILINE)
+_STAGES_WDIR = re.compile(r"^\s+wdir:", re.MULTILINE)
+_LOCK = "dvc.lock"
+POINTERS = (":(top,glob)**/*.dvc", f":(top,glob)**/{_LOCK}")
+"""Pathspecs of all such files."""
+_SAY_NOTHING = ("size", "nfiles", "desc", "labels", "meta", "type", "remote", "push", "cache", "persist", "isexec")
+"""Keys of an output that do not tell contents apart."""
+
+
+def beside(paths: Sequence[str]) -> list[str]:
+    """Where commits name the content of some paths: the path, for what lies below it, and DVC's files around it."""
+    names = []
+    for path in map(PurePosixPath, paths):
+        folders = [path.parent, *path.parent.parents][: len(path.parts)]
+        names += [str(path), *(f"{part}.dvc" for part in (path, *folders) if part.parts)]
+        names += [str(folder / _LOCK) for folder in folders]
+    return list(dict.fromkeys(names))
+
+
+def conflicts(file: str) -> str:
+    """What to do where a merge has left both sides in a file of DVC's."""
+    return (
+        f"{file} has merge conflicts: take one side (`git checkout --ours {file}` or `--theirs`) and `dvc checkout "
+        f"{file}`"
+    )
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether a path is another, lies below it, or holds it."""
+    a, b = PurePosixPath(one), PurePosixPath(other)
+    return a.is_relative_to(b) or b.is_relative_to(a)
+
+
+def named(git: Git, paths: Sequence[str]) -> Names:
+    """What a tree's DVC files name at, above and below some paths.
+
+    Args:
+        git: In the root of a checkout, or of a worktree.
+        paths: Relative to it.
+    """
+    if not paths:
+        return {}
+    listed = git.names("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *POINTERS)
+    found = [pair for name in dict.fromkeys(listed) for pair in _outputs(git.folder, PurePosixPath(name))]
+    # of what is not known where it lies, nothing is known
+    return {name: fact for name, fact in found if ":" in name or any(overlap(name, path) for path in paths)}
+
+
+def _outputs(root: Path, file: PurePosixPath) -> Iterator[tuple[str, str]]:
+    try:
+        text = (root / file).read_text(encoding="utf-8")
+    except OSError:  # a folder's name, or removed in the checkout
+        return
+    except ValueError:
+        text = ""
+    folder = PurePosixPath(*file.parts[:-1])
+    unsure = False
+    if file.name == _LOCK:
+        with contextlib.suppress(OSError, ValueError):
+            unsure = bool(_STAGES_WDIR.search((root / folder / "dvc.yaml").read_text(encoding="utf-8")))
+    elif wdir := _WDIR.search(text):
+        folder /= _plain(wdir[1])
+    if not text or "<<<<<<<" in text:
+        yield f"{file}:", _text(text)
+        return
+    for entry in _entries(text):
+        path = entry.pop("path", "")
+        md5, own = entry.get("md5", ""), entry.get("hash") == "md5"
+        fact = md5 if own and _MD5.fullmatch(md5) else _text(repr(sorted(entry.items())))
+        where = posixpath.normpath(folder / path)
+        yield (f"{file}: {path}" if unsure or not path or where.startswith(("..", "/")) else where), fact
+
+
+def _text(text: str) -> str:
+    return f"text {hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _entries(text: str) -> Iterator[dict[str, str]]:
+    """The outputs that a file of DVC's lists."""
+    inside, entry, last = -1, dict[str, str](), ""
+    for line in [*text.splitlines(), "end:"]:
+        indent = len(line) - len(line.lstrip())
+        begins = line.lstrip().startswith("- ")
+        if inside >= 0 and (indent < inside or (indent == inside and not begins)) and line.strip():
+            if entry:
+                yield {key: _plain(value) for key, value in entry.items()}
+            inside, entry = -1, {}
+        if inside < 0:
+            if match := _OUTS.fullmatch(line):
+                inside, at = len(match[1]), -1
+            continue
+        if begins and at in (-1, indent):
+            if entry:
+                yield {key: _plain(value) for key, value in entry.items()}
+            entry, at = {}, indent
+        key = _KEY.fullmatch(line)
+        if key and indent + (2 if begins else 0) == at + 2 and (not begins or indent == at):
+            last = key[3]
+            if last not in _SAY_NOTHING:
+                entry[last] = key[4] or ""
+        elif last in entry:  # the rest of a long value, or what lies below a key
+            entry[last] = _folded(entry[last], line.strip())
+
+
+def _folded(value: str, more: str) -> str:
+    if value.startswith('"') and value.endswith("\\"):  # an escaped line end stands for nothing
+        return value[:-1] + more
+    return f"{value} {more}".strip()
+
+
+def _plain(value: str) -> str:
+    """The text of a scalar."""
+    value = value.strip()
+    if len(value) > 1 and value[0] == '"' == value[-1]:
+        try:
+            return str(json.loads(re.sub(r"\\x(?=..)", r"\\u00", value.replace("\\ ", " "))))
+        except ValueError:
+            return value
+    return value[1:-1].replace("''", "'") if len(value) > 1 and value[0] == "'" == value[-1] else value
+
+
+# -- content, by DVC's names for it
+
+
+def file_md5(path: Path) -> str:
+    """The md5 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def md5_at(path: Path) -> str:
+    """DVC's md5 of a file, or of a folder: that of its list of files, which is made anew here."""
+    if not path.is_dir():
+        return file_md5(path)
+    names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+    listing = json.dumps([{"md5": file_md5(path / name), "relpath": name} for name in names])
+    return hashlib.md5(listing.encode(), usedforsecurity=False).hexdigest() + _SUFFIX
+
+
+def is_little(path: Path) -> bool:
+    """Whether a file, or all of a folder, is so little that reading it takes less than starting DVC."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file()) <= LITTLE
+
+
+def content_of(root: Path, name: str, fact: str) -> dict[str, Path] | None:
+    """The files of a named content in DVC's cache, by where they belong; None where one of them is not whole there.
+
+    Args:
+        root: The user's checkout.
+        name: Where the content belongs, relative to the root of a tree.
+        fact: What is named there.
+    """
+    if not _MD5.fullmatch(fact):
+        return None
+    cache, files = _cache(root, PurePosixPath(name)), {name: fact}
+    if fact.endswith(_SUFFIX):
+        listing = place_of(cache, fact)
+        try:
+            if file_md5(listing) != fact.removesuffix(_SUFFIX):
+                return None
+            files = {f"{name}/{entry['relpath']}": entry["md5"] for entry in json.loads(listing.read_bytes())}
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+    kept = {path: place_of(cache, md5) for path, md5 in files.items()}
+    inside = all(PurePosixPath(posixpath.normpath(path)).is_relative_to(name) for path in kept)
+    return kept if inside and all(_is_whole(kept[path], md5) for path, md5 in files.items()) else None
+
+
+def place_of(cache: Path, md5: str) -> Path:
+    """Where DVC keeps the content of an md5."""
+    return cache / "files" / "md5" / md5[:2] / md5[2:]
+
+
+def _is_whole(kept: Path, md5: str) -> bool:
+    """Whether a cache has a content; as DVC does, what nobody may write is taken for what it was."""
+    try:
+        protected = not stat.S_IMODE(kept.stat().st_mode) & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)
+        return kept.is_file() and (protected or file_md5(kept) == md5)
+    except OSError:
+        return False
+
+
+def _cache(root: Path, name: PurePosixPath) -> Path:
+    """DVC's cache for what lies at a path, as its settings have it."""
+    top = next((root / folder for folder in name.parents if (root / folder / ".dvc").is_dir()), root)
+    home = os.environ.get("DVC_GLOBAL_CONFIG_DIR") or (
+        Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "dvc"
+    )
+    for file in (top / ".dvc" / "config.local", top / ".dvc" / "config", Path(home) / "config"):
+        settings = configparser.ConfigParser(interpolation=None, strict=False)
+        try:
+            settings.read_string(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, configparser.Error):
+            continue
+        if folder := settings.get("cache", "dir", fallback=""):
+            return file.parent / folder
+    return top / ".dvc" / "cache"
