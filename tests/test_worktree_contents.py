@@ -162,16 +162,19 @@ def point(repo: Repo, content: bytes) -> None:
     (repo.root / ".gitattributes").write_text("*.bin filter=lfs diff=lfs merge=lfs -text\n")
 
 
-def keep(folder: Path, content: bytes) -> None:
+def keep(folder: Path, content: bytes, storage: str = "lfs") -> None:
     """Put content where Git LFS keeps it below a git folder."""
     oid = hashlib.sha256(content).hexdigest()
-    store = folder / "lfs" / "objects" / oid[:2] / oid[2:4]
+    store = folder / storage / "objects" / oid[:2] / oid[2:4]
     store.mkdir(parents=True, exist_ok=True)
     (store / oid).write_bytes(content)
 
 
 def test_lfs_content_is_put_in_its_place(tmp_path: Path) -> None:
-    """A worktree has the content of each commit's LFS files; what was never fetched is refused with the cure."""
+    """A worktree has the content of each commit's LFS files; what was never fetched is refused with the cure.
+
+    So it is from another store that a setting names.
+    """
     repo = start(tmp_path, case=None)
     lfs(repo, b"first" * 1000)
     first = repo.commit("First")
@@ -186,6 +189,11 @@ def test_lfs_content_is_put_in_its_place(tmp_path: Path) -> None:
                 assert (place.root / "data.bin").read_bytes() == content
         with pytest.raises(ReproError, match="git lfs fetch --all"), worktrees.at(third, None):
             pass
+        for storage in ("elsewhere", str(tmp_path / "shared")):  # a relative one lies in the git folder
+            keep(repo.root / ".git", b"third", storage)
+            repo.git("config", "lfs.storage", storage)
+            with worktrees.at(third, None) as place:
+                assert (place.root / "data.bin").read_bytes() == b"third"
     finally:
         worktrees.close()
     assert not list((repo.root / ".git" / "repro" / "worktrees").glob("*"))

@@ -16,7 +16,17 @@ from pathlib import Path
 
 from repro_golden.base.errors import MachineFailureError
 
-__all__ = ["POINTER_MOST", "Git", "GitFailedError", "holds", "kept_at", "pointed_at", "rewritten", "state_of"]
+__all__ = [
+    "POINTER_MOST",
+    "Git",
+    "GitFailedError",
+    "holds",
+    "kept_at",
+    "lfs_store",
+    "pointed_at",
+    "rewritten",
+    "state_of",
+]
 
 _NEUTRAL = {
     # what would run programs
@@ -195,9 +205,20 @@ def pointed_at(content: bytes) -> str | None:
     return match[1].decode() if match else None
 
 
-def kept_at(repository: Path, oid: str) -> Path:
-    """Where a git folder's own store keeps a content."""
-    return repository / "lfs" / "objects" / oid[:2] / oid[2:4] / oid
+def lfs_store(git: Git, repository: Path) -> Path:
+    """Where Git LFS keeps content: in the git folder, unless a setting says where.
+
+    Args:
+        git: On that repository.
+        repository: The common git folder.
+    """
+    # as Git LFS takes it, relative to the git folder
+    return repository / (git.text("config", "--type=path", "--get", "lfs.storage", none=1) or "lfs") / "objects"
+
+
+def kept_at(store: Path, oid: str) -> Path:
+    """Where a store of Git LFS keeps a content."""
+    return store / oid[:2] / oid[2:4] / oid
 
 
 def holds(path: Path, oid: str) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from repro_golden.base.errors import AbsentError, MachineFailureError
 from repro_golden.base.files import scratch_folder
 from repro_golden.repository.checkout import Checkout, Place
-from repro_golden.repository.git import POINTER_MOST, Git, GitFailedError, kept_at, pointed_at
+from repro_golden.repository.git import POINTER_MOST, Git, GitFailedError, kept_at, lfs_store, pointed_at
 from repro_golden.repository.linked import Linked
 
 __all__ = ["Worktrees", "fill"]
@@ -254,13 +254,14 @@ def _lfs(part: _Part, files: Sequence[str]) -> None:
     attributes = [part.tree / file for file in files if file.split("/")[-1] == ".gitattributes"]
     if not any(b"filter=lfs" in file.read_bytes() for file in attributes if file.is_file()):
         return
+    store = lfs_store(part.git, part.repository)
     for file in files:
         path = part.tree / file
         if not path.is_file() or path.is_symlink() or path.stat().st_size > POINTER_MOST:
             continue
         if not (oid := pointed_at(path.read_bytes())):
             continue
-        stored = kept_at(part.repository, oid)
+        stored = kept_at(store, oid)
         if not stored.is_file():
             cure = f"`git lfs fetch --all`{f' in {part.path}' if part.path else ''} brings that of every commit"
             raise AbsentError(f"the LFS content of {part.name(file)} is not here: {cure}")

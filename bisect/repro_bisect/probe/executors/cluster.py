@@ -34,6 +34,7 @@ from repro_golden.case.identity import BITS_VARIABLES, Identity
 from repro_golden.recording.attach.identify import marked
 from repro_golden.replay.children import CancelledError
 from repro_golden.repository.checkout import Checkout
+from repro_golden.repository.git import lfs_store
 from repro_golden.repository.written import deciding
 from repro_golden.subjects import identity_of
 from repro_golden.subjects.watched import Found
@@ -334,5 +335,5 @@ def _refuse(case: Case, checkout: Checkout, history: Axis) -> None:
         raise ReproError("--link names your own checkout, which nodes do not have: put the data where all see it")
     if missing := history.holds(".gitmodules"):
         raise ReproError(f"submodules are not shipped to nodes (commit {missing[:10]} has some): run without --ray")
-    if (checkout.common / "lfs" / "objects").is_dir():
+    if lfs_store(checkout.git, checkout.common).is_dir():
         raise ReproError("files of Git LFS are not shipped to nodes: run without --ray")
