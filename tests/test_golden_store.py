@@ -126,6 +126,36 @@ def tracked(tmp_path: Path) -> Repo:
     return repo
 
 
+def test_a_pointer_with_merge_conflicts(recorded: Repo) -> None:
+    """It is named with the cure, whatever is asked of it; other cases are verified all the same."""
+    (pointer,) = (recorded.root / "golden" / "runs").glob("*/*.dvc")
+    name = pointer.relative_to(recorded.root)
+    case = recorded.root / "golden" / "cases" / f"{pointer.stem}.toml"
+    case.with_name("zz.toml").write_text(case.read_text().replace(f'name = "{pointer.stem}"', 'name = "zz"'))
+    text = pointer.read_text()
+    pointer.write_text(f"outs:\n<<<<<<< HEAD\n{text[6:]}=======\n{text[6:]}>>>>>>> other\n")
+    cure = f"{name} has merge conflicts: take one side (`git checkout --ours {name}`"
+    for words in (["list"], ["pull"], ["push"], ["show", pointer.stem], ["verify", "--all"],
+                  ["approve", pointer.stem, "--reason", "x"]):  # fmt: skip
+        done = recorded.repro("golden", *words)
+        assert cure in done.stdout + done.stderr and done.returncode == (0 if words == ["list"] else 2), done.stderr
+        assert ("zz: not verifiable" in done.stdout) == (words[-1] == "--all")
+
+
+def test_what_dvc_cannot_do_is_told(tmp_path: Path) -> None:
+    """Its own reason is, and the cure where it is known: an index that a sparse checkout cut short."""
+    repo = Repo(tmp_path / "repo")
+    for folder in ("a", "b/c"):
+        (repo.root / folder).mkdir(parents=True)
+        (repo.root / folder / "file").touch()
+    repo.git("init", "--quiet")
+    repo.commit("Files")
+    repo.git("sparse-checkout", "set", "--cone", "--sparse-index", "a")
+    assert find_checkout(repo.root).is_sparse
+    with pytest.raises(MachineFailureError, match=r"sdir.*`git sparse-checkout reapply --no-sparse-index`"):
+        Dvc(repo.root).init()
+
+
 def forget(repo: Repo) -> None:
     shutil.rmtree(repo.root / "kept", ignore_errors=True)
     shutil.rmtree(repo.root / ".dvc" / "cache", ignore_errors=True)

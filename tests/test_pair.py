@@ -10,7 +10,7 @@ from conftest import Repo
 from history_kit import CASE, TRAIN, edit, note, start
 
 from repro.pulls.pair import PairResult, compare_commits
-from repro_bisect.axes.commits import History
+from repro_bisect.axes.commits import History, resolve
 from repro_bisect.driver.session import Options
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import find_case
@@ -97,6 +97,16 @@ def test_a_base_that_went_on_is_left_where_the_branch_did(tmp_path: Path) -> Non
     repo.commit("Another root")
     with pytest.raises(ReproError, match="no commit in common"):
         pair(repo, "main", "other")
+
+
+def test_a_commit_that_a_shallow_clone_left_out(tmp_path: Path) -> None:
+    """Of a revision that is not here it is said that the clone is shallow."""
+    repo = start(tmp_path)
+    note(repo, "one")
+    repo.git("clone", "--quiet", "--depth=1", f"file://{repo.root}", str(tmp_path / "clone"))
+    for root, told in ((tmp_path / "clone", r"this clone is shallow: `git fetch --unshallow`"), (repo.root, "first$")):
+        with pytest.raises(ReproError, match=told):
+            resolve(find_checkout(root), "HEAD~9")
 
 
 def test_a_shallow_clone_that_left_commits_out_names_none(tmp_path: Path) -> None:

@@ -110,9 +110,11 @@ def _record(case: str | None, options: Options, as_json: bool, line: CommandLine
         golden_run, proved = run_record(checkout, this_case, options, say)
     data = {"run": str(golden_run.directory), "machine": golden_run.machine, "proofs": [p.to_mapping() for p in proved]}
     relative = golden_run.directory.relative_to(checkout.root)
+    # without --sparse git adds nothing where it checks nothing out
+    added = "--sparse " * checkout.is_sparse + os.path.relpath(checkout.root / "golden")
     text = (
         f"golden run of {this_case.name}: {relative}, {len(golden_run.trace.steps)} steps, {len(proved)} proofs\n"
-        f"next: git add {os.path.relpath(checkout.root / 'golden')}{_elsewhere(checkout, this_case)} && git commit; "
+        f"next: git add {added}{_elsewhere(checkout, this_case)} && git commit; "
         "`repro golden push` copies the content to the DVC remote\n"
         f"verify with: repro golden verify {this_case.name}"
     )

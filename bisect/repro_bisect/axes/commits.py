@@ -24,7 +24,12 @@ def resolve(checkout: Checkout, revision: str) -> str:
     try:
         return checkout.git.text("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
     except (GitFailedError, ValueError):  # a NUL is in no revision
-        raise ReproError(f"git knows no commit {revision!r} here: check the spelling, or fetch it first") from None
+        shallow = (
+            " (this clone is shallow: `git fetch --unshallow`, or fetch-depth: 0)" if checkout.git.cut_off() else ""
+        )
+        raise ReproError(
+            f"git knows no commit {revision!r} here: check the spelling, or fetch it first{shallow}"
+        ) from None
 
 
 def typed(checkout: Checkout, *commits: str) -> str:

@@ -77,6 +77,11 @@ class Checkout:
         return Git(self.root)
 
     @property
+    def is_sparse(self) -> bool:
+        """Whether git may leave a part of each commit out of it."""
+        return (self.root / self.git.text("rev-parse", "--git-path", "info/sparse-checkout")).exists()
+
+    @property
     def scratch(self) -> Path:
         """Where runs under way are kept."""
         return self.state / "tmp"

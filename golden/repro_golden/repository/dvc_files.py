@@ -39,6 +39,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}(?:\.dir)?")
 _SUFFIX = ".dir"
 _KEY = re.compile(r"(\s*)(- )?\s*([\w.]+):(?:\s+(.*))?")
 _OUTS = re.compile(r"( *)outs:\s*")
+_TORN = re.compile(r"^<<<<<<< ", re.MULTILINE)
 _WDIR = re.compile(r"^wdir:\s*(.+)$", re.MULTILINE)
 _STAGES_WDIR = re.compile(r"^\s+wdir:", re.MULTILINE)
 _LOCK = "dvc.lock"
@@ -58,11 +59,19 @@ def beside(paths: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def is_torn(file: Path) -> bool:
+    """Whether a merge has left both sides in a file of DVC's."""
+    try:
+        return _TORN.search(file.read_text(encoding="utf-8", errors="replace")) is not None
+    except OSError:
+        return False
+
+
 def conflicts(file: str) -> str:
     """What to do where a merge has left both sides in a file of DVC's."""
     return (
-        f"{file} has merge conflicts: take one side (`git checkout --ours {file}` or `--theirs`) and `dvc checkout "
-        f"{file}`"
+        f"{file} has merge conflicts: take one side (`git checkout --ours {file}`, or --theirs), then `dvc checkout "
+        f"{file}` and `git add {file}`"
     )
 
 
@@ -101,7 +110,7 @@ def _outputs(root: Path, file: PurePosixPath) -> Iterator[tuple[str, str]]:
             unsure = bool(_STAGES_WDIR.search((root / folder / "dvc.yaml").read_text(encoding="utf-8")))
     elif wdir := _WDIR.search(text):
         folder /= _plain(wdir[1])
-    if not text or "<<<<<<<" in text:
+    if not text or _TORN.search(text):
         yield f"{file}:", _text(text)
         return
     for entry in _entries(text):

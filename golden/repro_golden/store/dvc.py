@@ -18,7 +18,7 @@ from repro_golden.base.canonical import digest, write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.extras import require
 from repro_golden.base.processes import StandstillError, output_of, tree_of
-from repro_golden.repository.dvc_files import is_little, md5_at, overlap
+from repro_golden.repository.dvc_files import conflicts, is_little, is_torn, md5_at, overlap
 from repro_golden.repository.git import Git
 from repro_golden.store.pulled import (
     check_pulled,
@@ -37,6 +37,11 @@ __all__ = ["Dvc", "private_remote"]
 _OF_A_RUN = ("run.json", "trace/header.json", "trace/rank-00000.parquet", "trace/steps.index", "trace/steps.jsonl")
 _RULE = re.compile(r"^\s*[^#\s]", re.MULTILINE)
 """What a .dvcignore holds beside comments."""
+_CURES = {
+    "mandatory extension: 'sdir'": "; DVC cannot read an index that a sparse checkout cut short: "
+    "`git sparse-checkout reapply --no-sparse-index`"
+}
+"""What to do about what DVC says."""
 
 
 def private_remote(root: Path) -> Path:
@@ -106,7 +111,7 @@ class Dvc:
 
     def init(self) -> None:
         """``dvc init``."""
-        self.run("init", "--quiet")
+        self.run("init")
 
     def add(self, *paths: Path) -> None:
         """Track folders: DVC copies their content to its cache and writes a pointer beside each.
@@ -115,7 +120,7 @@ class Dvc:
             ReproError: the repository has no DVC, or DVC left a file out.
         """
         self.check()
-        self.run("add", "--quiet", *self._relative(paths))
+        self.run("add", *self._relative(paths))
         for pointer in map(pointer_of, paths):
             if part := without_a_part(pointer):
                 pointer.unlink()  # it would be pushed and pulled as if it were all
@@ -126,7 +131,7 @@ class Dvc:
 
     def move(self, source: Path, target: Path) -> None:
         """Rename a tracked folder together with its pointer."""
-        self.run("move", "--quiet", *self._relative((source, target)))
+        self.run("move", *self._relative((source, target)))
 
     def push(self, *pointers: Path) -> str:
         """Copy tracked content to the remote; DVC's own summary line is returned.
@@ -142,6 +147,7 @@ class Dvc:
                 remote has not all of it.
         """
         self.check()
+        self._refuse_torn(pointers)
         lost = self._lost(pointers)
         here = [pointer for pointer in pointers if pointer not in lost]
         message = self._push(here) if here else ""
@@ -183,7 +189,7 @@ class Dvc:
         for pointer in lost:
             drop_damaged(pointer, cache, in_place=False)
         if whole := [pointer for pointer in lost if is_whole(pointer)]:
-            self.run("commit", "--force", "--quiet", *self._relative(whole))
+            self.run("commit", "--force", *self._relative(whole))
         return [pointer for pointer in lost if pointer not in whole]
 
     def _lacking_there(self, pointers: Sequence[Path]) -> list[Path]:
@@ -213,6 +219,7 @@ class Dvc:
             MachineFailureError: it could not be fetched.
         """
         self.check()
+        self._refuse_torn(pointers)
         cache = self._cache()
         try:
             self._lost(pointers)
@@ -268,7 +275,12 @@ class Dvc:
         return None
 
     def dirty(self, pointer: Path) -> bool:
-        """Whether the tracked content in the working tree differs from its pointer (a missing folder does not)."""
+        """Whether the tracked content in the working tree differs from its pointer (a missing folder does not).
+
+        Raises:
+            ReproError: the pointer has merge conflicts.
+        """
+        self._refuse_torn([pointer])
         if not pointer.exists() or not pointer.with_suffix("").exists():
             return False
         if is_small(pointer) and is_whole(pointer):  # in no second, and where nothing can be written
@@ -301,7 +313,7 @@ class Dvc:
             url: Its address; a relative folder starts from the repository's root.
             local: Write to ``.dvc/config.local``, which git ignores, instead of the shared configuration.
         """
-        self.run("remote", "add", "--quiet", "--default", "--force", *(["--local"] if local else []), name, url)
+        self.run("remote", "add", "--default", "--force", *(["--local"] if local else []), name, url)
         for key in () if local else (f"remote.{name}.url", "core.remote"):  # this checkout's own would go before it
             with contextlib.suppress(MachineFailureError):  # it has none; credentials stay
                 self.run("config", "--local", "--unset", key)
@@ -347,8 +359,14 @@ class Dvc:
             ]
             lines = [each for each in every if each.startswith("ERROR")] or every[-1:] or [f"exit {process.returncode}"]
             message = " ".join(lines).replace("ERROR: ", "")[:400]
-            raise MachineFailureError(f"{line} failed: {message}")
+            cure = next((cure for what, cure in _CURES.items() if what in message), "")
+            raise MachineFailureError(f"{line} failed: {message}{cure}")
         return out.decode(errors="replace")
+
+    def _refuse_torn(self, pointers: Sequence[Path]) -> None:
+        for pointer in pointers:
+            if is_torn(pointer):
+                raise ReproError(conflicts(*self._relative([pointer])))
 
     def _relative(self, paths: Sequence[Path]) -> list[str]:
         return [str(p.relative_to(self.root)) if p.is_absolute() else str(p) for p in paths]

@@ -77,7 +77,7 @@ def record(
         rollouts = record_rollouts(checkout, this_case, how, say, out=out and out.absolute(), replace=replace)
     details, summary = _recorded(rollouts, form, out)
     data = {"rollouts": str(rollouts.directory), "digest": rollouts.digest, **details}
-    golden = os.path.relpath(checkout.root / "golden")
+    golden = "--sparse " * checkout.is_sparse + os.path.relpath(checkout.root / "golden")
     then = f"next: git add {golden} && git commit; `repro golden record {this_case.name}` trains on them\n"
     then = "" if out else then
     text = f"{len(rollouts)} rollouts at {rollouts.directory}\n{summary}\n{then}look at them with: repro rollout show "
