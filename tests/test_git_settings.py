@@ -23,6 +23,7 @@ from repro_bisect.explain.source import read_diff
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.repository.checkout import find_checkout
 from repro_golden.repository.git import Git, state_of
+from repro_golden.store.dvc import Dvc
 
 LATIN = os.fsdecode(b"caf\xe9.py")
 
@@ -315,3 +316,17 @@ def test_git_s_options_prevail(tmp_path: Path) -> None:
     repo = start(tmp_path, case=None)
     repo.git("config", "core.fsmonitor", "true")
     assert Git(repo.root).text("config", "core.fsmonitor") == "false"
+
+
+def test_what_dvc_cannot_do_is_told(tmp_path: Path) -> None:
+    """Its own reason is, and the cure where it is known: an index that a sparse checkout cut short."""
+    repo = Repo(tmp_path / "repo")
+    for folder in ("a", "b/c"):
+        (repo.root / folder).mkdir(parents=True)
+        (repo.root / folder / "file").touch()
+    repo.git("init", "--quiet")
+    repo.commit("Files")
+    repo.git("sparse-checkout", "set", "--cone", "--sparse-index", "a")
+    assert find_checkout(repo.root).is_sparse
+    with pytest.raises(MachineFailureError, match=r"sdir.*`git sparse-checkout reapply --no-sparse-index`"):
+        Dvc(repo.root).init()

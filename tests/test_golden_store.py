@@ -142,20 +142,6 @@ def test_a_pointer_with_merge_conflicts(recorded: Repo) -> None:
         assert ("zz: not verifiable" in done.stdout) == (words[-1] == "--all")
 
 
-def test_what_dvc_cannot_do_is_told(tmp_path: Path) -> None:
-    """Its own reason is, and the cure where it is known: an index that a sparse checkout cut short."""
-    repo = Repo(tmp_path / "repo")
-    for folder in ("a", "b/c"):
-        (repo.root / folder).mkdir(parents=True)
-        (repo.root / folder / "file").touch()
-    repo.git("init", "--quiet")
-    repo.commit("Files")
-    repo.git("sparse-checkout", "set", "--cone", "--sparse-index", "a")
-    assert find_checkout(repo.root).is_sparse
-    with pytest.raises(MachineFailureError, match=r"sdir.*`git sparse-checkout reapply --no-sparse-index`"):
-        Dvc(repo.root).init()
-
-
 def forget(repo: Repo) -> None:
     shutil.rmtree(repo.root / "kept", ignore_errors=True)
     shutil.rmtree(repo.root / ".dvc" / "cache", ignore_errors=True)

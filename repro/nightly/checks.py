@@ -23,7 +23,6 @@ from repro_golden.compare.traces import every_violation, failed_since, first_dif
 from repro_golden.engine_checks.command import check_rollouts
 from repro_golden.engine_checks.findings import EngineCheck
 from repro_golden.repository.checkout import Checkout
-from repro_golden.repository.linked import data_of
 from repro_golden.repository.worktrees import Worktrees
 from repro_golden.trace import Trace
 
@@ -167,7 +166,7 @@ def rollout_checks(checkout: Checkout, case: Case, commit: str, tree: str, watch
     watch(Event(f"checking the rollout engine of {case.name} at {short(commit)}"))
     try:
         with (
-            contextlib.closing(Worktrees(checkout, case.subject.link, data_of(case, checkout.root))) as worktrees,
+            contextlib.closing(Worktrees.of(checkout, case)) as worktrees,
             worktrees.at(commit, tree) as place,
         ):
             checked = check_rollouts(case, place, only=asked if isinstance(asked, tuple) else ())

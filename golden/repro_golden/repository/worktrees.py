@@ -14,9 +14,10 @@ from pathlib import Path
 
 from repro_golden.base.errors import AbsentError, MachineFailureError
 from repro_golden.base.files import scratch_folder
+from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Checkout, Place
 from repro_golden.repository.git import POINTER_MOST, Git, GitFailedError, kept_at, lfs_store, pointed_at
-from repro_golden.repository.linked import Linked
+from repro_golden.repository.linked import Linked, data_of
 
 __all__ = ["Worktrees", "fill"]
 
@@ -46,6 +47,11 @@ class Worktrees:
         self._base, self._common = checkout.state / "worktrees", checkout.common
         self._folder = self._exit.enter_context(scratch_folder(self._base))
         self._forget()
+
+    @classmethod
+    def of(cls, checkout: Checkout, case: Case) -> Worktrees:
+        """Those in which a case's program runs."""
+        return cls(checkout, case.subject.link, data_of(case, checkout.root))
 
     @contextlib.contextmanager
     def at(self, commit: str, tree: str | None) -> Iterator[Place]:

@@ -27,15 +27,7 @@ from repro_golden.compare.traces import first_difference
 from repro_golden.recording.attach.unmatched import unmatched
 from repro_golden.replay.children import Run, RunResult
 from repro_golden.repository.checkout import Checkout, Place, held_alone
-from repro_golden.repository.linked import (
-    Linked,
-    beside_commits,
-    data_of,
-    in_few_words,
-    leads_out,
-    refuse_tracked,
-    what_decides,
-)
+from repro_golden.repository.linked import Linked, beside_commits, in_few_words, leads_out, refuse_tracked, what_decides
 from repro_golden.repository.worktrees import Worktrees
 from repro_golden.repository.written import written_otherwise
 from repro_golden.runs import proofs
@@ -243,8 +235,7 @@ class _Recording:
         """A run in a worktree of the commit, which has nothing of the checkout but what is linked."""
         assert self.place.commit is not None
         run = Run(self.case.proof_steps, place_of(rollouts), trace=str(self.scratch / name))
-        link, in_place = self.case.subject.link, data_of(self.case, self.checkout.root)
-        closing = contextlib.closing(Worktrees(self.checkout, link, in_place))
+        closing = contextlib.closing(Worktrees.of(self.checkout, self.case))
         with closing as worktrees, worktrees.at(self.place.commit, self.place.tree) as place:
             return train(self.case, place, run, self._log(name), self._cancel)
 

@@ -20,7 +20,7 @@ from repro_golden.recording.attach.identify import marked
 from repro_golden.replay.children import ChildFailure
 from repro_golden.replay.ranks import free_port
 from repro_golden.repository.checkout import Checkout
-from repro_golden.repository.linked import OtherDataError, data_of
+from repro_golden.repository.linked import OtherDataError
 from repro_golden.repository.worktrees import Worktrees
 from repro_golden.repository.written import deciding
 from repro_golden.subjects import build_of
@@ -46,7 +46,7 @@ class Local:
         self._root, self._checkout = checkout.root, checkout
         self._places: queue.SimpleQueue[Mapping[str, str]] = queue.SimpleQueue()
         slots = _slots(case, self.slots)
-        self._worktrees = Worktrees(checkout, case.subject.link, data_of(case, checkout.root))
+        self._worktrees = Worktrees.of(checkout, case)
         self._claims = contextlib.ExitStack()
         for slot in slots:
             extensions = own_extensions(case, checkout.state / "torch-extensions")
