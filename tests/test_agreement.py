@@ -130,6 +130,18 @@ def test_gradients_that_a_scaler_found_too_large_are_no_fault(tmp_path: Path, se
     assert not compare(lost, lost).equal and first_violation(finite, lost, lost) is not None, "it found no scale"
 
 
+def test_a_skipped_step_is_one_optimizers(tmp_path: Path) -> None:
+    """Gradients of another that steps in the same call are a fault, and its later steps are no scale that was found."""
+    loss, skipped = metric_row("loss", "loss", 1.0), metric_row("update", "optimizer.1/skipped", 1.0)
+    good = [loss, column("grad", "v", 1.0), column("grad", "optimizer.1/w", 1.0)]
+    own = [loss, column("grad", "v", 1.0), column("grad", "optimizer.1/w", math.inf), skipped]
+    others = [loss, column("grad", "v", math.inf), column("grad", "optimizer.1/w", 1.0), skipped]
+    for name, steps, equal in (("own", [own, good], True), ("others", [others, good], False),
+                               ("never", [own, good[:2]], False)):  # fmt: skip
+        trace = write(tmp_path / name, steps)
+        assert compare(trace, trace).equal is equal, name
+
+
 def test_two_replays_of_a_night_end_alike_and_make_what_is_asked(tmp_path: Path) -> None:
     """One that fails where the other ends well is noise; what both leave out was not looked at."""
     steps = [{"loss": 1.0}] * 2
@@ -332,9 +344,32 @@ def test_what_is_planted_is_a_parameter_also_where_ranks_hold_parts() -> None:
     rows = [replace(value, phase="grad"), value, replace(value, name="step/_flat_param")]
     trace = SimpleNamespace(rows=lambda _: rows, steps=[SimpleNamespace(step=0, metrics={})])
     wanted = [(0, "grad", "_flat_param@0"), (0, "update", "_flat_param@0")]
-    assert perturbations(trace, ("grad", "update")) == wanted  # type: ignore[arg-type]
+    assert perturbations(trace, 1, ("grad", "update")) == wanted  # type: ignore[arg-type]
     rows += [replace(value, name="head"), replace(value, phase="grad", name="head")]
-    assert perturbations(trace, ("grad", "update"))[0] == (0, "grad", "head")  # type: ignore[arg-type]
+    assert perturbations(trace, 1, ("grad", "update"))[0] == (0, "grad", "head")  # type: ignore[arg-type]
+
+
+def test_nothing_is_planted_in_what_a_scaler_skipped(tmp_path: Path) -> None:
+    """Nor in what is not finite, where one ULP is none: the first step that serves has it, or the cure is named."""
+    start, skipped = column("input", "start/w", math.inf, 1.0), metric_row("update", "skipped", 1.0)
+    gradients = {bad: [column("grad", "v", 1.0), column("grad", "w", bad, 1.0)] for bad in (math.inf, 1.0)}
+    after = [column("update", "v", 1.0), column("update", "w", 1.0)]
+    steps = [[start, *gradients[math.inf], *after, skipped], [*gradients[1.0], *after, skipped],
+             [*gradients[math.inf], *after], [*gradients[1.0], *after]]  # fmt: skip
+    trace = write(tmp_path / "trace", steps)
+    assert perturbations(trace, 4, ("grad", "update")) == [(2, "grad", "v"), (2, "update", "w")]
+    with pytest.raises(ReproError, match=r"of a proof, or a gradient scaler skipped them: raise case\.proof_steps"):
+        perturbations(trace, 2, ("grad", "update"))
+
+
+def test_parameters_that_moved_are_counted_without_gradients(tmp_path: Path) -> None:
+    """What the run starts with is a parameter, whether or not its gradient was read; its copy in fp32 is none more."""
+    start = [column("input", "start/w", 1.0), column("input", "start/main/w", 1.0), column("input", "start/v", 1.0)]
+    after = [column("update", "w", 2.0), column("update", "main/w", 2.0), column("update", "v", 1.0)]
+    proofs = {proof.name: proof for proof in not_vacuous(write(tmp_path / "trace", [[*start, *after]]))}
+    assert proofs["parameters moved"].passed
+    assert proofs["parameters moved"].detail == "1 of 2 parameters changed"
+    assert not proofs["gradients are not all zero"].passed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from repro_golden.base.observed import tellings
 from repro_golden.compare.traces import first_difference, on_purpose
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.checkpoints import checkpoint_content
+from repro_golden.trace.families import optimizer_of, plain, skipped
 from repro_golden.trace.model import DIGEST
 from repro_golden.trace.tensor_difference import decode
 from repro_golden.trace.token_columns import column_parts, kept, part_of
@@ -94,42 +95,62 @@ _CRITIC = ("critic/", "critic-")
 """What the names of a critic's tensors and metrics begin with in the built-in trainer, and slime's metrics."""
 
 
-def perturbations(trace: Trace, needed: Sequence[str] = _PLANTED) -> list[tuple[int, str, str]]:
-    """One signal per phase in the first step to change by one ULP: a column, an activation, a gradient, a weight.
+def perturbations(trace: Trace, steps: int, needed: Sequence[str] = _PLANTED) -> list[tuple[int, str, str]]:
+    """One signal per phase to change by one ULP, in the first step that serves: a column, activation, gradient, weight.
 
-    Gradient and weight are the policy's, in the first step that it makes.
+    What is not finite does not serve, nor what a gradient scaler made no step of. Gradient and weight are the policy's,
+    from the first step on that it makes.
 
     Args:
         trace: The golden run's.
+        steps: How many a proof makes.
         needed: Phases that must have one; without any, metrics serve too, and one phase is enough.
 
     Raises:
-        ReproError: a needed phase has no floating-point tensor, so that nothing could be shown of it.
+        ReproError: a needed phase has no floating-point tensor that serves, so that nothing could be shown of it.
     """
-    rows, late = trace.rows(0), _policys_first(trace)
-    later = trace.rows(late)
-    kinds = _FLOATING if needed else (*_FLOATING, "metric")
-    gradients = {r.name for r in later if r.phase == "grad"} & {r.name for r in later if r.phase == "update"}
+    late = _policys_first(trace)
     chosen = []
     for phase in _PLANTED:
-        dtypes = _FLOATING if phase == "update" else kinds  # a learning rate is no parameter
-        index = late if phase in ("grad", "update") else 0  # where a critic is trained alone first, it has these alone
-        fit = [r for r in (later if index else rows) if r.phase == phase and r.dtype in dtypes and 0 not in r.shape]
-        if not fit and phase not in needed:
-            continue
-        if not fit:
+        first = late if phase in ("grad", "update") else 0  # where a critic is trained alone first, it has these alone
+        indices = range(first, max(first + 1, min(steps, len(trace.steps))))
+        # a learning rate is no parameter
+        dtypes = _FLOATING if needed or phase == "update" else (*_FLOATING, "metric")
+        serving = ((index, name) for index in indices if (name := _to_plant(trace.rows(index), phase, dtypes)))
+        found = next(serving, None)
+        if found is not None:
+            chosen.append((trace.steps[found[0]].step, phase, found[1]))
+        elif phase in needed:
+            if not any(_fit(trace.rows(index), phase, dtypes) for index in indices):
+                raise ReproError(
+                    f"the trainer observes no floating-point tensor in phase {phase!r}: nothing can be proved of it"
+                )
             raise ReproError(
-                f"the trainer observes no floating-point tensor in phase {phase!r}: nothing can be proved of it"
+                f"nothing in phase {phase!r} is finite in the {len(indices)} steps of a proof, or a gradient scaler "
+                "skipped them: raise case.proof_steps, or begin with a smaller scale (init_scale)"
             )
-        # after the update, a parameter rather than optimizer state: parameters are what has a gradient
-        wanted = gradients if phase in ("grad", "update") else {_WANTED.get(phase)}
-        named = [r for r in fit if r.name in wanted] or fit
-        common = [r for r in named if "@" not in r.name] or named  # else of one rank
-        policys = [r for r in common if not r.name.startswith(_CRITIC)] or common
-        chosen.append((trace.steps[index].step, phase, policys[-1].name))
     if not chosen:
         raise ReproError("the first step holds no floating-point signal: nothing can be proved of the run")
     return chosen
+
+
+def _fit(rows: Sequence[Row], phase: str, dtypes: Collection[str]) -> list[Row]:
+    return [row for row in rows if row.phase == phase and row.dtype in dtypes and 0 not in row.shape]
+
+
+def _to_plant(rows: Sequence[Row], phase: str, dtypes: Collection[str]) -> str:
+    """What to change in a phase of a step; '' where nothing serves."""
+    fit, left_out = _fit(rows, phase, dtypes), set[str]()
+    wanted: Collection[str | None] = {_WANTED.get(phase)}
+    if phase in ("grad", "update"):
+        left_out = skipped(rows)
+        # after the update, a parameter rather than optimizer state: parameters are what has a gradient
+        wanted = {r.name for r in rows if r.phase == "grad"} & {r.name for r in rows if r.phase == "update"}
+    fit = [r for r in fit if not r.nonfinite and optimizer_of(r.name) not in left_out]
+    named = [r for r in fit if r.name in wanted] or fit
+    common = [r for r in named if "@" not in r.name] or named  # else of one rank
+    policys = [r for r in common if not r.name.startswith(_CRITIC)] or common
+    return policys[-1].name if policys else ""
 
 
 def seen_perturbation(golden: Trace, planted: Trace, change: tuple[int, str, str], *, inside: bool = True) -> Proof:
@@ -169,11 +190,13 @@ def not_vacuous(trace: Trace, *, recorded: bool = True) -> list[Proof]:
     bad = "" if nonfinite is None else f"not finite: {nonfinite}{on_purpose(nonfinite)}"
     gradients = 0
     every = [row for index in range(len(trace.steps)) for row in trace.rows(index)]
-    # a parameter is what has a gradient; its values are the starting weight and those after each update
+    # a parameter is what the run starts with, or what has a gradient; its values are that and those after each update
     updated = {r.name for r in every if r.phase == "update"}
-    candidates = (
-        {r.name for r in every if r.dtype == DIGEST} if not recorded else {r.name for r in every if r.phase == "grad"}
-    )
+    candidates = {r.name for r in every if r.dtype == DIGEST}
+    if recorded:
+        started = {r.name.removeprefix("start/") for r in every if r.phase == "input" and r.name.startswith("start/")}
+        candidates = {name for name in started if not plain(name).startswith("main/")}  # their copies in fp32
+        candidates |= {r.name for r in every if r.phase == "grad"}
     parameters: dict[str, set[bytes]] = {name: set() for name in sorted(candidates & updated)}
     levels: set[float] = set()
     observed = {"grad": False, "advantages": False}

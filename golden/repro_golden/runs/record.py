@@ -314,7 +314,7 @@ class _Recording:
         steps = self.case.proof_steps
         bare_too = "a run without the recorder, " if self.case.subject.recorded else ""
         self.say(f"proving it: a second process, {bare_too}planted changes ({steps} steps each)")
-        planted = proofs.perturbations(golden, kind_of(self.case).provable)
+        planted = proofs.perturbations(golden, steps, kind_of(self.case).provable)
         replays = self._replays_the_capture() if self.captured else None
         results: list[Proof] = []
         total = 1 + self.case.subject.recorded + len(planted) + (replays is not None)

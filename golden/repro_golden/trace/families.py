@@ -21,9 +21,10 @@ __all__ = [
     "group",
     "is_norm",
     "masks",
+    "optimizer_of",
     "optimizers",
     "plain",
-    "unscaled",
+    "skipped",
 ]
 
 FAMILIES = {
@@ -56,6 +57,8 @@ _OPTIONAL = ("module", "copy", "leaf", "resting", "rng")
 """Families whose groups say nothing where only one side has them: what is not kept is not looked at either."""
 
 _RANK = re.compile(r"@\d+\Z")
+_NUMBERS = re.compile(r"(optimizer\.\d+/)*")
+"""Of an optimizer, and of one of several that step in one call."""
 _NUMBERED = re.compile(r"(optimizer\.\d+/)?(.*)", re.DOTALL)
 
 
@@ -84,9 +87,16 @@ def masks(phase: str, name: str) -> bool:
     return family(phase, name) not in (None, "frozen", "copy", "leaf", "resting")
 
 
-def unscaled(rows: Iterable[Row]) -> bool:
-    """Whether no step was made of a step's gradients, since a gradient scaler found some that are not finite."""
-    return any(row.phase == "update" and row.dtype == METRIC and plain(row.name) == "skipped" for row in rows)
+def optimizer_of(name: str) -> str:
+    """The number of the optimizer that a gradient or its update is of, as its name begins; of the first it is empty."""
+    match = _NUMBERS.match(name)
+    return match[0] if match else ""
+
+
+def skipped(rows: Iterable[Row]) -> set[str]:
+    """The optimizers that made no step of a step's gradients, since a gradient scaler found some not finite."""
+    told = {row.name for row in rows if row.phase == "update" and row.dtype == METRIC}
+    return {number for name in told if name == (number := optimizer_of(name)) + "skipped"}
 
 
 def is_norm(metric: str) -> bool:

@@ -16,7 +16,7 @@ from repro_golden.base.canonical import check_format, digest, read_json
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint.definition import SCHEME, reference_in_pieces
 from repro_golden.trace import columns, frames
-from repro_golden.trace.families import is_norm, masks, unscaled
+from repro_golden.trace.families import is_norm, masks, optimizer_of, skipped
 from repro_golden.trace.model import FORMAT, Header, NotFinite, Row, StepRecord, checked, dump_path, root
 from repro_golden.trace.rounds import round_around
 from repro_golden.trace.step_log import STEPS, IndexedSteps, StepLog, indexed
@@ -196,7 +196,11 @@ class Trace:
         return [name for name in self.steps[index].nonfinite if not self._on_purpose(index, "", name)]
 
     def _on_purpose(self, index: int, phase: str, name: str) -> bool:
-        return masks(phase, name) or ((phase == "grad" or is_norm(name)) and _unscaled(self, index))
+        if masks(phase, name):
+            return True
+        if is_norm(name):  # whose it is, its name does not always say
+            return any(_unscaled(self, index, optimizer) for optimizer in _made(self, index)[1])
+        return phase == "grad" and _unscaled(self, index, optimizer_of(name))
 
     def _first_nonfinite_signal(self) -> NotFinite | None:
         if self._log is not None:
@@ -245,16 +249,19 @@ def read_dump(trace: Trace, step: int, row: Row) -> bytes | None:
     return content if known else None
 
 
-def _unscaled(trace: Trace, index: int) -> bool:
-    """Whether a scaler skipped a step and made a later one, or may yet."""
-    return _skipped(trace, index) and (trace.end is None or any(
-        not _skipped(trace, later) for later in range(index + 1, len(trace.steps))
-    ))  # fmt: skip
+def _unscaled(trace: Trace, index: int, optimizer: str) -> bool:
+    """Whether a scaler skipped an optimizer's step and made a later one, or may yet."""
+    if optimizer not in _made(trace, index)[1]:
+        return False
+    later = (_made(trace, other) for other in range(index + 1, len(trace.steps)))
+    return trace.end is None or any(optimizer in made - left_out for made, left_out in later)
 
 
 @lru_cache(maxsize=4096)
-def _skipped(trace: Trace, index: int) -> bool:
-    return unscaled(trace.rows(index))
+def _made(trace: Trace, index: int) -> tuple[frozenset[str], frozenset[str]]:
+    """The optimizers of which a step has gradients, and those whose step was skipped."""
+    rows = trace.rows(index)
+    return frozenset(optimizer_of(row.name) for row in rows if row.phase == "grad"), frozenset(skipped(rows))
 
 
 @lru_cache(maxsize=64)
