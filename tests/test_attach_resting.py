@@ -172,10 +172,13 @@ def test_a_call_in_the_place_of_one_that_raised() -> None:
             raise FailedError
         return optimizer
 
-    def skipped(_: object, stepped: bool) -> bool:
+    def skipped(_: object, stepped: bool, *__: object) -> bool:
         return stepped
 
-    steps = Steps(lambda _, first: begun.append(first), lambda made, _: ended.append(len(made)), lambda one: [one])
+    steps = Steps(
+        lambda _, first: begun.append(first), lambda made: ended.append(len(made.optimizers)), lambda one: [one],
+        lambda _: {},
+    )  # fmt: skip
     outer = steps.outer(step, lambda optimizer, _: optimizer, skipped)
     for number in range(20):
         with pytest.raises(FailedError) if number % 2 else contextlib.nullcontext():

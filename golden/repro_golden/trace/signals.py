@@ -124,21 +124,21 @@ class Signals:
         """The trace's rows, in the order of observation; several for a tensor that holds parts of several."""
         return [row for row in self._each(packed=False, placed=False) if isinstance(row, Row)]
 
-    def into(self, step: Step, change: Callable[[Row], Row] = lambda row: row) -> None:
+    def into(self, step: Step, change: Callable[[Row], Row | None] = lambda row: row) -> None:
         """Give `rows` to a step, many at a time where it `packs` and their results lie together.
 
         Args:
             step: Takes them.
-            change: Makes what is taken of a row that was not packed many at a time.
+            change: Makes what is taken of a row that was not packed many at a time; None is nothing.
 
         Raises:
             ReproError: see `Step.add`.
         """
         for seen in self._each(packed=step.packs, placed=step.parts):
-            if isinstance(seen, Row):
-                step.add(change(seen))
-            else:
+            if not isinstance(seen, Row):
                 step.add_packed(seen)
+            elif (row := change(seen)) is not None:
+                step.add(row)
 
     def _each(self, *, packed: bool, placed: bool) -> Iterator[Row | Packed]:
         pending, at = self._home(), 0

@@ -24,7 +24,7 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
 
     from repro_golden.recording.attach import by_hand, whole_graphs
     from repro_golden.recording.attach.alive import generators, megatron
-    from repro_golden.recording.attach.alive.readings import Activations, handed_to
+    from repro_golden.recording.attach.alive.readings import Activations, gradients_of, handed_to
     from repro_golden.recording.attach.session import Session
     from repro_golden.recording.attach.settings import VARIABLE, Settings
     from repro_golden.recording.attach.standing_in import stand_in
@@ -33,13 +33,14 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
 
     settings = Settings.from_text(os.environ[VARIABLE])
     session = Session(settings)
-    steps = Steps(session.begin, _stepped(session, settings), handed_to)
+    held = gradients_of if settings.record else lambda _: {}
+    steps = Steps(session.begin, _stepped(session, settings), handed_to, held)
     # the compiler must leave the recorder alone; torch's optimizers are marked in the same way
     untraced = torch._disable_dynamo  # type: ignore[attr-defined]
-    before, after = whole_graphs.hooks(steps, session.begin, untraced)
+    before, after = whole_graphs.hooks(steps, session.begin, untraced, lambda: _last(optimizers, after_all))
     optimizers.register_optimizer_step_pre_hook(before)
-    optimizers.register_optimizer_step_post_hook(after)
-    scaled = steps.outer(torch.amp.GradScaler.step, _scaled(session), lambda _, stepped: not stepped)
+    after_all = optimizers.register_optimizer_step_post_hook(after)
+    scaled = steps.outer(torch.amp.GradScaler.step, _scaled(session), _left_out)
     torch.amp.GradScaler.step = scaled  # type: ignore[method-assign]
     for name in ("scale", "update"):  # a program may unscale and step by itself
         _heard(torch.amp.GradScaler, name, session)
@@ -60,6 +61,12 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     if settings.activations and settings.record:
         Activations(settings.activations, session, untraced).watch()
     os.register_at_fork(after_in_child=session.forked)
+
+
+def _last(optimizers: Any, handle: Any) -> None:
+    """Have a hook run behind those of the program, which may change what it reads."""
+    with contextlib.suppress(KeyError):  # the program has removed all
+        optimizers._global_optimizer_post_hooks.move_to_end(handle.id)
 
 
 def _hearing(
@@ -96,18 +103,18 @@ def _hearing(
     return hear
 
 
-def _stepped(session: Any, settings: Any) -> Callable[[list[Any], bool], None]:
+def _stepped(session: Any, settings: Any) -> Callable[[Any], None]:
     """What is done at the end of a step; where a step's operations are asked for, the first step begins here."""
     if not settings.operations:
-        step: Callable[[list[Any], bool], None] = session.step
+        step: Callable[[Any], None] = session.step
         return step
     from repro_golden.recording.attach.operations import StepOperations
 
     operations = session.operations = StepOperations(settings.operations)
     operations.at(0)
 
-    def stepped(optimizers: list[Any], skipped: bool) -> None:
-        session.step(optimizers, skipped)
+    def stepped(made: Any) -> None:
+        session.step(made)
         operations.at(session.made)
 
     return stepped
@@ -148,6 +155,21 @@ def _scaled(session: Any) -> Callable[..., Any]:
         return optimizer
 
     return optimizer_of
+
+
+def _left_out(_: Any, stepped: bool, scaler: Any, optimizer: Any, *__: Any, **___: Any) -> Any:
+    """Whether a scaler skipped a step, in which a step call was seen or none was.
+
+    Fused optimizers are always called, and say themselves what they made of it (`steps`).
+    """
+    import torch
+
+    if stepped or isinstance(optimizer, torch.optim.Optimizer):
+        return not stepped
+    if not scaler.is_enabled():
+        return False
+    found = list(scaler._found_inf_per_device(optimizer).values())  # one for each device, which is not waited for
+    return found[0] if len(found) == 1 else any(map(bool, found))
 
 
 def _heard(scaler: Any, name: str, session: Any) -> None:

@@ -34,11 +34,11 @@ from repro_golden.recording.attach.guard import harmless, without_collection
 from repro_golden.recording.attach.identify import loaded, main_tree, places
 from repro_golden.recording.attach.resting import resting
 from repro_golden.recording.attach.settings import Settings
-from repro_golden.recording.attach.steps import Labels, Turns
+from repro_golden.recording.attach.steps import Labels, Made, Turns
 from repro_golden.recording.attach.written.files import Files
 from repro_golden.recording.attach.written.metrics import Metrics, writable
 from repro_golden.recording.attach.written.places import place_of
-from repro_golden.recording.attach.written.raw import SHOWN, as_metric
+from repro_golden.recording.attach.written.raw import FOUND, SHOWN, as_metric
 from repro_golden.recording.attach.written.records import Records, tap
 from repro_golden.trace.families import UNREAD
 
@@ -127,10 +127,10 @@ class Session:
         self._seen[phase, name] += 1
         self._take(phase, name, value)
 
-    def _read(self, phase: str, name: str, reading: Reading, *, whole: bool = True) -> None:
-        """Take a reading; where it need not be whole, without what has no bytes, of which it is told."""
+    def _read(self, phase: str, name: str, reading: Reading, *, whole: bool = True) -> bool:
+        """Take what there is; where it need not be whole, without what has no bytes, of which it is told."""
         if not reading.tensors:
-            return
+            return False
         try:
             self._take(phase, name, reading.tensors, reading.places)
         except (ReproError, RuntimeError):
@@ -140,6 +140,7 @@ class Session:
                 raise
             self._gone |= why
             self._read(phase, name, left)
+        return True
 
     def _beside(self, *, end: bool = False) -> Iterator[tuple[str, Reading]]:
         """What is read beside the optimizers, by the prefix of its names."""
@@ -260,7 +261,7 @@ class Session:
 
     @harmless
     @without_collection
-    def step(self, optimizers: list[Any], skipped: bool, *, end: bool = False) -> None:
+    def step(self, made: Made, *, end: bool = False) -> None:
         """Read what the step left behind, at the program's end what was held then."""
         if not self._records.opened:
             self._open()
@@ -274,12 +275,12 @@ class Session:
         self._flush()  # another thread's, which ended while this one was made
         logged = self._metrics.end()
         self.backwards = 0
-        for optimizer in optimizers:
+        for optimizer in made.optimizers:
             if id(optimizer) not in self._met:  # a wrapper that does not say before what it makes step
                 self._label(optimizer)
                 self._start(optimizer)
         # in the order of their names, which is the same in every rank and run
-        labelled = sorted(((self._met[id(o)][1], o) for o in optimizers), key=lambda pair: pair[0])
+        labelled = sorted(((self._met[id(o)][1], o) for o in made.optimizers), key=lambda pair: pair[0])
         written = self._labels.stepped(labelled, self._step)
         if not self.settings.record:
             self._held = ({name: float(value) for name, value in logged.items()}, frozenset())
@@ -290,7 +291,7 @@ class Session:
             self._records.refuse(mixed)
             self.dead = True
             return
-        self._read_step(named, logged, skipped=skipped, end=end)
+        self._read_step(named, logged, made, end=end)
         signals, self._signals = self._signals, None
         self._seen.clear()
         signals.finish()
@@ -298,11 +299,12 @@ class Session:
         self._step += 1
 
     def _read_step(
-        self, named: Sequence[tuple[str, Any, Held]], logged: Mapping[str, Any], *, skipped: bool, end: bool
+        self, named: Sequence[tuple[str, Any, Held]], logged: Mapping[str, Any], made: Made, *, end: bool
     ) -> None:
         for prefix, optimizer, held in named:
-            if optimizer is not self._hand:  # whose gradients were read when they were there
-                self._read("grad", prefix, held.gradients())
+            by_hand = optimizer is self._hand  # its gradients were read when they were there
+            if not by_hand and not self._read("grad", prefix, held.gradients(made.gradients)) and made.closure:
+                self._gone["gradients"] = "freed by the step, which made them itself"
         for name, value in logged.items():
             number = value if isinstance(value, torch.Tensor) else float(value)
             self._take("grad" if re.split(r"[#?]", name)[0] == "grad_norm" else "loss", name, number)
@@ -311,11 +313,10 @@ class Session:
                 self._read("update", prefix + kind, reading, whole=not kind)
             for name, rate in learning_rates(optimizer).items():
                 self._take("update", prefix + name, rate)
-        if skipped:
-            self._take("update", "skipped", 1.0)
-        for prefix, reading in resting(
-            self._met.values(), self._labels.last, self._step, self.names.held, self.settings
-        ):
+            if (skipped := made.skipped.get(id(optimizer))) is not None:
+                self._take("update", prefix + (FOUND if isinstance(skipped, torch.Tensor) else "skipped"), skipped)
+        met, last = self._met.values(), self._labels.last
+        for prefix, reading in resting(met, last, self._step, self.names.held, self.settings):
             self._read("update", prefix, reading, whole=False)
         for prefix, reading in self._beside(end=end):
             self._read("update", prefix, reading, whole=False)
@@ -355,7 +356,7 @@ class Session:
     def end_by_hand(self, *, end: bool = False) -> None:
         """The next backward pass begins, or an optimizer is made; or the program has ended."""
         if self._hand is not None and self._hand.open:
-            self.step([self._hand], skipped=False, end=end)
+            self.step(Made([self._hand]), end=end)
 
     # -- files
 

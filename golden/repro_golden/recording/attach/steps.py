@@ -14,6 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
@@ -22,7 +23,7 @@ import torch
 from repro_golden.recording.attach.by_identity import ByIdentity
 from repro_golden.recording.attach.rounds import Rounds, written
 
-__all__ = ["Labels", "Steps", "Turns"]
+__all__ = ["Labels", "Made", "Steps", "Turns"]
 
 _HOOKED = sys.modules[torch.optim.Optimizer.__module__].__file__
 """Where the frames of step calls live: torch wraps each optimizer's `step` in one."""
@@ -32,55 +33,79 @@ _Call = tuple[int, CodeType]
 """A call under way, as long as its frame is: the frame's place and code."""
 
 
+@dataclass
+class Made:
+    """A step: what the outermost step call has done so far, with those that it made in turn.
+
+    Attributes:
+        optimizers: Those that stepped, in order.
+        skipped: By id, whether an optimizer left its step out; a number that is not 0 then, where a device knows it.
+        gradients: By id of a parameter, alone in a tuple, the gradient that the last call of these began with, which it
+            may let go of. It is kept until the step has ended.
+        closure: Whether a step was given what makes its gradients.
+    """
+
+    optimizers: list[Any] = field(default_factory=list)
+    skipped: dict[int, bool | torch.Tensor] = field(default_factory=dict)
+    gradients: dict[int, tuple[torch.Tensor]] = field(default_factory=dict)
+    closure: bool = False
+
+
 class Steps(threading.local):
     """The step calls in flight, of each thread.
 
     Args:
         begun: called with the optimizer of each step call before it, and whether that call is the outermost.
-        ended: called with the optimizers that stepped, in order, and whether the step was skipped.
+        ended: called with each step that was made.
         handed_to: The optimizers that a step call of one is a step of.
+        gradients_of: By id of a parameter, an optimizer's gradients, each alone in a tuple.
     """
 
     def __init__(
         self,
         begun: Callable[[Any, bool], None],
-        ended: Callable[[list[Any], bool], None],
+        ended: Callable[[Made], None],
         handed_to: Callable[[Any], Sequence[Any]],
+        gradients_of: Callable[[Any], Mapping[int, tuple[torch.Tensor]]],
     ) -> None:
-        self._begun, self._ended, self._handed_to = begun, ended, handed_to
+        self._begun, self._ended, self._handed_to, self._gradients_of = begun, ended, handed_to, gradients_of
         self._calls: list[_Call] = []
-        self._stepped: list[Any] = []
+        self._made = Made()
+        self._left = 0  # step calls that have returned
         self._whole: _Call | None = None
 
-    def enter(self, optimizer: Any) -> None:
-        """Torch's hook before a step: the nearest frame of torch's wrapper is the step call."""
+    def enter(self, optimizer: Any, *given: Any) -> None:
+        """Torch's hook before a step: the nearest frame of torch's wrapper is the step call.
+
+        Args:
+            optimizer: It is to step.
+            given: What its step is given, closures among it.
+        """
         self._push(_step_call())
-        if self._whole is None:
-            for number, each in enumerate(self._handed_to(optimizer)):
-                self._begun(each, len(self._calls) == 1 and not number)
+        if self._whole is not None:
+            return
+        for number, each in enumerate(self._handed_to(optimizer)):
+            self._begun(each, len(self._calls) == 1 and not number)
+        if any(map(callable, given)):
+            self._made.closure = True  # what is there now is of the step before
+        else:
+            self._made.gradients.update(self._gradients_of(optimizer))
 
     def leave(self, optimizer: Any) -> None:
         """Torch's hook after a step: nothing but the hooks is left of it."""
         self._pop(_call_of(_step_call()))
-        if self._whole is None:
-            known = {id(o) for o in self._stepped}
-            self._stepped += [each for each in self._handed_to(optimizer) if id(each) not in known]
-        if not self._calls:
-            self._end(skipped=False)
+        self._took(optimizer)
 
     def took(self, optimizers: Sequence[Any]) -> None:
         """Optimizers have stepped in a call in which none could be seen."""
         self._pop(self._push(sys._getframe(0)))  # calls that raised are gone
-        known = {id(o) for o in self._stepped}
-        self._stepped += [each for each in optimizers if id(each) not in known]
-        if not self._calls:
-            self._end(skipped=False)
+        self._took(*optimizers)
 
     def outer(
         self,
         step: Callable[..., Any],
         inner: Callable[..., Any],
-        skipped: Callable[[Any, bool], bool],
+        skipped: Callable[..., bool | torch.Tensor],
         *,
         whole: bool = False,
     ) -> Callable[..., Any]:
@@ -89,7 +114,8 @@ class Steps(threading.local):
         Args:
             step: The method.
             inner: From its arguments, the optimizer that it makes step; None where that is not known before.
-            skipped: From what it returned, and whether an optimizer stepped, whether the step was left out.
+            skipped: From what it returned, whether a step call was seen in it, and its arguments, whether the step was
+                left out.
             whole: Whether `inner` gives all that steps: the optimizers that it calls in turn are parts of it.
         """
 
@@ -97,10 +123,12 @@ class Steps(threading.local):
         def call(*args: Any, **kwargs: Any) -> Any:
             own = self._push(sys._getframe(0))
             optimizer = inner(*args, **kwargs)
-            if optimizer is not None and self._whole is None:
-                for number, each in enumerate([optimizer] if whole else self._handed_to(optimizer)):
+            parts = [] if optimizer is None else [optimizer] if whole else self._handed_to(optimizer)
+            if self._whole is None:
+                for number, each in enumerate(parts):
                     self._begun(each, len(self._calls) == 1 and not number)
-                self._whole = own if whole else None
+                self._whole = own if whole and parts else None
+            left = self._left
             try:
                 out = step(*args, **kwargs)
             except BaseException:
@@ -108,17 +136,31 @@ class Steps(threading.local):
                 raise
             self._pop(own)
             if not self._calls:
-                left_out = skipped(out, bool(self._stepped))
-                self._stepped = self._stepped or ([optimizer] if optimizer is not None else [])
-                if self._stepped:
-                    self._end(skipped=left_out)
+                left_out = skipped(out, self._left > left, *args, **kwargs)
+                self._made.optimizers = self._made.optimizers or list(parts)
+                if left_out is not False:
+                    self._made.skipped |= {id(each): left_out for each in self._made.optimizers}
+                if self._made.optimizers:
+                    self._end()
             return out
 
         return call
 
-    def _end(self, *, skipped: bool) -> None:
-        stepped, self._stepped = self._stepped, []
-        self._ended(stepped, skipped)
+    def _took(self, *optimizers: Any) -> None:
+        if self._whole is None:
+            self._left += 1
+            for optimizer in optimizers:
+                parts = self._handed_to(optimizer)
+                known = {id(o) for o in self._made.optimizers}
+                self._made.optimizers += [each for each in parts if id(each) not in known]
+                if (left_out := _found_by_scaler(optimizer)) is not None:
+                    self._made.skipped |= {id(each): left_out for each in parts}
+        if not self._calls:
+            self._end()
+
+    def _end(self) -> None:
+        made, self._made = self._made, Made()
+        self._ended(made)
 
     def _push(self, frame: FrameType) -> _Call:
         alive = set()
@@ -128,7 +170,7 @@ class Steps(threading.local):
             outer = outer.f_back
         if any(call not in alive for call in self._calls):  # a call that raised
             self._calls = [call for call in self._calls if call in alive]
-            self._stepped = self._stepped if self._calls else []
+            self._made = self._made if self._calls else Made()
             self._whole = self._whole if self._whole in alive else None
         own = _call_of(frame)
         self._calls.append(own)
@@ -139,6 +181,15 @@ class Steps(threading.local):
             self._whole = None
         while self._calls and self._calls.pop() != own:
             pass
+
+
+def _found_by_scaler(optimizer: Any) -> torch.Tensor | None:
+    """What a gradient scaler gave to an optimizer that looks itself whether it must leave its step out, as fused ones.
+
+    It is not 0 then. Nobody waits for a device to know.
+    """
+    found = getattr(optimizer, "found_inf", None) if getattr(optimizer, "_step_supports_amp_scaling", False) else None
+    return found if isinstance(found, torch.Tensor) and found.numel() == 1 else None
 
 
 def _call_of(frame: FrameType) -> _Call:

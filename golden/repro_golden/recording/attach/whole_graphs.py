@@ -34,7 +34,10 @@ class _Graph:
 
 
 def hooks(
-    steps: Steps, begun: Callable[[Any, bool], None], untraced: Callable[[Callable[..., Any]], Callable[..., Any]]
+    steps: Steps,
+    begun: Callable[[Any, bool], None],
+    untraced: Callable[[Callable[..., Any]], Callable[..., Any]],
+    keep_last: Callable[[], None],
 ) -> tuple[Callable[..., None], Callable[..., None]]:
     """What torch is to call before and after each step of an optimizer; whole graphs are watched from now on.
 
@@ -42,16 +45,19 @@ def hooks(
         steps: Told of each step.
         begun: Called with an optimizer that stepped at the last call, before the next one.
         untraced: Keeps the compiler out of a function; outside of whole graphs it leaves off there and goes on behind.
+        keep_last: Called before each step, for the second hook to be torch's last.
     """
     graph = _Graph()
-    enter, leave = (
-        untraced(lambda optimizer: steps.enter(optimizer)),
-        untraced(lambda optimizer: steps.leave(optimizer)),
-    )
 
-    def before(optimizer: Any, *_: Any) -> None:
+    def entered(optimizer: Any, *given: Any) -> None:
+        keep_last()
+        steps.enter(optimizer, *given)
+
+    enter, leave = untraced(entered), untraced(lambda optimizer: steps.leave(optimizer))
+
+    def before(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not (torch.compiler.is_compiling() and graph.whole):
-            enter(optimizer)
+            enter(optimizer, *args[1:], *kwargs.values())
 
     def after(optimizer: Any, *_: Any) -> None:
         if torch.compiler.is_compiling() and graph.whole:

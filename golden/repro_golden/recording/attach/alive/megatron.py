@@ -42,7 +42,7 @@ _OPTIMIZERS = {
 def hook(when: Callable[[str, Callable[[Any], None]], object], steps: Steps, session: Any) -> None:
     """Hook Megatron's modules once the program has imported them."""
 
-    def left_out(out: Any, _: bool) -> bool:
+    def left_out(out: Any, *_: Any, **__: Any) -> bool:
         done, norm = out[:2]
         if norm:  # 0.0 says that it was not asked for
             session.metric("grad_norm", norm, early=True)

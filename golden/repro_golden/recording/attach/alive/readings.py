@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import hashlib
 import itertools
@@ -28,6 +29,7 @@ __all__ = [
     "Reading",
     "Tensors",
     "folded",
+    "gradients_of",
     "handed_to",
     "is_leaf",
     "learning_rates",
@@ -91,18 +93,23 @@ class Held:
             self._put(out, places, name, parameter, mains.get(id(parameter)))
         return Reading(out, places)
 
-    def gradients(self) -> Reading:
+    def gradients(self, begun: Mapping[int, tuple[torch.Tensor]] = _NOTHING) -> Reading:
         """The gradients that there are: ``main_grad`` where Megatron's DDP keeps it, else ``grad``.
 
         Sparse ones are read as their indices and values, for `to_dense` would allocate. With the distributed
         optimizer, a rank has the sum over ranks of its own slice only.
+
+        Args:
+            begun: What the step began with (`gradients_of`): it may have let go of some.
         """
         out, places = Tensors(), Places()
         mains = self._mains()
         for name, parameter in self.parameters.items():
             grad = getattr(parameter, "main_grad", None)
             if grad is None and (grad := parameter.grad) is None:
-                continue
+                if (freed := begun.get(id(parameter))) is None:
+                    continue
+                (grad,) = freed
             if grad.is_sparse:
                 out |= {f"{name}.indices": grad._indices(), f"{name}.values": grad._values()}
             elif mains:
@@ -223,6 +230,17 @@ class Held:
         out[name] = tensor
         if place is not None:
             places[name] = place
+
+
+def gradients_of(optimizer: Any) -> dict[int, tuple[torch.Tensor]]:
+    """The gradients that there are, by id of their parameter.
+
+    Each is alone in a tuple: a mapping to tensors of these shapes would pass for a copy of the parameters.
+    """
+    with contextlib.suppress(Exception):  # of whatever passes for an optimizer: who reads it says what is wrong with it
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        return {id(p): (grad,) for p in parameters if (grad := p.grad) is not None}
+    return {}
 
 
 def handed_to(optimizer: Any) -> list[Any]:

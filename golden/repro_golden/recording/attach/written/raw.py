@@ -16,7 +16,7 @@ from typing import Any
 
 from repro_golden.trace.model import METRIC
 
-__all__ = ["NORM", "SHOWN", "RawLog", "as_metric", "cut_short", "number_of"]
+__all__ = ["FOUND", "NORM", "SHOWN", "RawLog", "as_metric", "cut_short", "number_of"]
 
 
 class RawLog:
@@ -96,6 +96,9 @@ def cut_short(raw: Path) -> bool:
 NORM = "?norm"
 """In a name, before the p of a p-norm of which each rank has its shards' part."""
 
+FOUND = "?skipped"
+"""The name of a tensor that is not 0 where an optimizer left its step out: then it is the metric `skipped`."""
+
 SHOWN = "?shown/"
 """Begins the name of a metric that was read from free text: a trace shows it and has no row of it."""
 
@@ -117,9 +120,12 @@ def number_of(row: Any) -> float:
 
 
 def as_metric(row: Any, names: frozenset[str]) -> Any:
-    """The row of a tensor of one number as that of a metric, where that is what was logged."""
+    """The row of a tensor of one number as that of a metric, where that is what was logged; None where nothing was."""
     from repro_golden.trace.writer import metric_row
 
+    if row.name.endswith(FOUND):
+        skipped = row.name.removesuffix(FOUND) + "skipped"
+        return metric_row(row.phase, skipped, 1.0) if number_of(row) else None
     if row.name not in names or row.shape not in ((), (1,)) or row.dtype == METRIC:
         return row
     return metric_row(row.phase, row.name, number_of(row))
