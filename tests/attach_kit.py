@@ -286,3 +286,14 @@ def row(trace: Trace, step: int, phase: str, name: str) -> Row:
     row = trace.row(step, phase, name)
     assert row is not None, (step, phase, name, [r.name for r in trace.rows(step)])
     return row
+
+
+def traced(folder: Path, program: str, out: str, options: tuple[str, ...], *arguments: str) -> tuple[Trace, str]:
+    """The trace of a program, and what it printed."""
+    (folder / "program.py").write_text(program)
+    two = "torch.distributed" in program
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2") if two else ()
+    command = [sys.executable, *launcher, "program.py", *arguments]
+    done = warm_kit.run([sys.executable, "-m", "repro", "trace", "--out", out, *options, "--", *command], folder)
+    assert done.returncode == 0, done.stderr
+    return Trace(folder / out), done.stdout

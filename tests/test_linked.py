@@ -403,7 +403,11 @@ def test_an_empty_folder_may_decide(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("again", "recorded", "told"),
     [
-        (2.0, "a", r"two replays of a agree, and its golden run.* does not \(it differs at step 0.* has local\.json"),
+        (
+            2.0,
+            "a",
+            r"two replays of a agree, and its golden run.* does not \(it differs at step 0.* may be local\.json",
+        ),
         (2.0, "z", r"it was recorded at z, which has other files outside of train\.py: widen that .*else what decides"),
         (3.0, "a", ""),
     ],

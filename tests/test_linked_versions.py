@@ -16,11 +16,10 @@ from history_kit import start as toy
 from test_dvc_stages import dvc
 from test_linked import JUDGE, case, worktree
 
-from repro_golden.base.errors import ReproError
+from repro_golden.base.errors import AbsentError, ReproError
 from repro_golden.repository.checkout import find_checkout
 from repro_golden.repository.dvc_files import beside, named
 from repro_golden.repository.git import Git
-from repro_golden.repository.linked import OtherDataError
 from repro_golden.repository.worktrees import Worktrees
 from repro_golden.store.golden import Store
 
@@ -53,7 +52,7 @@ def test_the_commit_that_changes_the_data_is_named(repo: Repo) -> None:
         assert json.loads(done.stdout)["culprit"]["commit"] == culprit, done.stderr
     in_place = "import sys; sys.exit(int(open(sys.argv[1]).read()) < 5)"
     done = repo.repro(*BY_EXIT, f"{good}..HEAD", "--", sys.executable, "-c", in_place, "{root}/data/limit")
-    assert done.returncode == 2 and "GOOD cannot be tested: has other data: data/limit is not what" in done.stderr
+    assert done.returncode == 2 and "GOOD cannot be tested: lacks what it needs: data/limit is not what" in done.stderr
 
 
 def test_a_folder_of_another_commit(repo: Repo) -> None:
@@ -117,7 +116,7 @@ def test_data_that_is_not_here(repo: Repo, how: str, why: str) -> None:
         (repo.root / "data" / "other").touch()
     with worktree(repo, "data"):
         pass
-    with pytest.raises(OtherDataError, match=why), worktree(repo, "data", commit="HEAD~1"):
+    with pytest.raises(AbsentError, match=why), worktree(repo, "data", commit="HEAD~1"):
         pass
 
 
@@ -211,7 +210,7 @@ def test_commands_on_data_of_commits(tmp_path: Path) -> None:
             if kept.is_file() and kept.read_text() == "3":
                 kept.unlink()
         shutil.rmtree(repo.root / ".git" / "repro")
-    assert "has other data: data/seed is not what it is in your checkout" in result["reason"]
+    assert "lacks what it needs: data/seed is not what it is in your checkout" in result["reason"]
     (repo.root / "data" / "seed").write_text("5")
     for command in (["golden", "record"], ["golden", "verify"], ["bisect", f"{base}..HEAD", "--case"]):
         done = repo.repro(*command, "toy")

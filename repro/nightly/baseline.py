@@ -18,7 +18,7 @@ from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.answers import Answer
 from repro_bisect.probe.progress import Event, Watch
-from repro_bisect.probe.reasons import OTHER_DATA
+from repro_bisect.probe.reasons import ABSENT
 from repro_bisect.probe.request import Request
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.base.observed import tellings
@@ -275,7 +275,7 @@ def _last_green(tonight: Tonight) -> Judgement:
     base, cached = _replayed(tonight, good, fresh=False, run=0)
     if not isinstance(base, Trace):
         why = failure(base)
-        status: Status = "not judged" if why.startswith(OTHER_DATA) else "error"
+        status: Status = "not judged" if why.startswith(ABSENT) else "error"
         return _judgement(status, f"{name} cannot be replayed: {why}", baseline)
     baseline = replace(baseline, chain=base.chain)
     compared = compare_traces(base, tonight.trace, case.compare)

@@ -158,10 +158,7 @@ class Prober:
         around, began = self._around.of(case), time.monotonic()
         stood = around.moment
         with scratch_folder(self._scratch, "states") as folder:
-            try:
-                outcome = self._run(task, folder, cancel, progress)
-            except AbsentError:  # which its probe says
-                return
+            outcome = self._run(task, folder, cancel, progress)
             trace = _trace(folder / "trace")
             if outcome.failure is None and around.lasted(stood):
                 states.keep(folder / "states", kept)
@@ -378,10 +375,7 @@ class Prober:
         self._tried.add((key, asked.run))
         stood = around.moment
         with scratch_folder(self._scratch, "probe") as folder:
-            try:
-                outcome = self._run(task, folder, cancel, progress)
-            except AbsentError as error:  # not journalled: it may be brought before the next search
-                return Skip(f"lacks what it needs: {error}")
+            outcome = self._run(task, folder, cancel, progress)
             trace = _trace(folder / "trace")
             reason = reason_of(outcome.failure, self.git) if outcome.failure else ""
             own = trace if _ran_itself(outcome) else None
@@ -408,11 +402,13 @@ class Prober:
         return Code(outcome.code) if outcome.code is not None else Trace(trace_path)
 
     def _run(self, task: Task, folder: Path, cancel: threading.Event | None, progress: Progress | None) -> Outcome:
-        if progress is None:
-            return self.executor.run(task, folder, cancel)
-        if not isinstance(task.predicate, Exit):  # whose programs leave no trace that could grow
+        if progress and not isinstance(task.predicate, Exit):  # whose programs leave no trace that could grow
             progress(0, task.steps)
-        return self.executor.run(task, folder, cancel, lambda steps: progress(steps, task.steps))
+        told = None if progress is None else lambda steps: progress(steps, task.steps)
+        try:
+            return self.executor.run(task, folder, cancel, told)
+        except AbsentError as error:
+            return Outcome(ChildFailure("absent", -1, str(error), str(folder / "log")))
 
     def _diagnosis(self, failure: ChildFailure) -> str:
         log = Path(failure.log)

@@ -7,10 +7,10 @@ from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.git import Git
 from repro_golden.repository.linked import leads_out
 
-__all__ = ["MOVED", "OTHER_CODE", "OTHER_DATA", "depends_on_the_question", "reason_of"]
+__all__ = ["ABSENT", "MOVED", "OTHER_CODE", "depends_on_the_question", "reason_of"]
 
+ABSENT = "lacks what it needs"
 OTHER_CODE = "does not run its own code"
-OTHER_DATA = "has other data"
 _OUT_OF_TIME = "runs out of time"
 _CRASHES = "crashes at step"
 _UNRECORDED = "is not recorded whole from step"
@@ -35,7 +35,7 @@ def reason_of(failure: ChildFailure, git: Git) -> str:
         "record": f"{_UNRECORDED} {failure.step}",
         "timeout": _OUT_OF_TIME,
         "other": OTHER_CODE,
-        "data": OTHER_DATA,
+        "absent": ABSENT,
     }[failure.stage]
     return without_colours(f"{what}: {failure.message}{leads_out(git, failure.message)}")
 
@@ -43,6 +43,6 @@ def reason_of(failure: ChildFailure, git: Git) -> str:
 def depends_on_the_question(reason: str) -> bool:
     """Whether asking again may have another answer.
 
-    With another number of steps it takes other time, or ends before a crash; and data may have been fetched since.
+    With another number of steps it takes other time, or ends before a crash; what was not here may have been fetched.
     """
-    return reason.startswith((_OUT_OF_TIME, _CRASHES, _UNRECORDED, MOVED, OTHER_DATA))
+    return reason.startswith((_OUT_OF_TIME, _CRASHES, _UNRECORDED, MOVED, ABSENT))

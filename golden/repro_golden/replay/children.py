@@ -44,7 +44,7 @@ __all__ = [
     "watched",
 ]
 
-Stage = Literal["import", "contract", "build", "load", "start", "step", "record", "timeout", "other", "data"]
+Stage = Literal["import", "contract", "build", "load", "start", "step", "record", "timeout", "other", "absent"]
 
 BITS_DEFAULTS = {
     "PYTHONHASHSEED": "0",

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
-from repro_golden.base.errors import ReproError
+from repro_golden.base.errors import AbsentError, ReproError
 from repro_golden.case.file import Case
 from repro_golden.repository.code_key import not_code
 from repro_golden.repository.dvc_files import content_of, named, overlap
@@ -27,7 +27,6 @@ from repro_golden.repository.git import Git
 __all__ = [
     "LEADS_OUT",
     "Linked",
-    "OtherDataError",
     "beside_commits",
     "data_of",
     "in_few_words",
@@ -42,10 +41,6 @@ _NOT_DATA = (".git", "__pycache__")
 """Folders that are no data: as little of them is part of a probe's key."""
 _SHOWN = 4
 """Files that a sentence names."""
-
-
-class OtherDataError(ReproError):
-    """DVC's files of a commit name other data than the checkout's, and it cannot be put into a worktree."""
 
 
 class Linked:
@@ -96,7 +91,7 @@ class Linked:
         """Link everything into a worktree that holds its commit's files.
 
         Raises:
-            OtherDataError: the commit names other data, which is not here.
+            AbsentError: the commit names other data, which is not here.
         """
         other = self._of_commit(tree)
         commits_own: set[str] = set()  # and what would lie behind it: a commit's symlink may lead anywhere
@@ -124,7 +119,7 @@ class Linked:
         """The paths at which a worktree's commit has other data than the checkout, with the files to link below each.
 
         Raises:
-            OtherDataError: it is not here, or what lies beside it may be made of the checkout's.
+            AbsentError: it is not here, or what lies beside it may be made of the checkout's.
         """
         theirs = named(self._git.at(tree), self._data)
         other = dict[str, Mapping[str, Path]]()
@@ -141,19 +136,19 @@ class Linked:
     def _from_cache(self, name: str, fact: str | None) -> Mapping[str, Path]:
         """Files of DVC's cache that are linked for a path, by where."""
         if not fact:
-            raise OtherDataError(f"DVC's files name {name} in your checkout, and not in this commit")
+            raise AbsentError(f"DVC's files name {name} in your checkout, and not in this commit")
         what = f"{name} is not what it is in your checkout, by DVC's files"
         if any(overlap(name, path) for path in self._in_place):
-            raise OtherDataError(f"{what}, and the command reads it there: name it without {{root}}/, and --link it")
+            raise AbsentError(f"{what}, and the command reads it there: name it without {{root}}/, and --link it")
         if name in self._ours and not os.path.lexists(self._root / name):
-            raise OtherDataError(f"{what}, and neither is here: `dvc pull {name}`, or link what is read alone")
+            raise AbsentError(f"{what}, and neither is here: `dvc pull {name}`, or link what is read alone")
         if self._unnamed:
-            raise OtherDataError(
+            raise AbsentError(
                 f"{what}, and {self._unnamed}, which is linked beside it, is named by none: it may be made of that, so "
                 "link what is read alone"
             )
         if (files := content_of(self._root, name, fact)) is None:
-            raise OtherDataError(f"{what}, and not in DVC's cache: `dvc fetch --all-commits {name}` brings it")
+            raise AbsentError(f"{what}, and not in DVC's cache: `dvc fetch --all-commits {name}` brings it")
         links = set(map(str, self._names))
         return {path: kept for path, kept in files.items() if _within(path, links)}
 

@@ -59,8 +59,8 @@ class Worktrees:
 
         Raises:
             MachineFailureError: git could not make it.
-            OtherDataError: see `Linked.put`.
-            ReproError: a submodule or LFS object of the commit is not here, or what is linked was changed meanwhile.
+            AbsentError: a submodule, an LFS object or linked data of the commit is not here.
+            ReproError: what is linked was changed meanwhile.
         """
         # no part of the commit's id in it: a program whose numbers rest on its folder is to differ from itself
         path = Path(tempfile.mkdtemp(prefix="at-", dir=self._folder)) / "tree"

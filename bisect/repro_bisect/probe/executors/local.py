@@ -17,10 +17,8 @@ from repro_bisect.probe.executors.extensions import own_extensions, without_lock
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 from repro_golden.recording.attach.identify import marked
-from repro_golden.replay.children import ChildFailure
 from repro_golden.replay.ranks import free_port
 from repro_golden.repository.checkout import Checkout
-from repro_golden.repository.linked import OtherDataError
 from repro_golden.repository.worktrees import Worktrees
 from repro_golden.repository.written import deciding
 from repro_golden.subjects import build_of
@@ -68,12 +66,9 @@ class Local:
         self, task: Task, folder: Path, cancel: threading.Event | None, progress: Callable[[int], None] | None = None
     ) -> Outcome:
         """See `Executor.run`."""
-        try:
-            with self._slot() as variables, self._worktrees.at(task.commit, task.tree) as place:
-                where = replace(place, variables=variables)
-                return perform(task.case or self._case, where, self._rollouts, task, folder, cancel, progress)
-        except OtherDataError as error:
-            return Outcome(ChildFailure("data", -1, str(error), str(folder / "log")))
+        with self._slot() as variables, self._worktrees.at(task.commit, task.tree) as place:
+            where = replace(place, variables=variables)
+            return perform(task.case or self._case, where, self._rollouts, task, folder, cancel, progress)
 
     @contextlib.contextmanager
     def _slot(self) -> Iterator[Mapping[str, str]]:
