@@ -119,7 +119,7 @@ def severities(findings: list[Finding]) -> list[str]:
         ({"update": np.arange(16)}, ["error"], "parameters moved"),
         ({"advantages": np.zeros(96)}, ["error"], "advantages are not constant"),
         ({"advantages": None}, [], ""),
-        ({"grad_norm": None, "grad": None}, ["warning", "warning"], "no gradient was observed"),
+        ({"grad_norm": None, "grad": None}, ["warning"], "no gradient was observed"),
     ],
 )
 def test_runs_that_guard_nothing(tmp_path: Path, other: dict[str, Any], expected: list[str], text: str) -> None:
