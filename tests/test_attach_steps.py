@@ -26,6 +26,7 @@ from repro_golden.trace import Header, Row, Trace
 from repro_golden.trace.families import optimizers
 from repro_golden.trace.frames import pack
 from repro_golden.trace.model import RECORDER
+from repro_golden.trace.rounds import Order
 from repro_golden.trace.signals import Signals
 from repro_golden.trace.step import Step
 from repro_golden.trace.writer import metric_row
@@ -244,6 +245,23 @@ def test_each_step_of_a_trace_is_found_in_each_ranks_own_order(
             at, _, met = planted[rank if planted[1:] else 0]
             assert met == order[at] + (f"@{rank}" if planted[1:] else "")
             assert may_be((step, "update", name), (at, "update", order[at]), len(labels))
+
+
+@pytest.mark.parametrize(
+    "raw", [None, 5, [5], [[1]], [["x", [[0, 0]]]], {"0": []}, [[2, [[0]]]], [[1, []]], [[0, [[0, 0]]]]]
+)
+def test_rounds_in_no_such_form_tell_nothing(raw: object) -> None:
+    """A closing line that is damaged there leaves the trace's order."""
+    assert Order.read(raw).around(0) is None
+
+
+def test_a_round_is_found_wherever_it_lies() -> None:
+    """The steps of a round have its first one, and its order, behind others of other lengths."""
+    alone, both = [[0, 0]], [[1, 0], [0, 1]]
+    order = Order.read([[4, alone], [1, both], [1, alone], [2, both]])
+    firsts = [0, 1, 2, 3, 4, 4, 6, 7, 7, 9, 9]
+    assert [found and found[0] for found in map(order.around, range(12))] == [*firsts, None]
+    assert [len(found[1]) for found in map(order.around, range(11)) if found] == [1, 1, 1, 1, 2, 2, 1, 2, 2, 2, 2]
 
 
 def test_what_one_rank_lacks_is_told() -> None:

@@ -18,7 +18,7 @@ __all__ = ["implicit_files", "own_caches"]
 _MADE = ("generator", "spark", "sql")
 """Kinds of datasets that a program makes: what they are kept by says nothing of what it makes of them."""
 _LEFT = ("cache-*.arrow", "tmp*", "*.lock", "*.incomplete")
-"""What transformations leave beside the data, or what is not finished, files and folders."""
+"""Files that transformations leave beside the data, or that are not finished."""
 _BY_CONTENT = ("evaluate_modules", "datasets_modules")
 """Modules that are kept under a digest of their code. Without the hub there is no other place to find them."""
 _SMALL = 1 << 20
@@ -69,32 +69,29 @@ def _expanded(path: str, variables: Mapping[str, str], root: Path) -> Path:
 
 
 def _ignored(_: str, names: Iterable[str]) -> list[str]:
-    return [name for name in names if name == "__pycache__" or _is_left(name)]
-
-
-def _is_left(name: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, left) for left in _LEFT)
+    return [name for name in names if name == "__pycache__" or name.endswith(".lock")]
 
 
 def _link(cache: Path, own: Path) -> None:
     """The folders of a cache anew, with links to its files: what is written beside one stays in the run's own."""
-    made, above = dict[Path, os.stat_result](), {cache: frozenset[tuple[int, int]]()}
+    made, met = dict[Path, os.stat_result](), dict[tuple[int, int], Path]()
     for place, below, names in os.walk(cache, followlinks=True):
         here, status = Path(place), os.stat(place)  # noqa: PTH116 - tens of thousands of files
-        number = (status.st_dev, status.st_ino)
-        if number in above[here]:  # by a link that leads back
+        folder, number = own / here.relative_to(cache), (status.st_dev, status.st_ino)
+        if number in met:  # there are several links to it, of which one may lead back
+            folder.symlink_to(met[number])
             below.clear()
             continue
-        folder = own / here.relative_to(cache)
+        met[number] = folder
         folder.mkdir(parents=True, exist_ok=True)
         made[folder] = status
         whole = here == cache / "downloads" / "extracted"  # each archive is one, which nobody writes into
         for name in [*names, *(below if whole else ())]:
-            if not _is_left(name):
+            if not any(fnmatch.fnmatchcase(name, left) for left in _LEFT):
                 with contextlib.suppress(OSError):  # it is there, or gone
                     _put(here / name, folder / name)
-        below[:] = [n for n in below if not (whole or _is_left(n) or (here == cache and n in _MADE))]
-        above |= {here / name: above[here] | {number} for name in below}
+        made_here = _MADE if here == cache else ()
+        below[:] = [n for n in below if not (whole or n.endswith(".incomplete") or n in made_here)]
     for folder, status in reversed(made.items()):
         os.utime(folder, ns=(status.st_atime_ns, status.st_mtime_ns))
 

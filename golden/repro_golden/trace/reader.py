@@ -18,7 +18,7 @@ from repro_golden.fingerprint.definition import SCHEME, reference_in_pieces
 from repro_golden.trace import columns, frames
 from repro_golden.trace.families import is_norm, masks, optimizer_of, skipped
 from repro_golden.trace.model import FORMAT, Header, NotFinite, Row, StepRecord, checked, dump_path, root
-from repro_golden.trace.rounds import round_around
+from repro_golden.trace.rounds import Order
 from repro_golden.trace.step_log import STEPS, IndexedSteps, StepLog, indexed
 from repro_golden.trace.writer import HEADER
 
@@ -34,6 +34,8 @@ class Trace:
             do not count.
         end: The recorder's closing line (why it stopped), or None when it never got that far.
     """
+
+    _told: tuple[Any, Order] | None = None  # what the closing line had of it, as read
 
     def __init__(self, directory: Path) -> None:
         """Open a trace.
@@ -143,8 +145,10 @@ class Trace:
 
         One alone where nothing tells: in a program of one optimizer, and where each rank has an order of its own.
         """
-        orders = (self.end or {}).get("rounds", ())
-        found = round_around(orders[0], index) if len(orders) == 1 else None
+        orders = (self.end or {}).get("rounds")
+        if self._told is None or self._told[0] is not orders:
+            self._told = (orders, Order.read(orders[0] if isinstance(orders, list) and len(orders) == 1 else None))
+        found = self._told[1].around(index)
         if found is None:
             return [index]
         first, order = found

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from repro_golden.trace.families import BESIDE, family, plain
 from repro_golden.trace.model import dump_path
-from repro_golden.trace.rounds import Rounds, round_around
+from repro_golden.trace.rounds import Order, Rounds
 
 __all__ = ["IN_ORDER", "At", "as_met", "as_planted", "dump_name", "may_be", "take_dumps", "told_apart"]
 
@@ -45,7 +45,7 @@ def as_met(rounds: Rounds, first: int, at: At) -> At:
     step, phase, name = at
     if family(phase, name) in BESIDE:  # as it was after the step of a round that was made last
         return at
-    found = round_around(rounds, step - first)
+    found = Order.read(rounds).around(step - first)
     if found is None:
         return at
     begin, order = found

@@ -36,8 +36,8 @@ class Settings:
         dump: ``[step, phase, name]``, as a trace has them, of signals whose whole content is written.
         home: The user's checkout, when `place` is another.
         place: The code under test.
-        alone: Whether no module may come from another working tree (`attach.strangers`), and what `datasets` kept of
-            another run is not used.
+        alone: Whether no module may come from another working tree (`attach.strangers`), nor what `datasets` made of
+            data from another run.
         operations: The step whose operations are recorded, as `children.Run.operations` has it, counted from the first
             that the process makes.
         recorder: Whether steps are looked at at all; without it only `entry` is served.

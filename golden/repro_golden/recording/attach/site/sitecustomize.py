@@ -234,15 +234,29 @@ def _watch_imports() -> None:
     atexit.register(look)
 
 
-def _keep_nothing(fingerprint: Any) -> None:
-    """Have `datasets` make anew what a function made of data, but where the user named the cache.
+def _keep_apart(arrow_dataset: Any) -> None:
+    """Have `datasets` keep in the run's own cache what a function made of data that lie elsewhere.
 
-    It lies beside the data, which may be anywhere, and is found by the function's name: that of another commit's, too.
+    It would lie beside them, and is found by the function's name: that of another commit's, too. Where the user named
+    the cache it stays there.
     """
+    import hashlib
     import json
 
-    if os.environ.get("HF_DATASETS_CACHE", "").startswith(json.loads(_asked)["out"] + os.sep):
-        fingerprint.disable_caching()
+    own, theirs = os.environ.get("HF_DATASETS_CACHE", ""), arrow_dataset.Dataset._get_cache_file_path
+    if not own.startswith(json.loads(_asked)["out"] + os.sep):
+        return
+
+    def path_of(dataset: Any, fingerprint: str) -> str:
+        path = str(theirs(dataset, fingerprint))
+        if not dataset.cache_files or path.startswith(own + os.sep):
+            return path
+        folder, name = os.path.split(path)
+        folder = os.path.join(own, "beside", hashlib.sha256(folder.encode()).hexdigest()[:16])  # noqa: PTH118
+        os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+        return os.path.join(folder, name)  # noqa: PTH118
+
+    arrow_dataset.Dataset._get_cache_file_path = path_of
 
 
 def _enter() -> None:
@@ -275,7 +289,7 @@ finally:
         _asked = os.environ["REPRO_TRACE"]
         if '"alone": true' in _asked:
             _watch_imports()
-            When("datasets.fingerprint", _keep_nothing)
+            When("datasets.arrow_dataset", _keep_apart)
         if '"entry": {' in _asked:
             _enter()
         if '"entry": {' in _asked or '"recorder": false' not in _asked:
