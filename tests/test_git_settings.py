@@ -304,7 +304,13 @@ def test_what_git_cannot_do_is_one_line(tmp_path: Path) -> None:
 def test_only_one_place_starts_git() -> None:
     """No module but git's own starts git, so that none forgets the settings."""
     source = Path(__file__).parent.parent
-    allowed = {("repository", "git.py"), ("repository", "git_environment.py"), ("demo", "run.py")}
+    # identify runs in the Pythons of programs, with the standard library alone
+    allowed = {
+        ("repository", "git.py"),
+        ("repository", "git_environment.py"),
+        ("demo", "run.py"),
+        ("attach", "identify.py"),
+    }
     for folder in ("golden", "bisect", "repro"):
         for path in (source / folder).rglob("*.py"):
             text = path.read_text()

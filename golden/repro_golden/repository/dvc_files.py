@@ -1,6 +1,6 @@
 """What DVC's files (``X.dvc``, ``dvc.lock``) say of data: which content belongs at a path, in a checkout or a commit.
 
-They are read without DVC, as it writes them. What is in another form names something all the same: its own text.
+They are read without DVC. What is in another form names something all the same: its own text.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from repro_golden.repository.git import Git
 
@@ -37,10 +38,7 @@ Names = dict[str, str]
 LITTLE = 1 << 26
 _MD5 = re.compile(r"[0-9a-f]{32}(?:\.dir)?")
 _SUFFIX = ".dir"
-_KEY = re.compile(r"(\s*)(- )?\s*([\w.]+):(?:\s+(.*))?")
-_OUTS = re.compile(r"( *)outs:\s*")
 _TORN = re.compile(r"^<<<<<<< ", re.MULTILINE)
-_WDIR = re.compile(r"^wdir:\s*(.+)$", re.MULTILINE)
 _STAGES_WDIR = re.compile(r"^\s+wdir:", re.MULTILINE)
 _LOCK = "dvc.lock"
 POINTERS = (":(top,glob)**/*.dvc", f":(top,glob)**/{_LOCK}")
@@ -98,75 +96,43 @@ def named(git: Git, paths: Sequence[str]) -> Names:
 
 def _outputs(root: Path, file: PurePosixPath) -> Iterator[tuple[str, str]]:
     try:
-        text = (root / file).read_text(encoding="utf-8")
+        content = (root / file).read_bytes()
     except OSError:  # a folder's name, or removed in the checkout
         return
-    except ValueError:
-        text = ""
-    folder = PurePosixPath(*file.parts[:-1])
-    unsure = False
+    stages = list(_stages(content, lock=file.name == _LOCK))
+    if not stages:
+        yield f"{file}:", _text(content)
+    dvc_yaml, unsure = root / file.parent / "dvc.yaml", False
     if file.name == _LOCK:
         with contextlib.suppress(OSError, ValueError):
-            unsure = bool(_STAGES_WDIR.search((root / folder / "dvc.yaml").read_text(encoding="utf-8")))
-    elif wdir := _WDIR.search(text):
-        folder /= _plain(wdir[1])
-    if not text or _TORN.search(text):
-        yield f"{file}:", _text(text)
+            unsure = bool(_STAGES_WDIR.search(dvc_yaml.read_text(encoding="utf-8")))
+    for stage in stages:
+        folder = file.parent / str(stage.get("wdir") or "")
+        for out in stage.get("outs") or []:
+            entry = {str(key): value for key, value in out.items() if key not in _SAY_NOTHING}
+            path = str(entry.pop("path", ""))
+            md5, own = str(entry.get("md5", "")), entry.get("hash") == "md5"
+            fact = md5 if own and _MD5.fullmatch(md5) else _text(repr(sorted(entry.items())).encode())
+            where = posixpath.normpath(folder / path)
+            yield (f"{file}: {path}" if unsure or not path or where.startswith(("..", "/")) else where), fact
+
+
+def _stages(content: bytes, *, lock: bool) -> Iterator[dict[str, Any]]:
+    """The stages of a file of DVC's; none of one in another form, or with both sides of a merge."""
+    from ruamel.yaml import YAML  # late: most repositories have no such file
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        whole = YAML(typ="safe").load(content)
+        stages = list((whole.get("stages") or {}).values() if lock else [whole])
+        if all(isinstance(out, dict) for stage in stages for out in stage.get("outs") or []):
+            yield from stages
+    except (YAMLError, ValueError, TypeError, AttributeError):
         return
-    for entry in _entries(text):
-        path = entry.pop("path", "")
-        md5, own = entry.get("md5", ""), entry.get("hash") == "md5"
-        fact = md5 if own and _MD5.fullmatch(md5) else _text(repr(sorted(entry.items())))
-        where = posixpath.normpath(folder / path)
-        yield (f"{file}: {path}" if unsure or not path or where.startswith(("..", "/")) else where), fact
 
 
-def _text(text: str) -> str:
-    return f"text {hashlib.sha256(text.encode()).hexdigest()}"
-
-
-def _entries(text: str) -> Iterator[dict[str, str]]:
-    """The outputs that a file of DVC's lists."""
-    inside, entry, last = -1, dict[str, str](), ""
-    for line in [*text.splitlines(), "end:"]:
-        indent = len(line) - len(line.lstrip())
-        begins = line.lstrip().startswith("- ")
-        if inside >= 0 and (indent < inside or (indent == inside and not begins)) and line.strip():
-            if entry:
-                yield {key: _plain(value) for key, value in entry.items()}
-            inside, entry = -1, {}
-        if inside < 0:
-            if match := _OUTS.fullmatch(line):
-                inside, at = len(match[1]), -1
-            continue
-        if begins and at in (-1, indent):
-            if entry:
-                yield {key: _plain(value) for key, value in entry.items()}
-            entry, at = {}, indent
-        key = _KEY.fullmatch(line)
-        if key and indent + (2 if begins else 0) == at + 2 and (not begins or indent == at):
-            last = key[3]
-            if last not in _SAY_NOTHING:
-                entry[last] = key[4] or ""
-        elif last in entry:  # the rest of a long value, or what lies below a key
-            entry[last] = _folded(entry[last], line.strip())
-
-
-def _folded(value: str, more: str) -> str:
-    if value.startswith('"') and value.endswith("\\"):  # an escaped line end stands for nothing
-        return value[:-1] + more
-    return f"{value} {more}".strip()
-
-
-def _plain(value: str) -> str:
-    """The text of a scalar."""
-    value = value.strip()
-    if len(value) > 1 and value[0] == '"' == value[-1]:
-        try:
-            return str(json.loads(re.sub(r"\\x(?=..)", r"\\u00", value.replace("\\ ", " "))))
-        except ValueError:
-            return value
-    return value[1:-1].replace("''", "'") if len(value) > 1 and value[0] == "'" == value[-1] else value
+def _text(content: bytes) -> str:
+    return f"text {hashlib.sha256(content).hexdigest()}"
 
 
 # -- content, by DVC's names for it
