@@ -237,7 +237,8 @@ def gradients_of(optimizer: Any) -> dict[int, tuple[torch.Tensor]]:
 
     Each is alone in a tuple: a mapping to tensors of these shapes would pass for a copy of the parameters.
     """
-    with contextlib.suppress(Exception):  # of whatever passes for an optimizer: who reads it says what is wrong with it
+    # of whatever passes for an optimizer: who reads it says what is wrong with it, and a handler's exception passes
+    with contextlib.suppress(AttributeError, KeyError, TypeError):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         return {id(p): (grad,) for p in parameters if (grad := p.grad) is not None}
     return {}
