@@ -25,7 +25,7 @@ def checkpoint():
     return {
         "model": {name: digits(t) if t.is_quantized else t for name, t in model.state_dict().items()},
         "weights": digits(weights),
-        "config": {"act": "relu", "seed": 2**63 + 1, "out": "runs/one"},
+        "facts": {"act": "relu", "seed": 2**63 + 1, "out": "runs/one"},
         "state": [list(recent), nested],
     }
 
@@ -38,4 +38,4 @@ for step in range(3):
     optimizer.state[model.weight] |= {"recent": collections.deque(recent), "nested": nested}
     print(f"step {step}: {{'loss': {loss.item()!r}}}")
     torch.save({"weights": weights}, "weights.bin")
-    torch.save({"config": checkpoint()["config"]}, "last.bin")
+    torch.save({"facts": checkpoint()["facts"]}, "last.bin")
