@@ -91,16 +91,11 @@ def test_a_folder_of_another_commit(repo: Repo) -> None:
         ("lost", "not in DVC's cache: `dvc fetch --all-commits data/x` brings it"),
         ("unnamed", "data/derived, which is linked beside it, is named by none"),
         ("gone", r"neither is here: `dvc pull data/x`"),
-        ("later", "DVC's files name data/x in your checkout, and not in this commit"),
     ],
 )
 def test_data_that_is_not_here(repo: Repo, how: str, why: str) -> None:
     """A commit whose data cannot be had, or may have decided what lies beside it, is not run on other data."""
-    if how != "later":
-        dvc_kit.add(repo, "data/x", "1")
-    else:
-        (repo.root / "data").mkdir()
-        (repo.root / "data" / "kept").touch()
+    dvc_kit.add(repo, "data/x", "1")
     repo.commit("First")
     dvc_kit.add(repo, "data/x", "2")
     (repo.root / "code.py").touch()
@@ -118,6 +113,36 @@ def test_data_that_is_not_here(repo: Repo, how: str, why: str) -> None:
         pass
     with pytest.raises(AbsentError, match=why), worktree(repo, "data", commit="HEAD~1"):
         pass
+
+
+def test_data_that_came_later_is_not_there(repo: Repo) -> None:
+    """A commit of before `dvc add` has none, as git and DVC would have it; what did not change is there as ever."""
+    dvc_kit.add(repo, "data/x", "1")
+    first = repo.commit("First")
+    dvc_kit.add(repo, "data/y", "2")
+    repo.commit("Second")
+    dvc_kit.add(repo, "data/z", "3")  # in no commit yet
+    for link in ("data", "data/x"):
+        with worktree(repo, link, commit=first) as place:
+            assert (place.root / "data" / "x").read_text() == "1" and not (place.root / "data" / "y").exists()
+
+
+def test_the_form_of_dvc_2_and_the_folder_of_a_stage(repo: Repo) -> None:
+    """An md5 of DVC 2 names what that of DVC 3 does, and a stage's outputs lie where it works."""
+    pointer = repo.root / "data" / "x.dvc"
+    dvc_kit.add(repo, "data/x", "1")
+    new = pointer.read_text()
+    pointer.write_text(new.replace("  hash: md5\n", ""))
+    (repo.root / "dvc.yaml").write_text("stages:\n  train:\n    cmd: true\n    wdir: sub\n    outs: [m]\n")
+    lock = "schema: '2.0'\nstages:\n  train:\n    outs:\n    - path: m\n      hash: md5\n      md5: {}\n"
+    (repo.root / "dvc.lock").write_text(lock.format("1" * 32))
+    old = repo.commit("DVC 2")
+    pointer.write_text(new)
+    (repo.root / "dvc.lock").write_text(lock.format("2" * 32))
+    repo.commit("DVC 3")
+    assert "hash" not in pointer.read_text().replace(new, "") and named(Git(repo.root), ["sub"]) == {"sub/m": "2" * 32}
+    with worktree(repo, "data", commit=old) as place:
+        assert (place.root / "data" / "x").read_text() == "1"
 
 
 def test_what_names_data_is_code(repo: Repo) -> None:

@@ -163,6 +163,21 @@ def test_what_a_package_reads_beside_its_code(tmp_path: Path, what: str) -> None
         exit_code(case(), place, tmp_path / "log")
 
 
+def test_a_test_of_the_checkouts_own(tmp_path: Path) -> None:
+    """A new test that no commit has is run at each of them, whatever else of the tests a commit changes."""
+    place, home = put(tmp_path, "home"), Repo(tmp_path / "home")
+    for root in (place.root, home.root):
+        (root / "tests").mkdir()
+        (root / "tests" / "conftest.py").touch()
+        (root / "tests" / "test_old.py").write_text(str(root))
+        (root / "NEWS.md").write_text(str(root))
+    home.commit("Tests")
+    (home.root / "tests" / "test_new.py").touch()
+    tests = home.root / "tests"
+    (place.root / "train.py").write_text(f"import sys\nsys.path.insert(0, {str(tests)!r})\nimport conftest, test_new\n")
+    assert exit_code(case(), place, tmp_path / "log") == 0
+
+
 def test_a_recorded_program_that_reads_beside_its_code(tmp_path: Path) -> None:
     """Its steps are another's where only data of the package is, and so is a check."""
     place = put(tmp_path, "home", early="import lib")

@@ -6,14 +6,13 @@ They are read without DVC. What is in another form names something all the same:
 from __future__ import annotations
 
 import configparser
-import contextlib
 import hashlib
 import json
 import os
 import posixpath
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -30,6 +29,7 @@ __all__ = [
     "named",
     "overlap",
     "place_of",
+    "same",
 ]
 
 Names = dict[str, str]
@@ -39,7 +39,8 @@ LITTLE = 1 << 26
 _MD5 = re.compile(r"[0-9a-f]{32}(?:\.dir)?")
 _SUFFIX = ".dir"
 _TORN = re.compile(r"^<<<<<<< ", re.MULTILINE)
-_STAGES_WDIR = re.compile(r"^\s+wdir:", re.MULTILINE)
+_OLD = "by DVC 2 "
+"""Before an md5 for which line ends of a text did not count."""
 _LOCK = "dvc.lock"
 POINTERS = (":(top,glob)**/*.dvc", f":(top,glob)**/{_LOCK}")
 """Pathspecs of all such files."""
@@ -73,6 +74,11 @@ def conflicts(file: str) -> str:
     )
 
 
+def same(one: str | None, other: str | None) -> bool:
+    """Whether two facts, of which one may be of DVC 2, name the same content."""
+    return (one and one.removeprefix(_OLD)) == (other and other.removeprefix(_OLD))
+
+
 def overlap(one: str, other: str) -> bool:
     """Whether a path is another, lies below it, or holds it."""
     a, b = PurePosixPath(one), PurePosixPath(other)
@@ -99,36 +105,50 @@ def _outputs(root: Path, file: PurePosixPath) -> Iterator[tuple[str, str]]:
         content = (root / file).read_bytes()
     except OSError:  # a folder's name, or removed in the checkout
         return
-    stages = list(_stages(content, lock=file.name == _LOCK))
+    stages = _stages(content, root / file.parent / "dvc.yaml" if file.name == _LOCK else None)
     if not stages:
         yield f"{file}:", _text(content)
-    dvc_yaml, unsure = root / file.parent / "dvc.yaml", False
-    if file.name == _LOCK:
-        with contextlib.suppress(OSError, ValueError):
-            unsure = bool(_STAGES_WDIR.search(dvc_yaml.read_text(encoding="utf-8")))
-    for stage in stages:
-        folder = file.parent / str(stage.get("wdir") or "")
+    for stage, below in stages:
         for out in stage.get("outs") or []:
             entry = {str(key): value for key, value in out.items() if key not in _SAY_NOTHING}
             path = str(entry.pop("path", ""))
-            md5, own = str(entry.get("md5", "")), entry.get("hash") == "md5"
-            fact = md5 if own and _MD5.fullmatch(md5) else _text(repr(sorted(entry.items())).encode())
-            where = posixpath.normpath(folder / path)
-            yield (f"{file}: {path}" if unsure or not path or where.startswith(("..", "/")) else where), fact
+            fact, md5 = _text(repr(sorted(entry.items())).encode()), str(entry.get("md5", ""))
+            if _MD5.fullmatch(md5):
+                fact = md5 if entry.get("hash") == "md5" else _OLD + md5 if entry.keys() == {"md5"} else fact
+            where = posixpath.normpath(file.parent / below / path)
+            yield (f"{file}: {path}" if "${" in below or not path or where.startswith(("..", "/")) else where), fact
 
 
-def _stages(content: bytes, *, lock: bool) -> Iterator[dict[str, Any]]:
-    """The stages of a file of DVC's; none of one in another form, or with both sides of a merge."""
+def _stages(content: bytes, described: Path | None) -> list[tuple[dict[str, Any], str]]:
+    """The stages of a file of DVC's, with the folder that each works in, relative to the file's.
+
+    None of one in another form, or with both sides of a merge.
+
+    Args:
+        content: The file's.
+        described: Of a dvc.lock, the dvc.yaml beside it, which alone says in which folder a stage works.
+    """
     from ruamel.yaml import YAML  # late: most repositories have no such file
     from ruamel.yaml.error import YAMLError
 
     try:
         whole = YAML(typ="safe").load(content)
-        stages = list((whole.get("stages") or {}).values() if lock else [whole])
-        if all(isinstance(out, dict) for stage in stages for out in stage.get("outs") or []):
-            yield from stages
-    except (YAMLError, ValueError, TypeError, AttributeError):
-        return
+        if described is None:
+            stages = [(whole, str(whole.get("wdir") or ""))]
+        else:
+            known = (YAML(typ="safe").load(described.read_bytes()) or {}).get("stages") if described.exists() else None
+            stages = [(stage, _folder(known or {}, name)) for name, stage in (whole.get("stages") or {}).items()]
+        if all(isinstance(out, dict) for stage, _ in stages for out in stage.get("outs") or []):
+            return stages
+    except (YAMLError, OSError, ValueError, TypeError, AttributeError):
+        pass
+    return []
+
+
+def _folder(described: Mapping[str, Any], name: str) -> str:
+    """Where a stage of a dvc.yaml works; of one that stands for several, ``${`` may be in it."""
+    stage = described.get(name) or described.get(name.partition("@")[0]) or {}
+    return str(stage.get("do", stage).get("wdir") or "")
 
 
 def _text(content: bytes) -> str:

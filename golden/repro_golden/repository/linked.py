@@ -21,7 +21,7 @@ from typing import TypeAlias
 from repro_golden.base.errors import AbsentError, ReproError
 from repro_golden.case.file import Case
 from repro_golden.repository.code_key import not_code
-from repro_golden.repository.dvc_files import content_of, named, overlap
+from repro_golden.repository.dvc_files import content_of, named, overlap, same
 from repro_golden.repository.git import Git
 
 __all__ = [
@@ -125,7 +125,7 @@ class Linked:
         other = dict[str, Mapping[str, Path]]()
         for name in sorted({**self._ours, **theirs}):
             target, fact = tree / name, theirs.get(name)
-            if fact == self._ours.get(name):
+            if same(fact, self._ours.get(name)):
                 continue
             if os.path.lexists(target) and (not target.is_dir() or (not fact and any(target.iterdir()))):
                 other[name] = {}  # git has it there
@@ -135,9 +135,13 @@ class Linked:
 
     def _from_cache(self, name: str, fact: str | None) -> Mapping[str, Path]:
         """Files of DVC's cache that are linked for a path, by where."""
-        if not fact:
-            raise AbsentError(f"DVC's files name {name} in your checkout, and not in this commit")
+        if not fact and not any(overlap(name, path) for path in self._in_place):
+            return {}  # as git and DVC would have it: the commit has none
         what = f"{name} is not what it is in your checkout, by DVC's files"
+        if ":" in name:
+            raise AbsentError(
+                f"{what}, and nothing tells where it lies: search where that file of DVC's stays the same"
+            )
         if any(overlap(name, path) for path in self._in_place):
             raise AbsentError(f"{what}, and the command reads it there: name it without {{root}}/, and --link it")
         if name in self._ours and not os.path.lexists(self._root / name):
@@ -147,7 +151,7 @@ class Linked:
                 f"{what}, and {self._unnamed}, which is linked beside it, is named by none: it may be made of that, so "
                 "link what is read alone"
             )
-        if (files := content_of(self._root, name, fact)) is None:
+        if (files := content_of(self._root, name, fact or "")) is None:
             raise AbsentError(f"{what}, and not in DVC's cache: `dvc fetch --all-commits {name}` brings it")
         links = set(map(str, self._names))
         return {path: kept for path, kept in files.items() if _within(path, links)}

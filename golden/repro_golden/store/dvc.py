@@ -18,7 +18,7 @@ from repro_golden.base.canonical import digest, write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.extras import require
 from repro_golden.base.processes import StandstillError, output_of, tree_of
-from repro_golden.repository.dvc_files import conflicts, is_little, is_torn, md5_at, overlap
+from repro_golden.repository.dvc_files import conflicts, is_little, is_torn, md5_at, overlap, same
 from repro_golden.repository.git import Git
 from repro_golden.store.pulled import (
     check_pulled,
@@ -295,13 +295,13 @@ class Dvc:
             names: See `repro_golden.repository.dvc_files.named`.
         """
         there = {name: self.root / name for name in names if os.path.lexists(self.root / name)}
-        asked = [name for name, path in there.items() if not is_little(path) or md5_at(path) != names[name]]
+        asked = [name for name, path in there.items() if not is_little(path) or not same(md5_at(path), names[name])]
         if not asked:
             return []
         try:  # which remembers what it has read, and which files a .dvcignore leaves out
             states = json.loads(self.run("data", "status", "--json") or "{}").get("uncommitted", {})
         except ReproError:
-            return [name for name in asked if md5_at(there[name]) != names[name]]
+            return [name for name in asked if there[name].is_file() and not same(md5_at(there[name]), names[name])]
         changed = [name.rstrip("/") for state in states.values() for name in state]
         return [name for name in asked if any(overlap(name, other) for other in changed)]
 

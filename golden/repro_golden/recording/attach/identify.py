@@ -45,7 +45,10 @@ _SETTINGS = frozenset((
     ".tpl", ".txt", ".vocab", ".yaml", ".yml",
 ))  # fmt: skip
 """Endings of what packages ship beside their code and read: settings, templates, vocabularies."""
-_WRITTEN = frozenset(("checkpoints", "lightning_logs", "logs", "mlruns", "multirun", "outputs", "runs", "wandb"))
+_WRITTEN = frozenset((
+    "cache", "checkpoints", "experiments", "lightning_logs", "log", "logs", "mlruns", "multirun", "out", "output",
+    "outputs", "results", "runs", "tmp", "wandb",
+))  # fmt: skip
 """Folders that programs write files of such endings into, each run others."""
 _READ = _CODE | _SETTINGS
 _COUNTED = (*sorted(_READ), ".dist-info", ".egg-info")

@@ -11,6 +11,7 @@ import filecmp
 import functools
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -114,6 +115,8 @@ def _strange(name: str, path: str, place: str, home: str | None, tests: bool) ->
         return None if tests or not origin.sure else ""
     if lone and not _alike(real, counterpart):
         return ""
+    if tests and _TESTS.search(os.path.relpath(real, origin.top)):
+        return None
     package, whole = _package(name, real)
     other = _other(package, origin.counterpart(package), whole, tests and not whole)
     return other and os.path.relpath(os.path.join(package, other), origin.top)  # noqa: PTH118
@@ -186,6 +189,23 @@ def _package(name: str, real: str) -> tuple[str, bool]:
     return os.path.dirname(real), False  # noqa: PTH120
 
 
+_TESTS = re.compile(r"(^|/)(tests?/|conftest\.py$|test_[^/]*\.py$|[^/]*_test\.py$)")
+"""Tests, which a search may take from the checkout: with what lies beside them."""
+_NOT_READ = (
+    ".py",
+    ".pyi",
+    ".md",
+    ".rst",
+    ".ipynb",
+    "pyproject.toml",
+    "setup.cfg",
+    "tox.ini",
+    ".lock",
+    "requirements.txt",
+)
+"""What no module reads beside itself: those that are imported are asked each for itself."""
+
+
 @functools.cache
 def _other(there: str, here: str, whole: bool, of_here: bool) -> str | None:
     """A file of one of two folders that is not the same in the other, as seen from there; None where all are.
@@ -208,7 +228,8 @@ def _other(there: str, here: str, whole: bool, of_here: bool) -> str | None:
         known.add(pair)
         names = set(tracked(pair[1]) or [str(path.relative_to(pair[1])) for path in counted(pair[1], deep=whole)])
         names |= frozenset() if of_here else tracked(pair[0])
-        for name in sorted(name for name in names if whole or os.sep not in name):
+        names = {name for name in names if (whole or os.sep not in name) and not name.endswith(_NOT_READ)}
+        for name in sorted(names):
             one, other = (os.path.join(folder, name) for folder in pair)  # noqa: PTH118
             if os.path.isdir(one) and os.path.isdir(other):  # noqa: PTH112 - a link, or a submodule
                 linked = (_real(one), _real(other))
