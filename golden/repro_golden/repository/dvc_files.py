@@ -6,6 +6,8 @@ They are read without DVC. What is in another form names something all the same:
 from __future__ import annotations
 
 import configparser
+import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -105,7 +107,11 @@ def _outputs(root: Path, file: PurePosixPath) -> Iterator[tuple[str, str]]:
         content = (root / file).read_bytes()
     except OSError:  # a folder's name, or removed in the checkout
         return
-    stages = _stages(content, root / file.parent / "dvc.yaml" if file.name == _LOCK else None)
+    described = None
+    if file.name == _LOCK:
+        with contextlib.suppress(OSError):
+            described = (root / file.parent / "dvc.yaml").read_bytes()
+    stages = _stages(content, described, lock=file.name == _LOCK)
     if not stages:
         yield f"{file}:", _text(content)
     for stage, below in stages:
@@ -119,28 +125,30 @@ def _outputs(root: Path, file: PurePosixPath) -> Iterator[tuple[str, str]]:
             yield (f"{file}: {path}" if "${" in below or not path or where.startswith(("..", "/")) else where), fact
 
 
-def _stages(content: bytes, described: Path | None) -> list[tuple[dict[str, Any], str]]:
+@functools.lru_cache(maxsize=1 << 14)  # a worktree has nearly all of another's
+def _stages(content: bytes, described: bytes | None, *, lock: bool) -> Sequence[tuple[Mapping[str, Any], str]]:
     """The stages of a file of DVC's, with the folder that each works in, relative to the file's.
 
     None of one in another form, or with both sides of a merge.
 
     Args:
         content: The file's.
-        described: Of a dvc.lock, the dvc.yaml beside it, which alone says in which folder a stage works.
+        described: The dvc.yaml beside a dvc.lock, which alone says in which folder a stage works; None without one.
+        lock: Whether it is a dvc.lock.
     """
     from ruamel.yaml import YAML  # late: most repositories have no such file
     from ruamel.yaml.error import YAMLError
 
     try:
         whole = YAML(typ="safe").load(content)
-        if described is None:
+        if not lock:
             stages = [(whole, str(whole.get("wdir") or ""))]
         else:
-            known = (YAML(typ="safe").load(described.read_bytes()) or {}).get("stages") if described.exists() else None
-            stages = [(stage, _folder(known or {}, name)) for name, stage in (whole.get("stages") or {}).items()]
+            known = ((YAML(typ="safe").load(described) if described else None) or {}).get("stages") or {}
+            stages = [(stage, _folder(known, name)) for name, stage in (whole.get("stages") or {}).items()]
         if all(isinstance(out, dict) for stage, _ in stages for out in stage.get("outs") or []):
             return stages
-    except (YAMLError, OSError, ValueError, TypeError, AttributeError):
+    except (YAMLError, ValueError, TypeError, AttributeError):
         pass
     return []
 

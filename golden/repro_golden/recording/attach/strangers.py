@@ -191,19 +191,8 @@ def _package(name: str, real: str) -> tuple[str, bool]:
 
 _TESTS = re.compile(r"(^|/)(tests?/|conftest\.py$|test_[^/]*\.py$|[^/]*_test\.py$)")
 """Tests, which a search may take from the checkout: with what lies beside them."""
-_NOT_READ = (
-    ".py",
-    ".pyi",
-    ".md",
-    ".rst",
-    ".ipynb",
-    "pyproject.toml",
-    "setup.cfg",
-    "tox.ini",
-    ".lock",
-    "requirements.txt",
-)
-"""What no module reads beside itself: those that are imported are asked each for itself."""
+_PAPERS = (".ipynb", ".lock", ".md", ".rst", "pyproject.toml", "requirements.txt", "setup.cfg", "tox.ini")
+"""What lies beside modules at the top of a repository, and is not read by them."""
 
 
 @functools.cache
@@ -228,8 +217,7 @@ def _other(there: str, here: str, whole: bool, of_here: bool) -> str | None:
         known.add(pair)
         names = set(tracked(pair[1]) or [str(path.relative_to(pair[1])) for path in counted(pair[1], deep=whole)])
         names |= frozenset() if of_here else tracked(pair[0])
-        names = {name for name in names if (whole or os.sep not in name) and not name.endswith(_NOT_READ)}
-        for name in sorted(names):
+        for name in sorted(names if whole else (n for n in names if os.sep not in n and not n.endswith(_PAPERS))):
             one, other = (os.path.join(folder, name) for folder in pair)  # noqa: PTH118
             if os.path.isdir(one) and os.path.isdir(other):  # noqa: PTH112 - a link, or a submodule
                 linked = (_real(one), _real(other))

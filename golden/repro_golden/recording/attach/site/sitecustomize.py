@@ -243,9 +243,10 @@ def _keep_apart(arrow_dataset: Any) -> None:
     import hashlib
     import json
 
-    own, theirs = os.environ.get("HF_DATASETS_CACHE", ""), arrow_dataset.Dataset._get_cache_file_path
+    own = os.environ.get("HF_DATASETS_CACHE", "")
     if not own.startswith(json.loads(_asked)["out"] + os.sep):
         return
+    theirs = arrow_dataset.Dataset._get_cache_file_path
 
     def path_of(dataset: Any, fingerprint: str) -> str:
         path = str(theirs(dataset, fingerprint))
