@@ -37,6 +37,8 @@ __all__ = ["Dvc", "private_remote"]
 _OF_A_RUN = ("run.json", "trace/header.json", "trace/rank-00000.parquet", "trace/steps.index", "trace/steps.jsonl")
 _RULE = re.compile(r"^\s*[^#\s]", re.MULTILINE)
 """What a .dvcignore holds beside comments."""
+_IGNORES = re.compile(r"^\s*[^#\s]", re.MULTILINE)
+"""A pattern in a .dvcignore."""
 _CURES = {
     "mandatory extension: 'sdir'": "; DVC cannot read an index that a sparse checkout cut short: "
     "`git sparse-checkout reapply --no-sparse-index`"
@@ -300,8 +302,12 @@ class Dvc:
             return []
         try:  # which remembers what it has read, and which files a .dvcignore leaves out
             states = json.loads(self.run("data", "status", "--json") or "{}").get("uncommitted", {})
-        except ReproError:
-            return [name for name in asked if there[name].is_file() and not same(md5_at(there[name]), names[name])]
+        except ReproError:  # without DVC: what it leaves out of folders, or names in another way, is not known
+            ignores = self.root / ".dvcignore"
+            cut = ignores.is_file() and _IGNORES.search(ignores.read_text(encoding="utf-8", errors="replace"))
+            known = [name for name in asked if not names[name].startswith("text ")]
+            whole = [name for name in known if there[name].is_file() or not cut]
+            return [name for name in whole if not same(md5_at(there[name]), names[name])]
         changed = [name.rstrip("/") for state in states.values() for name in state]
         return [name for name in asked if any(overlap(name, other) for other in changed)]
 
