@@ -17,6 +17,7 @@ import concurrent.futures.thread
 import contextlib
 import ctypes
 import functools
+import gc
 import importlib
 import importlib.machinery
 import io
@@ -155,6 +156,7 @@ def serve(path: str) -> Callable[[], NoReturn]:
 
     fingerprint(sys.modules["torch"].ones(3))  # the kernels are compiled, or found
     assert threading.active_count() == 1
+    _freeze()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(16)
@@ -185,6 +187,22 @@ def serve(path: str) -> Callable[[], NoReturn]:
         os.closerange(3, 1 << 12)
         os.chdir(asked["cwd"])
         return lambda: become(asked["command"], asked["variables"])
+
+
+def _freeze() -> None:
+    """Leave what is imported to no fork's garbage collector, which the recorder asks for all that is alive.
+
+    It is many times what a program imports. That it is frozen is not told, until a program freezes its own.
+    """
+    count, freeze = gc.get_freeze_count, gc.freeze
+
+    def of_a_program() -> None:
+        freeze()
+        gc.get_freeze_count = count
+
+    gc.collect()
+    freeze()
+    gc.get_freeze_count, gc.freeze = int, of_a_program
 
 
 def _die_with_parent() -> None:

@@ -233,13 +233,17 @@ class ColumnReader:
 
     def shows(self, phase: str, name: str) -> bool:
         """Whether any row is of a signal; two columns are read for that."""
-        import pyarrow.compute as pc
+        import numpy as np
 
         for group in range(self._file.num_row_groups):
-            table = self._file.read_row_group(group, columns=["phase", "name"])
-            same = [pc.equal(pc.cast(table[key], "string"), value) for key, value in (("phase", phase), ("name", name))]
-            if pc.any(pc.and_(*same)).as_py():
-                return True
+            for batch in self._file.read_row_group(group, columns=["phase", "name"]).to_batches():
+                there = True
+                for column, value in ((batch["phase"], phase), (batch["name"], name)):
+                    # pyarrow's own comparison with a value imports pandas, which takes longer than all of this
+                    same = [text == value for text in column.dictionary.to_pylist()]
+                    there &= np.asarray(same, dtype=bool)[np.from_dlpack(column.indices)]
+                if np.any(there):
+                    return True
         return False
 
     def nonfinite(self) -> Iterator[tuple[int, str, str]]:
