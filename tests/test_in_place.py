@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import SOURCE
 
 from repro_golden.recording.attach.identify import Built, build, marked
 
@@ -31,6 +32,22 @@ def test_code_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build.cache_clear()
     (here, under), (here_after, under_after) = builds
     assert here != here_after and under == under_after
+
+
+def test_our_own_code_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout of repro that is imported in place is not looked at: the recorder's version stands for it."""
+    site, other = tmp_path / "site-packages", tmp_path / "other"
+    for folder in (site, other):
+        folder.mkdir()
+    (other / "tiny.py").write_text("A = 1\n")
+    folders = [SOURCE, *(SOURCE / part for part in ("core", "golden", "bisect")), other]
+    (site / "all.pth").write_text("".join(f"{folder}\n" for folder in folders))
+    monkeypatch.setattr(sys, "path", [str(site)])
+    build.cache_clear()
+    marks = build(tmp_path / "repo").marks
+    build.cache_clear()
+    assert str(other / "tiny.py") in marks
+    assert not [place for place in marks if place.endswith(".py") and SOURCE in Path(place).parents]
 
 
 LISTED = "sha256=Bu289DNhZaJx5lJAJaZDnDyqMkb9B5bxFncieXB6UyU"

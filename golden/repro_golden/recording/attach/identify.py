@@ -66,6 +66,9 @@ _SITES = ("site-packages", "dist-packages")
 """Where packages lie."""
 _OURS = "repro-harness"
 """Ours, for which the recorder's version stands."""
+_CHECKOUT = Path(__file__).resolve().parents[4]
+_OURS_IN_PLACE = frozenset((_CHECKOUT, *(_CHECKOUT / part for part in ("core", "golden", "bisect"))))
+"""Where it is imported from, if that is a checkout of it."""
 _TELLING = ("METADATA", "PKG-INFO", "RECORD", "direct_url.json")
 """The files of a package that tell of it."""
 
@@ -215,6 +218,7 @@ def build(root: Path) -> Built:
         folders |= {_in_place(dist, link)}
     for site, names in sorted(brought.items()):
         facts += _beside(Path(site), names, marks)
+    folders -= {None, *_OURS_IN_PLACE}
     for folder in sorted(folder for folder in folders if folder and root not in (folder, *folder.parents)):
         facts += sources(folder, root, marks)
     return Built(hashlib.sha256("\0".join(facts).encode(errors="surrogateescape")).hexdigest()[:32], marks)
