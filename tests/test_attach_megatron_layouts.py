@@ -116,9 +116,9 @@ def test_bit_equal(layouts: Layouts, other: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "tp2",
+        "pp2",
+        pytest.param("tp2", marks=pytest.mark.whole),
         pytest.param("experts-ep2", marks=pytest.mark.whole),
-        pytest.param("pp2", marks=pytest.mark.whole),
         pytest.param("dp2", marks=pytest.mark.whole),
         pytest.param("late", marks=pytest.mark.whole),
         pytest.param("tied-pp2-dp2", marks=pytest.mark.campaign),

@@ -320,7 +320,8 @@ class Dvc:
             local: Write to ``.dvc/config.local``, which git ignores, instead of the shared configuration.
         """
         self.run("remote", "add", "--default", "--force", *(["--local"] if local else []), name, url)
-        for key in () if local else (f"remote.{name}.url", "core.remote"):  # this checkout's own would go before it
+        own = not local and (self.root / ".dvc" / "config.local").exists()  # this checkout's, which would go before it
+        for key in (f"remote.{name}.url", "core.remote") if own else ():
             with contextlib.suppress(MachineFailureError):  # it has none; credentials stay
                 self.run("config", "--local", "--unset", key)
 
