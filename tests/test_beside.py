@@ -93,6 +93,13 @@ def test_what_the_program_hides_from_the_collector_stays_known() -> None:
     assert "what gc.freeze() hid" in beside.unread
     read(beside, 4, model.fc)
     assert "what gc.freeze() hid" not in beside.unread
+    try:
+        gc.freeze()
+        read(beside, 5, model.fc)  # no step at which all that is alive is looked at
+        read_end(beside, model.fc)
+    finally:
+        gc.unfreeze()
+    assert "what gc.freeze() hid" in beside.unread
     del optimizer
 
 

@@ -50,6 +50,7 @@ class Beside:
     def __init__(self) -> None:
         self.changed = True
         self.unread: dict[str, str] = {}
+        self._frozen = 0
         self._roots: list[Root] = []
         self._plan = ModulePlan()
         self._searched = ByIdentity[bool]()
@@ -163,7 +164,9 @@ class Beside:
             self._find_generators(end=True)
         read = set(map(id, parameters))  # an optimizer that never steps reads nothing of what it holds
         self.unread = dict(self._packed)
-        if gc.get_freeze_count():
+        if end:
+            self._frozen = gc.get_freeze_count()  # which counts them: too dear for each step
+        if self._frozen:
             self.unread["what gc.freeze() hid"] = "the garbage collector, which is asked for what is alive, is not told"
         out = self._of_modules(read)
         for name, container in self._copies:
@@ -268,7 +271,8 @@ class Beside:
 
     def _still(self, modules: list[torch.nn.Module]) -> list[torch.nn.Module]:
         """Modules that are alive, with those that were and that the program has hidden from the collector since."""
-        if gc.get_freeze_count():
+        self._frozen = gc.get_freeze_count()
+        if self._frozen:
             listed = set(map(id, modules))
             hidden = [module for known in self._known if (module := known()) is not None and id(module) not in listed]
             modules = [*hidden, *modules]
