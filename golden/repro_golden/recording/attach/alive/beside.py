@@ -436,11 +436,6 @@ class Beside:
         return Owned.of(modules, optimizers, parameters)
 
 
-def _is_pair(a: tuple[str, Any], b: tuple[str, Any]) -> bool:
-    """Whether two names are the same, and of the same object."""
-    return a[0] == b[0] and a[1] is b[1]
-
-
 class _Called:
     """What objects are called: what they were called first, for as long as they live."""
 
