@@ -115,7 +115,7 @@ def test_a_package_upgraded_between_two_searches(tmp_path: Path, how: str) -> No
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: limit\nVersion: {version}\n")
         (info / "RECORD").write_text(f"limit.py,sha256={content},10\n")
-        environments.asked_who.cache_clear()
+        environments.asked.cache_clear()
         keys.append(seen(case, build_of(case, tmp_path).digest))
     assert len(set(keys)) == 3 and keys[2] == keys[3]
 

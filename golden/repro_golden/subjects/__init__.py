@@ -130,6 +130,6 @@ def build_of(case: Case, root: Path, *, again: bool = False) -> Built:
         again: Whether to pass over what this process remembers of interpreters.
     """
     if again:
-        for remembered in (build, builds.asked_who, overlays.edited):
+        for remembered in (build, builds.asked, overlays.edited):
             remembered.cache_clear()
     return kind_of(case).build(root)

@@ -201,7 +201,10 @@ class CommandKind(Kind):
                     if overlay:
                         variables |= told(overlay.variables(variables), subject)
                         overlay.notice(variables, root, overlay.folder)
-                    return identity_in(case, python, variables, root)
+                    who = identity_in(case, python, variables, root)
+                    if overlay:
+                        who.find_build()  # while it is held; it is remembered
+                    return who
         except ChildFailure as failure:
             cure = "correct its lock files, subject.setup or subject.packages"
             raise ReproError(f"no environment for {root}: {failure}; {cure}") from None
@@ -467,7 +470,7 @@ def _refuse(job: _Job, done: int, code: int, short: str = "") -> None:
 def _build_of(case: Case, python: str, variables: Mapping[str, str], root: Path) -> Built:
     """What stands for another interpreter and all that it could import; of one that does not answer, for its file."""
     try:
-        return identity_in(case, python, variables, root).build
+        return identity_in(case, python, variables, root).find_build()
     except ReproError:
         marks, status = marked([python]), Path(python).stat()
         return Built(f"{python} {status.st_size} {status.st_mtime_ns}", marks)

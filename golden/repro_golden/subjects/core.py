@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -104,12 +105,13 @@ class CoreKind(Kind):
         layout = megatron_layout(subject.config, resources.ranks)
         if not subject.packages:
             identity = collect(variables, threads=resources.cpus, ranks=resources.ranks)
-            return Who(identity.replaying().laid_out(layout), importable(), build(root), modules())
+            return Who(identity.replaying().laid_out(layout), importable(), modules(), partial(build, root))
         try:
             with held_overlay(case, subject, Place(root), sys.executable, subject.packages) as overlay:
                 variables |= told(overlay.variables(variables), subject)
                 overlay.notice(variables, root, overlay.folder)
                 who = identity_in(case, overlay.python, variables, root)
+                who.find_build()  # while it is held; it is remembered
                 return replace(who, identity=who.identity.replaying().laid_out(layout))
         except ChildFailure as failure:
             raise ReproError(f"no environment for {root}: {failure}; correct subject.packages") from None

@@ -192,7 +192,7 @@ class Kind(ABC):
             marks, binary = marked([str(python)]), python.stat()
             facts = str(python.resolve()), f"{binary.st_size} {binary.st_mtime_ns}"
             return Built(digest("interpreter", *facts), marks)
-        return self.identity(root).build
+        return self.identity(root).find_build()
 
 
 def _cut(result: RunResult, run: Run) -> bool:

@@ -33,6 +33,7 @@ __all__ = [
     "modules",
     "places",
     "say",
+    "say_build",
     "sources",
     "tracked",
     "tree_of",
@@ -399,6 +400,9 @@ def say(threads: int, ranks: int) -> None:
     from repro_golden.case.identity import collect
 
     identity = collect(os.environ, threads=threads, ranks=ranks).to_mapping()
-    print(json.dumps({
-        "identity": identity, "packages": importable(), "build": build(Path.cwd()), "modules": modules(),
-    }))  # fmt: skip
+    print(json.dumps({"identity": identity, "packages": importable(), "modules": modules()}))
+
+
+def say_build() -> None:
+    """Print what stands for this interpreter and all that it could import, as one line of JSON."""
+    print(json.dumps(build(Path.cwd())))

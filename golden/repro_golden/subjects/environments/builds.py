@@ -14,9 +14,10 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
@@ -293,13 +294,13 @@ _ASK = """\
 import sys
 sys.path[:] = [p for p in sys.path if p]  # not the folder that it starts in, which may hold a json.py
 import importlib.util
-package, threads, ranks = sys.argv[1:]
+package, call, *numbers = sys.argv[1:]
 spec = importlib.util.spec_from_file_location(
     "repro_golden", package + "/__init__.py", submodule_search_locations=[package])
 module = sys.modules["repro_golden"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-from repro_golden.recording.attach.identify import say
-say(int(threads), int(ranks))
+from repro_golden.recording.attach import identify
+getattr(identify, call)(*map(int, numbers))
 """
 """`repro_golden` from its own folder and nothing else of our environment, in another Python."""
 
@@ -311,14 +312,14 @@ class Who:
     Attributes:
         identity: The identity that it would have.
         packages: ``name==version`` of all that it could import.
-        build: What stands for its interpreter and the content of these packages.
         modules: Of each top-level module that a package brought, the package's normalised name.
+        find_build: Reads what stands for its interpreter and the content of these packages, which takes longer.
     """
 
     identity: Identity
     packages: list[str]
-    build: Built
     modules: Mapping[str, str]
+    find_build: Callable[[], Built]
 
     @property
     def versions(self) -> dict[str, str]:
@@ -330,23 +331,27 @@ def identity_in(case: Case, python: str, variables: Mapping[str, str], root: Pat
     """Who a process of this Python would be.
 
     Raises:
-        ReproError: it does not start, or cannot run what tells who it is.
+        ReproError: it does not start, or cannot run what tells who it is; so does what finds its build.
     """
-    return asked_who(python, tuple(sorted(variables.items())), case.resources.cpus, case.resources.ranks, str(root))
+    named, numbers = tuple(sorted(variables.items())), (case.resources.cpus, case.resources.ranks)
+    raw = asked(python, named, str(root), "say", numbers)
+    return Who(
+        Identity.from_mapping(raw["identity"]), raw["packages"], raw["modules"],
+        lambda: Built(*asked(python, named, str(root), "say_build", ())),
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=32)
-def asked_who(python: str, variables: tuple[tuple[str, str], ...], threads: int, ranks: int, root: str) -> Who:
-    """`identity_in`, remembered."""
+def asked(python: str, variables: tuple[tuple[str, str], ...], root: str, call: str, numbers: tuple[int, ...]) -> Any:
+    """What a function of `repro_golden.recording.attach.identify` prints in another Python, as JSON; remembered."""
     done = subprocess.run(
-        [python, "-c", _ASK, str(PACKAGE), str(threads), str(ranks)],
+        [python, "-c", _ASK, str(PACKAGE), call, *map(str, numbers)],
         env=dict(variables), cwd=root, capture_output=True, text=True, check=False,
     )  # fmt: skip
     try:
-        raw = json.loads(done.stdout.splitlines()[-1])
+        return json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         lines = done.stderr.strip().splitlines() or ["no output"]
         raise ReproError(
             f"{python} does not answer ({lines[-1][:200]}): correct subject.python or its lock files"
         ) from None
-    return Who(Identity.from_mapping(raw["identity"]), raw["packages"], Built(*raw["build"]), raw["modules"])
