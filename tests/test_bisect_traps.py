@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Repo
+from conftest import Repo, environment
 from history_kit import CASE, TRAIN, edit, note, start
 
 from repro_bisect.probe.journal import Entry, Journal
@@ -387,7 +388,11 @@ def test_an_end_that_goes_on_or_fails_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.whole
 def test_a_replay_that_fails_at_its_end_is_not_verified(tmp_path: Path) -> None:
-    """What was trained agrees with the golden run; the program's failure after it is code 3, and no agreement."""
+    """What was trained agrees with the golden run; the program's failure after it is an error, and no agreement.
+
+    So it is for pytest's plugin, which skips what nothing can be said of. A program that goes on where the golden run's
+    ended differs, also where it fails after that.
+    """
     repo = start(tmp_path, case=CASE.replace("steps = 6", "steps = 2").replace("--steps 6", "--steps 2"))
     repo.repro("init")
     done = repo.repro("golden", "record")
@@ -395,8 +400,19 @@ def test_a_replay_that_fails_at_its_end_is_not_verified(tmp_path: Path) -> None:
     with (repo.root / "train.py").open("a") as file:
         file.write("raise SystemExit(3)\n")
     done = repo.repro("golden", "verify")
-    assert done.returncode == 3, done.stdout
+    assert done.returncode == 2, done.stdout
     assert "what was trained agrees, but its program failed (exit code 3) after 2 steps" in done.stderr
+    (repo.root / "test_numbers.py").write_text('def test_numbers(golden):\n    golden.verify("toy")\n')
+    plugin = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_numbers.py"]
+    done = subprocess.run(plugin, cwd=repo.root, capture_output=True, text=True, check=False, env=environment())
+    assert done.returncode == 1 and "its program failed (exit code 3)" in done.stdout, done.stdout
+    (repo.root / "test_numbers.py").unlink()
+    goes_on = (repo.root / "train.py").read_text().replace("range(first, options.steps)", "range(4)")
+    (repo.root / "train.py").write_text(goes_on)
+    done = repo.repro("golden", "verify")
+    told = "differs: the baseline ended after step 2, and the run goes on; the 2 steps that both made agree"
+    assert done.returncode == 1 and told in done.stdout, done.stdout + done.stderr
+    (repo.root / "train.py").write_text(goes_on.replace("range(4)", "range(first, options.steps)"))
     done = repo.repro("golden", "approve", "--reason", "it fails")
     assert "note: the program failed (exit code 3) after its last step" in done.stdout + done.stderr
 

@@ -125,6 +125,19 @@ def test_what_a_program_sets_for_itself_is_its_own(guarded: Repo) -> None:
     assert (done.returncode, "NVTE_FLASH_ATTN: 0 -> 1" in done.stderr) == (3, True), done.stderr
 
 
+def test_what_was_another_when_a_golden_run_was_recorded_is_told_where_it_differs(
+    guarded: Repo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variables that a program sees may be why; where it agrees all the same there is nothing to tell."""
+    guarded.edit("train.py", "lr=0.1", 'lr=float(os.environ.get("TOY_RATE", "0.1"))')
+    told = "recorded with other environment variables, which may be why"
+    for rate, code in (("0.1", 0), ("0.2", 1)):
+        monkeypatch.setenv("TOY_RATE", rate)
+        done = guarded.repro("golden", "verify")
+        assert (done.returncode, told in done.stdout) == (code, bool(code)), done.stdout + done.stderr
+    guarded.git("checkout", "train.py")
+
+
 def test_code_from_another_git_tree_is_known_by_its_commit(guarded: Repo, tmp_path: Path) -> None:
     """A library that PYTHONPATH brings from a checkout is not comparable once that has another commit, or changes."""
     tree = Repo(tmp_path / "library")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pull_kit import flat, trace
+from trace_kit import write
 
 from repro.commands.diff import diff
 from repro.pulls.pair import compare_traces
@@ -17,6 +18,7 @@ from repro_golden.base.errors import NotVerifiableError
 from repro_golden.case.file import Compare
 from repro_golden.compare.traces import compare
 from repro_golden.trace import Trace
+from repro_golden.trace.writer import digest_row
 
 OBSERVE: dict[str, Any] = {"activations": [], "metrics": [], "ignore": []}
 
@@ -50,6 +52,25 @@ def test_a_run_that_ends_early_differs(
     compared = compare_traces(*traces, Compare())
     assert (compared.verdict, compared.drift.ended) == ("moved", comparison.ended)
     assert drift(*of_lengths(tmp_path / "equal", 3, 3)).ended == ""
+
+
+def test_a_run_that_was_stopped_where_the_baseline_ended(tmp_path: Path) -> None:
+    """It would have gone on, which is a difference; where the baseline was stopped too nobody asked for more."""
+    steps = [
+        [digest_row("update", f"{end}rng/torch", b"state") for end in ("", "end/")[: 1 + last]]
+        for last in (False, True)
+    ]
+    ended, stopped, too = ({"stopped": value} for value in (False, True, True))
+    made = [(ended, steps), (stopped, [steps[0]] * 2), (too, [steps[0]] * 2), ({}, steps)]
+    a, b, c, before = (Trace(write(tmp_path / str(k), rows, **how)) for k, (how, rows) in enumerate(made))
+    told = "the baseline ended after step 2, and the run goes on"
+    for baseline in (a, before):  # a recorder that did not say so
+        comparison = compare(baseline, b)
+        assert comparison.ended == told and not comparison.equal and comparison.divergence is None
+        assert compare(baseline, b, prefix=True).equal and compare(baseline, a).equal
+    assert compare(c, b).equal and not compare(c, b).ended
+    result = compare_traces(a, b, Compare())
+    assert (result.verdict, result.drift.ended) == ("moved", told)
 
 
 def test_what_nobody_asked_for_is_no_difference(tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ def _text(result: Any) -> str:
     lines.append(comparison_text(result.comparison) if not lines else f"bits: {comparison_text(result.comparison)}")
     table = mismatch_text(result.mismatch.to_mapping()) if result.mismatch else ""
     across = [f"across {difference}" for difference in result.varied]
+    across += [f"note: the golden run was recorded with other {result.since}, which may be why"] if result.since else []
     return "\n".join([*lines, *across]) + (f"\n\n{table}" if table else "")
 
 

@@ -22,7 +22,7 @@ from repro_bisect.search.first_bad import Verdict
 from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import spent_of
 from repro_golden.compare.renames import NOTHING, aligned
-from repro_golden.compare.traces import Divergence, failed_since, require_finite
+from repro_golden.compare.traces import Divergence, ended_early, failed_since, require_finite
 from repro_golden.repository.linked import beside_commits, in_few_words
 from repro_golden.store.golden import GoldenRun
 from repro_golden.trace import Trace
@@ -186,7 +186,7 @@ class Endpoints:
             require_finite(last)
         bad = f"BAD {short(self.scheduler.history.bad)}"
         told = []
-        if len(last.steps) > len(baseline.steps):
+        if len(last.steps) >= len(baseline.steps) and ended_early(baseline, last):
             told.append(f"{bad} goes on after the {len(baseline.steps)} steps of GOOD: no more are compared")
         if why := failed_since(baseline, last):
             told.append(f"{bad}: {why}, and GOOD's did not: `--when exit` searches for that")

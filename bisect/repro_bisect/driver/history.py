@@ -120,7 +120,7 @@ class _History:
         self.scheduler.tell_length("GOOD", first)
         lengths = len(first.steps), len(last.steps)
         self.steps = min(lengths)
-        self.ended = ended_early(*lengths).replace("the run", "BAD").replace("the baseline", "GOOD")
+        self.ended = ended_early(first, last).replace("the run", "BAD").replace("the baseline", "GOOD")
         if failed := failed_since(first, last):
             self.ended = self.ended or f"BAD: {failed}"
         for point, trace in ((good, first), (bad, last)):

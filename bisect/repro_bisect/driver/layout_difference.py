@@ -225,7 +225,7 @@ class _Replays:
             a, b = answers[before], answers[after]
             why = next((answer.reason for answer in (b, a) if isinstance(answer, Skip)), "")
             if isinstance(a, Trace) and isinstance(b, Trace) and not why:
-                why = ended_early(len(a.steps), len(b.steps))
+                why = ended_early(a, b)
             compared = self._compared(a, b) if isinstance(a, Trace) and isinstance(b, Trace) and not why else None
             between.append(Between(self.axis.keys[after], after, compared, why))
         return between

@@ -23,13 +23,12 @@ from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.git import rewritten
 from repro_golden.repository.linked import refuse_tracked
-from repro_golden.repository.written import deciding
+from repro_golden.runs.verify import changed_since
 from repro_golden.store.golden import GoldenRun, Store
 from repro_golden.store.pulled import pointer_of
 from repro_golden.store.rollouts import Rollouts, place_of
-from repro_golden.subjects import identity_of, kind_of, packages_of
+from repro_golden.subjects import identity_of, kind_of
 from repro_golden.subjects.environments.cache import forget
-from repro_golden.subjects.surroundings import outside_of, variables_digest
 
 __all__ = ["Options", "check_rollouts", "commits_of", "fetched_rollouts", "session"]
 
@@ -178,23 +177,6 @@ def fetched_rollouts(checkout: Checkout, case: Case) -> Rollouts:
         raise NotVerifiableError(f"the rollouts of {case.name} are not here: {error}") from None
 
 
-def _since(golden: GoldenRun, case: Case, checkout: Checkout) -> str:
-    """What numbers may rest on and is not as it was when a golden run was recorded; '' where all is.
-
-    A golden run is recorded in a checkout, whose files must be those that git writes into a worktree now.
-    """
-    root = checkout.root
-    if (lock := golden.record.get("lock")) is not None and list(lock) != packages_of(case, root):
-        return "packages"
-    variables = golden.record.get("variables")  # older ones do not say
-    if variables not in (None, variables_digest(case)):
-        return "environment variables"
-    if golden.record.get("outside") not in (None, outside_of(case, root)):
-        return "files beside its code"
-    others = golden.record.get("written") or deciding(checkout.git, checkout.common)
-    return "line ends or attributes than a worktree may have" if others else ""
-
-
 def _golden_of(
     store: Store, case: Case, axis: Axis, machine: str, rollouts: str, checkout: Checkout
 ) -> GoldenRun | None:
@@ -214,6 +196,6 @@ def _golden_of(
     tree = axis.tree(axis.good)
     same = tree is not None and golden.record.get("tree") == tree
     current = golden.record["case"] == case.canonical() and golden.record["rollouts"] == rollouts
-    if same and current and (change := _since(golden, case, checkout)):
+    if same and current and (change := changed_since(golden, case, checkout)):
         raise ReproError(f"it was recorded with other {change}")
     return golden if same and current and not golden.noisy else None

@@ -110,7 +110,7 @@ class _Explainer:
         environment = [str(change) for change in environment_changes(traces[0].header, traces[1].header)]
         before, after = (Version(point, self.subjects.get(point, ""), 0, None) for point in self.points)
         text = f"{_said(self.points)} agree bit for bit over {min(len(trace.steps) for trace in traces)} steps"
-        ended = ended_early(len(traces[0].steps), len(traces[1].steps))
+        ended = ended_early(*traces)
         text = f"{text}; {alignment.renames}" if alignment.renames else text
         if ended:
             text += (

@@ -120,6 +120,7 @@ class Comparison:
         renames: What has another name in the second; it is compared under the first one's.
         looked: What was compared, and what was seen and not compared.
         nonfinite: Where nothing differs, what is NaN or infinite first: such values agree on nothing.
+        ended: Which side ended before the other, in words; empty where none did, or one is a part.
     """
 
     steps: int
@@ -130,16 +131,12 @@ class Comparison:
     renames: Renames = NOTHING
     looked: Coverage = field(default_factory=Coverage)
     nonfinite: NotFinite | None = None
+    ended: str = ""
 
     @property
     def equal(self) -> bool:
         """Whether every compared step agrees, in finite values, and neither side goes on where the other ended."""
         return self.divergence is None and not self.ended and self.nonfinite is None
-
-    @property
-    def ended(self) -> str:
-        """Which side ended before the other, in words; empty where none did."""
-        return "" if self.lengths is None else ended_early(*self.lengths)
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types; floats that are not finite as the hex of their bits."""
@@ -175,10 +172,24 @@ def on_purpose(bad: NotFinite) -> str:
     return ", [observe] ignore leaves out what is so on purpose" if named else ""
 
 
-def ended_early(a: int, b: int) -> str:
-    """Which of a baseline of `a` steps and a run of `b` steps ended before the other; empty where none did."""
-    who = "the run" if b < a else "the baseline"
-    return "" if a == b else f"{who} ended after step {min(a, b)} of {max(a, b)}"
+def ended_early(a: Trace, b: Trace) -> str:
+    """Which of a baseline and a run ended before the other; empty where none is seen to have done so.
+
+    A run that was stopped after all steps that the baseline's program made by itself would have gone on.
+    """
+    made, most = sorted((len(a.steps), len(b.steps)))
+    if made != most:
+        return f"{'the run' if len(b.steps) < most else 'the baseline'} ended after step {made} of {most}"
+    goes_on = (b.end or {}).get("stopped") and _ended_by_itself(a)
+    return f"the baseline ended after step {made}, and the run goes on" if goes_on else ""
+
+
+def _ended_by_itself(trace: Trace) -> bool:
+    """Whether a program was not stopped; a recorder that did not say so yet recorded how it left things."""
+    stopped = (trace.end or {}).get("stopped")
+    if stopped is not None or not trace.steps:
+        return stopped is False
+    return any(family(row.phase, row.name) == "end" for row in trace.rows(len(trace.steps) - 1))
 
 
 def failed_since(a: Trace, b: Trace) -> str:
@@ -211,7 +222,7 @@ def compare(a: Trace, b: Trace, rule: Compare | None = None, *, prefix: bool = F
         ReproError: nothing to compare: no common steps, other start steps, or other rollouts.
     """
     check_comparable(a, b)
-    lengths = None if prefix else (len(a.steps), len(b.steps))
+    lengths, ended = (None, "") if prefix else ((len(a.steps), len(b.steps)), ended_early(a, b))
     count = min(len(a.steps), len(b.steps))
     alignment = aligned(a, b, strict=rule is not None and rule.strict)
     as_given, b = b, alignment.trace
@@ -231,7 +242,7 @@ def compare(a: Trace, b: Trace, rule: Compare | None = None, *, prefix: bool = F
     if divergence is None and alignment.alone and looked.nothing:
         raise NotVerifiableError(f"{a.directory} and {b.directory} have no signal in common: nothing was looked at")
     nonfinite = as_given.first_nonfinite() if divergence is None else None
-    return Comparison(count, divergence, metrics, kl, lengths, alignment.renames, looked, nonfinite)
+    return Comparison(count, divergence, metrics, kl, lengths, alignment.renames, looked, nonfinite, ended)
 
 
 def check_comparable(a: Trace, b: Trace) -> None:

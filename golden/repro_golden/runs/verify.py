@@ -16,14 +16,16 @@ from repro_golden.compare.mismatch.change import MismatchChange, mismatch_change
 from repro_golden.compare.traces import Comparison, compare, failed_since, identity_differences, named_alike
 from repro_golden.replay.children import Run
 from repro_golden.repository.checkout import Checkout
+from repro_golden.repository.written import deciding
 from repro_golden.runs.runs import Say, train
 from repro_golden.store.golden import GoldenRun, Store, describe
 from repro_golden.store.rollouts import place_of
-from repro_golden.subjects import loaded_by, who_is
+from repro_golden.subjects import loaded_by, packages_of, who_is
 from repro_golden.subjects.environments.builds import Who
+from repro_golden.subjects.surroundings import outside_of, variables_digest
 from repro_golden.trace import Trace
 
-__all__ = ["Verification", "agreeing_steps", "verify"]
+__all__ = ["Verification", "agreeing_steps", "changed_since", "verify"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Verification:
             not shown.
         broken: The case's ``[mismatch]`` bounds that the replay breaks.
         varied: In what the identities differ, where they were meant to.
+        since: Where they differ, what else was another when the golden run was recorded; see `changed_since`.
     """
 
     golden: GoldenRun
@@ -48,6 +51,7 @@ class Verification:
     mismatch: MismatchChange | None = None
     broken: Sequence[Breach] = ()
     varied: Sequence[str] = ()
+    since: str = ""
 
     @property
     def agrees(self) -> bool:
@@ -64,6 +68,7 @@ class Verification:
             "mismatch": self.mismatch.to_mapping() if self.mismatch else None,
             "mismatch_broken": [breach.to_mapping() for breach in self.broken],
             "varied": list(self.varied),
+            "since": self.since,
         }
 
 
@@ -141,12 +146,31 @@ def verify(checkout: Checkout, case: Case, say: Say, vary: Sequence[str] = ()) -
         comparison = compare(golden.trace, replay, case.compare)
         store.refuse_unknown(golden.directory)  # what is whole in itself may be of an older pointer
         if comparison.equal and (why := failed_since(golden.trace, replay)):
-            raise NotVerifiableError(f"{case.name}: what was trained agrees, but {why}, which the golden run's did not")
+            raise ReproError(f"{case.name}: what was trained agrees, but {why}, which the golden run's did not")
         alike = named_alike(golden.trace, replay, strict=case.compare.strict)
         agreeing = agreeing_steps(golden.trace, alike)
         mismatch = mismatch_change(golden.trace, alike, case.mismatch.max)
         broken = breaches(case.mismatch, replay)
-        return Verification(golden, comparison, case.steps, agreeing, mismatch, broken, [str(d) for d in differences])
+        varied = [str(d) for d in differences]
+        since = "" if comparison.equal else changed_since(golden, case, checkout)
+        return Verification(golden, comparison, case.steps, agreeing, mismatch, broken, varied, since)
+
+
+def changed_since(golden: GoldenRun, case: Case, checkout: Checkout) -> str:
+    """What numbers may rest on and is not as it was when a golden run was recorded; '' where all is.
+
+    A golden run is recorded in a checkout, whose files must be those that git writes into a worktree now.
+    """
+    root = checkout.root
+    if (lock := golden.record.get("lock")) is not None and list(lock) != packages_of(case, root):
+        return "packages"
+    variables = golden.record.get("variables")  # older ones do not say
+    if variables not in (None, variables_digest(case)):
+        return "environment variables"
+    if golden.record.get("outside") not in (None, outside_of(case, root)):
+        return "files beside its code"
+    others = golden.record.get("written") or deciding(checkout.git, checkout.common)
+    return "line ends or attributes than a worktree may have" if others else ""
 
 
 def _others(golden: GoldenRun, replay: Trace, loaded: Sequence[str], who: Who) -> list[Difference]:

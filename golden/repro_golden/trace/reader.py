@@ -85,7 +85,8 @@ class Trace:
         part = copy.copy(self)
         vars(part).pop("_first_rows", None)
         part.steps = list(self.steps[:count])
-        part.end = {k: v for k, v in self.end.items() if k not in ("exit", "spent")} if self.end is not None else None
+        if self.end is not None:
+            part.end = {key: value for key, value in self.end.items() if key not in ("exit", "spent", "stopped")}
         return part
 
     def more(self) -> None:

@@ -278,6 +278,7 @@ class Gathering:
         steps, ends = self._writer.steps, [rank.end for rank in self._ranks]
         whole = [rank.steps for rank in self._ranks if rank.end and rank.end["steps"] == rank.steps]
         complete = len(whole) == len(ends) and all(steps == made or (self._enough() and steps < made) for made in whole)
+        stopped = all(end and end["stopped"] for end in ends)
         terminal = read_terminal(self._raw)
         if complete and self._planted and reason != "diverged" and not any(self._raw.glob("planted-*")):
             step, phase, name = self._planted[0]
@@ -286,7 +287,7 @@ class Gathering:
                 "as if optimizers stepped in another order than in the golden run; have them step in one order"
             )
         if complete or reason == "diverged":
-            closing = {"reason": reason, "ranks": len(self._ranks), "exit": code}
+            closing = {"reason": reason, "ranks": len(self._ranks), "exit": code, "stopped": stopped}
             closing["spent"] = slowest([end["spent"] for end in ends if end and "spent" in end])
             closing["machine"] = sorted({name for end in ends if end for name in end.get("machine", ())})
             closing["modules"] = sorted({name for end in ends if end for name in end["modules"]})
@@ -307,7 +308,6 @@ class Gathering:
         take_dumps(folders, self._out, self._first, self._dump)
         self._writer.let_go()
         seal(self._out)
-        stopped = all(end and end["stopped"] for end in ends)
         ignored = sorted({name for end in ends if end for name in end.get("ignored", ())})
         short = "" if reason == "diverged" else self._failed() or self._of_unequal_ranks() or self._cut(complete)
         return Collected(steps, len(self._ranks), complete, stopped, terminal, ignored, short)
