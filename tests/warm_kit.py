@@ -51,8 +51,8 @@ COMMANDS = (
     "repro_bisect.probe.executors.local", "altair", "jinja2", "numpy.ma",
     "repro_golden.recording.recorder", "repro_golden.repository.git_environment",
     "dvc.cachemgr", "dvc.cli.parser", "dvc.data_cloud", "dvc.lock", "dvc.repo.add", "dvc.repo.artifacts",
-    "dvc.repo.datasets", "dvc.repo.metrics", "dvc.repo.open_repo", "dvc.repo.params", "dvc.repo.plots", "dvc.repo.stage",
-    "dvc_data.hashfile.build", "dvc_render", "dulwich.worktree", "networkx",
+    "dvc.repo.datasets", "dvc.repo.metrics", "dvc.repo.open_repo", "dvc.repo.params", "dvc.repo.plots",
+    "dvc.repo.stage", "dvc_data.hashfile.build", "dvc_render", "dulwich.worktree", "networkx",
 )  # fmt: skip
 READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "NUMBA_",
     "TORCH", "ATEN_", "DNNL_", "ONEDNN_", "NUMPY_", "NPY_", "CUDA", "GLIBC_")  # fmt: skip

@@ -18,8 +18,9 @@ from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.case.file import Bound, Case
+from repro_golden.compare.endings import failed_since
 from repro_golden.compare.mismatch.bounds import mismatch_checks
-from repro_golden.compare.traces import every_violation, failed_since, first_difference
+from repro_golden.compare.traces import every_violation, first_difference
 from repro_golden.engine_checks.command import check_rollouts
 from repro_golden.engine_checks.findings import EngineCheck
 from repro_golden.repository.checkout import Checkout

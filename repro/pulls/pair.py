@@ -25,13 +25,13 @@ from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.base.usage import Usage, spent_of
 from repro_golden.case.file import Bound, Case, Compare
 from repro_golden.compare.coverage import only_bounds
+from repro_golden.compare.endings import failed_since
 from repro_golden.compare.mismatch.bounds import breaches
 from repro_golden.compare.mismatch.change import MismatchChange, mismatch_change
 from repro_golden.compare.traces import (
     NO_AGREEMENT,
     Divergence,
     every_violation,
-    failed_since,
     first_difference,
     jsonable,
     named_alike,

@@ -180,7 +180,9 @@ def _only_lacks_good(scheduler: Scheduler, info: PointInfo, interval: Interval, 
     One whose parents have no code has brought all of it.
     """
     history = scheduler.history
-    parents = history.parents[info.commit]
+    parents = history.parents.get(info.commit)
+    if parents is None:  # a set of changes is with GOOD's, whatever is undone
+        return False
     told = parents and (not isinstance(its_parent, Skip) or not any(map(history.tree, parents)))
     return not told and info.commit not in history.descendants(interval.good)
 

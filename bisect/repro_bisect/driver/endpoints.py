@@ -21,8 +21,9 @@ from repro_bisect.probe.states import States
 from repro_bisect.search.first_bad import Verdict
 from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import spent_of
+from repro_golden.compare.endings import ended_early, failed_since
 from repro_golden.compare.renames import NOTHING, aligned
-from repro_golden.compare.traces import Divergence, ended_early, failed_since, require_finite
+from repro_golden.compare.traces import Divergence, require_finite
 from repro_golden.repository.linked import beside_commits, in_few_words
 from repro_golden.store.golden import GoldenRun
 from repro_golden.trace import Trace

@@ -22,14 +22,9 @@ from repro_bisect.search.changelog import Changelog, Entry, Survey
 from repro_bisect.search.first_bad import Verdict
 from repro_golden.base.errors import NotVerifiableError
 from repro_golden.case.file import Case
+from repro_golden.compare.endings import ended_early, failed_since
 from repro_golden.compare.renames import aligned
-from repro_golden.compare.traces import (
-    ended_early,
-    failed_since,
-    first_difference,
-    first_divergent_index,
-    require_finite,
-)
+from repro_golden.compare.traces import first_difference, first_divergent_index, require_finite
 from repro_golden.repository.checkout import Checkout
 from repro_golden.store.golden import GoldenRun
 from repro_golden.subjects.environments.builds import environment_changes

@@ -22,8 +22,9 @@ from repro_bisect.probe.scheduler import Scheduler
 from repro_golden.base.canonical import canonical_json
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.case.file import Case
+from repro_golden.compare.endings import ended_early, failed_since
 from repro_golden.compare.step_difference import differing, unlike
-from repro_golden.compare.traces import ended_early, failed_since, require_finite
+from repro_golden.compare.traces import require_finite
 from repro_golden.repository.checkout import Checkout
 from repro_golden.trace import Trace
 

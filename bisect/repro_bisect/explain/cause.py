@@ -120,6 +120,7 @@ class _Side:
         # And in one phase: the derivative of a cube is made of the square that was there before.
         self._remade = {(o.phase, value.key) for o in unpaired for value in o.outputs}
         self._looks = {(o.look, _read(o)) for o in unpaired}
+        self._done = {_whole(o) for o in other.operations}
 
     def beginnings(self, signal: tuple[str, str] | None, touched: Touches) -> list[Operation]:
         """The operations at which the difference of a signal begins: the likeliest first."""
@@ -163,7 +164,7 @@ class _Side:
         new = self._asks_otherwise(operation) or any(
             value.content and (operation.phase, value.key) not in self._remade for value in operation.outputs
         )
-        new = new and not self._hands_on(operation)
+        new = new and not self._hands_on(operation) and not self._once_more(operation)
         return (0 if touched(operation) else _UNTOUCHED) + (0 if new else 1)
 
     def knows(self, value: Value) -> bool:
@@ -178,12 +179,19 @@ class _Side:
         makers = [self.operations[maker] for maker in value.makers if maker not in self.pairs]
         if not makers or not value.content or any((o.phase, value.key) in self._remade for o in makers):
             return True
-        return all(self._came_out(o) or (self._hands_on(o) and all(self.old(v) for v in o.inputs)) for o in makers)
+        return all(
+            self._came_out(o) or ((self._hands_on(o) or self._once_more(o)) and all(self.old(v) for v in o.inputs))
+            for o in makers
+        )
 
     def _came_out(self, operation: Operation) -> bool:
         """Whether all that an operation made is among what the other version made in another way."""
         outputs = [value for value in operation.outputs if value.content]
         return bool(outputs) and all((operation.phase, value.key) in self._remade for value in outputs)
+
+    def _once_more(self, operation: Operation) -> bool:
+        """Whether the other version does the same too, to the same bits, and only less often: what it made is known."""
+        return bool(operation.inputs) and not operation.draws and _whole(operation) in self._done
 
     def _hands_on(self, operation: Operation) -> bool:
         """Whether an operation only looks at what it read, or made the same bits of it, where the other has none."""
@@ -287,6 +295,12 @@ def _goes_on(side: _Side, operation: Operation, other: Operation) -> bool:
 
 def _read(operation: Operation) -> tuple[object, ...]:
     return tuple(value.key for value in operation.inputs)
+
+
+def _whole(operation: Operation) -> tuple[object, ...]:
+    """What an operation does, to what, and what comes of it."""
+    made = tuple(value.key for value in operation.outputs)
+    return operation.phase, operation.look, operation.arguments, _read(operation), made
 
 
 def _kind(sides: tuple[_Side, _Side], before: Operation | None, after: Operation | None) -> Kind:

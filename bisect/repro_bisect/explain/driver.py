@@ -24,9 +24,10 @@ from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.probe.states import States
 from repro_golden.base.errors import NotVerifiableError
 from repro_golden.compare.coverage import coverage_of
+from repro_golden.compare.endings import ended_early, failed_since
 from repro_golden.compare.renames import aligned
 from repro_golden.compare.step_difference import round_at
-from repro_golden.compare.traces import Divergence, ended_early, failed_since, first_difference, require_finite
+from repro_golden.compare.traces import Divergence, first_difference, require_finite
 from repro_golden.recording.operations.stream import Operation, Stream, dump_of, kept_of
 from repro_golden.repository.checkout import Checkout
 from repro_golden.subjects.environments.builds import environment_changes

@@ -18,6 +18,7 @@ from repro_golden.base.observed import tellings
 from repro_golden.case.file import Bound, Compare
 from repro_golden.case.identity import Difference, Identity
 from repro_golden.compare.coverage import Coverage, coverage_of, only_bounds
+from repro_golden.compare.endings import ended_early
 from repro_golden.compare.name_matching import content
 from repro_golden.compare.renames import NOTHING, Renames, aligned, first_other_chain
 from repro_golden.compare.step_difference import first_of_round, in_order
@@ -34,9 +35,7 @@ __all__ = [
     "NoKl",
     "check_identities",
     "compare",
-    "ended_early",
     "every_violation",
-    "failed_since",
     "first_difference",
     "first_divergent_index",
     "jsonable",
@@ -170,32 +169,6 @@ def on_purpose(bad: NotFinite) -> str:
     """What leaves out a value that is not finite on purpose, behind a comma; '' where nothing does."""
     named = bad.phase in ("", "loss") or family(bad.phase, bad.name) not in (None, "end")
     return ", [observe] ignore leaves out what is so on purpose" if named else ""
-
-
-def ended_early(a: Trace, b: Trace) -> str:
-    """Which of a baseline and a run ended before the other; empty where none is seen to have done so.
-
-    A run that was stopped after all steps that the baseline's program made by itself would have gone on.
-    """
-    made, most = sorted((len(a.steps), len(b.steps)))
-    if made != most:
-        return f"{'the run' if len(b.steps) < most else 'the baseline'} ended after step {made} of {most}"
-    goes_on = (b.end or {}).get("stopped") and _ended_by_itself(a)
-    return f"the baseline ended after step {made}, and the run goes on" if goes_on else ""
-
-
-def _ended_by_itself(trace: Trace) -> bool:
-    """Whether a program was not stopped; a recorder that did not say so yet recorded how it left things."""
-    stopped = (trace.end or {}).get("stopped")
-    if stopped is not None or not trace.steps:
-        return stopped is False
-    return any(family(row.phase, row.name) == "end" for row in trace.rows(len(trace.steps) - 1))
-
-
-def failed_since(a: Trace, b: Trace) -> str:
-    """How `b`'s program failed after its steps, where the baseline's did not; "" where it did not, or both did."""
-    before, after = ((trace.end or {}).get("exit", 0) for trace in (a, b))
-    return f"its program failed (exit code {after}) after {len(b.steps)} steps" if after and not before else ""
 
 
 def require_finite(trace: Trace) -> None:

@@ -11,9 +11,10 @@ from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.base.files import scratch_folder
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Difference
+from repro_golden.compare.endings import failed_since
 from repro_golden.compare.mismatch.bounds import Breach, breaches
 from repro_golden.compare.mismatch.change import MismatchChange, mismatch_change
-from repro_golden.compare.traces import Comparison, compare, failed_since, identity_differences, named_alike
+from repro_golden.compare.traces import Comparison, compare, identity_differences, named_alike
 from repro_golden.replay.children import Run
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.written import deciding
