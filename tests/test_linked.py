@@ -33,7 +33,7 @@ from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.repository.git import Git
-from repro_golden.repository.linked import beside_commits, refuse_tracked, what_decides
+from repro_golden.repository.linked import Linked, beside_commits, refuse_tracked, what_decides
 from repro_golden.repository.worktrees import Worktrees
 from repro_golden.store.rollouts import RolloutFiles
 from repro_golden.subjects.missing import links_in, missing_from
@@ -106,6 +106,21 @@ def test_what_cannot_be_linked(judged: tuple[Repo, list[str]], link: str, why: s
     done = judged[0].repro(*BY_EXIT, "--link", link, *RUN)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 2 if link != ".." else 1), done.stderr
     assert why in done.stderr
+
+
+def test_what_is_compiled_cannot_be_linked(judged: tuple[Repo, list[str]]) -> None:
+    """An extension module is of no commit's sources; where no commit has any, and in an environment, it is data."""
+    repo, _ = judged
+    for name in ("data/kern.cpython-311-x86_64-linux-gnu.so", "data/libother.so", ".venv/lib/other.so"):
+        (repo.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (repo.root / name).touch()
+    (repo.root / ".venv" / "pyvenv.cfg").touch()
+    Linked(Git(repo.root), ["data"])
+    (repo.root / "kern.pyx").touch()
+    repo.git("add", "kern.pyx")
+    Linked(Git(repo.root), [".venv", "data/libother.so"])
+    with pytest.raises(ReproError, match=r"^data/kern.*\.so was compiled in your checkout.* in each commit's worktree"):
+        Linked(Git(repo.root), ["data"])
 
 
 # -- worktrees

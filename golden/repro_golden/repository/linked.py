@@ -39,6 +39,8 @@ _Facts: TypeAlias = tuple[int, ...] | None
 """Size, times of modification and of change, and inode of a file; None for a folder."""
 _NOT_DATA = (".git", "__pycache__")
 """Folders that are no data: as little of them is part of a probe's key."""
+_SOURCES = ("*.c", "*.cc", "*.cpp", "*.cu", "*.cxx", "*.pyx", "*.rs")
+"""What extension modules are compiled from."""
 _SHOWN = 4
 """Files that a sentence names."""
 
@@ -58,7 +60,7 @@ class Linked:
             in_place: What programs read of the checkout itself, wherever they run; see `data_of`.
 
         Raises:
-            ReproError: one of them is not there, or holds nothing but what git tracks.
+            ReproError: one of them is not there, holds nothing but what git tracks, or what is compiled from that.
         """
         self._git, self._root, self._names = git, git.folder, [PurePosixPath(name) for name in names]
         self._in_place, self._data = in_place, [*names, *in_place]
@@ -83,6 +85,22 @@ class Linked:
                     "subject.link)"
                 )
             self._seen |= entries
+        self._refuse_compiled()
+
+    def _refuse_compiled(self) -> None:
+        """Refuse an extension module of the checkout: one build would stand for the sources of every commit."""
+        built = (name for name, facts in self._seen.items() if facts and _is_module(name) and not self._is_apart(name))
+        if (name := next(built, None)) and self._git.names("ls-files", "-z", "--", *_SOURCES):
+            raise ReproError(
+                f"{name} was compiled in your checkout, and would be the same at every commit, whatever its sources: "
+                "leave it out of --link (or subject.link), and build it in each commit's worktree (setup = \"{python} "
+                'setup.py build_ext --inplace" in [subject] of a case, or in the command)'
+            )
+
+    def _is_apart(self, name: str) -> bool:
+        """Whether a file is of a Python environment, or named by DVC in each commit."""
+        folders = (self._root / parent for parent in PurePosixPath(name).parents)
+        return _within(name, self._ours) or any((folder / "pyvenv.cfg").exists() for folder in folders)
 
     def _holds_tracked(self, name: PurePosixPath) -> bool:
         return any(PurePosixPath(path).is_relative_to(name) for path in self._tracked)
@@ -210,6 +228,12 @@ class Linked:
         for entry in sorted(path.iterdir()):
             if entry.name not in _NOT_DATA:
                 yield from self._walked(f"{name}/{entry.name}", (*above, place))
+
+
+def _is_module(name: str) -> bool:
+    """Whether Python could import a file as an extension module."""
+    base = PurePosixPath(name).name
+    return base.endswith(".so") and not base.startswith("lib")
 
 
 def _within(name: str, paths: Container[str]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import shlex
 import tempfile
 import threading
@@ -355,10 +354,8 @@ def _started(job: _Job, child: Child, cancel: threading.Event | None, enough: An
         raise ChildFailure("start", -1, f"command not found: {child.command[0]}", str(job.log)) from None
     except PermissionError:
         raise ChildFailure("start", -1, f"{child.command[0]} is not executable", str(job.log)) from None
-    for path in sorted(job.raw.glob(strangers.FILES)):
-        found = {name: told for name, *told in json.loads(path.read_text(encoding="utf-8"))}
-        name = next((name for name in found if name not in ("__main__", "__mp_main__")), "__main__")
-        raise ChildFailure("other", -1, strangers.said(name, *(found.get(name) or min(found.values()))), str(job.log))
+    if line := strangers.said(job.raw):
+        raise ChildFailure("other", -1, line, str(job.log))
     return code
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "Built",
     "build",
     "counted",
+    "ignored",
     "importable",
     "loaded",
     "main_tree",
@@ -375,12 +376,24 @@ def tracked(folder: Path | str, marks: dict[str, str] | None = None) -> frozense
         return frozenset()
     index = _git_folder(Path(top)) / "index"  # another list of files is written anew
     marks.setdefault(str(index), mark(str(index)))
+    return _asked(folder, ["ls-files", "-z", "--recurse-submodules"])
+
+
+def ignored(folder: str, paths: Iterable[str]) -> frozenset[str]:
+    """Those of some paths in the repository of a folder that git ignores; none where it does not say."""
+    return _asked(folder, ["check-ignore", "-z", "--stdin"], "\0".join(paths))
+
+
+def _asked(folder: Path | str, command: list[str], given: str = "") -> frozenset[str]:
+    """What git lists in a folder; nothing where it is not here, or refuses."""
     import subprocess
 
     variables = {name: value for name, value in os.environ.items() if name not in _REPOSITORY}
-    asked = ["git", "-c", "core.fsmonitor=false", "ls-files", "-z", "--recurse-submodules"]
+    asked = ["git", "-c", "core.fsmonitor=false", *command]
     try:
-        done = subprocess.run(asked, cwd=folder, env=variables, capture_output=True, check=False)
+        done = subprocess.run(
+            asked, cwd=folder, env=variables, input=os.fsencode(given), capture_output=True, check=False
+        )
     except OSError:
         return frozenset()
     return frozenset(filter(None, os.fsdecode(done.stdout).split("\0"))) if done.returncode == 0 else frozenset()

@@ -7,19 +7,24 @@ whole. This runs inside foreign programs: the standard library alone.
 
 from __future__ import annotations
 
-import filecmp
 import functools
 import json
 import os
-import re
 import sys
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
-__all__ = ["FILES", "look", "said"]
+from repro_golden.recording.attach import installed
+from repro_golden.recording.attach.installed import TESTS, Copy
+from repro_golden.recording.attach.working_trees import Origin, below, is_alike, origin_in, real, real_file
 
-FILES = "strangers-*.json"
-"""What a process that met some leaves in the folder of its raw records."""
+__all__ = ["look", "said"]
+
+_FILES = "strangers-*.json"
+"""What a process that met some leaves in the folder of its raw records: a line for each module."""
+_MAIN = ("__main__", "__mp_main__")
+"""What each process calls its own file: another module tells more."""
 
 _KEPT = ("site-packages", "dist-packages")
 """An environment inside a checkout is none of its code."""
@@ -44,14 +49,15 @@ def look(place: str, home: str | None, folder: str, *, tests: bool = False, end:
     new = [(name, module) for name, module in list(sys.modules.items()) if (name, id(module)) not in _seen]
     _seen.update((name, id(module)) for name, module in new)
     foreign = [(name, module) for name, module in new if name.partition(".")[0] not in sys.stdlib_module_names]
-    found = [
-        [name, path, other]
+    copies = installed.copies(place, home) if foreign else ()
+    found = {
+        name: line
         for name, module in foreign
         for path in _paths(module, place, home)
-        if (other := _strange(name, path, place, home, tests)) is not None
-    ]
+        if (line := _said_of(copies, name, path, place, home, tests=tests)) is not None
+    }
     if found:
-        path = os.path.join(folder, FILES.replace("*", f"{os.getpid()}-{len(_seen)}"))  # noqa: PTH118
+        path = os.path.join(folder, _FILES.replace("*", f"{os.getpid()}-{len(_seen)}"))  # noqa: PTH118
         with open(path, "w", encoding="utf-8") as out:  # noqa: PTH123
             json.dump(found, out)
 
@@ -68,7 +74,7 @@ def _paths(module: object, place: str, home: str | None) -> Iterator[str]:
     folders = _folders(module)
     for n, folder in enumerate(folders):
         origin = _origin(folder, place, home)
-        if origin and os.path.isdir(folder) and origin.counterpart(_real(folder)) not in map(_real, folders[:n]):  # noqa: PTH112
+        if origin and os.path.isdir(folder) and origin.counterpart(real(folder)) not in map(real, folders[:n]):  # noqa: PTH112
             yield folder
 
 
@@ -87,15 +93,25 @@ def _attribute(module: object, name: str) -> Any:
         return None
 
 
-def said(name: str, file: str, other: str = "") -> str:
-    """The line for such a module, with its cure.
+def said(folder: Path) -> str | None:
+    """The line for a module that processes met, with its cure; None where they met none.
 
     Args:
-        name: The module.
-        file: Its file, or its folder.
-        other: What the commit has otherwise beside it, where that alone is so.
+        folder: Of their raw records.
     """
-    what = file if name == "__main__" else f"{name} ({file})"
+    for path in sorted(folder.glob(_FILES)):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return str(next((line for name, line in found.items() if name not in _MAIN), None) or min(found.values()))
+    return None
+
+
+def _said_of(copies: Sequence[Copy], name: str, path: str, place: str, home: str | None, *, tests: bool) -> str | None:
+    if copy := next((one for one in copies if one.has(path)), None):
+        return installed.said(copy, "__main__" if name in _MAIN else name, path, place, tests=tests)
+    other = _strange(name, path, place, home, tests)
+    if other is None:
+        return None
+    what = path if name == "__main__" else f"{name} ({path})"
     where = f", where {other} is not the same" if other else ""
     return (
         f"{what} was imported from another working tree, not from the commit under test{where} (an editable "
@@ -109,88 +125,41 @@ def _strange(name: str, path: str, place: str, home: str | None, tests: bool) ->
     origin = _origin(path, place, home)
     if origin is None:
         return None
-    real = _real_file(path)
-    counterpart, lone = origin.counterpart(real), not os.path.isdir(real)  # noqa: PTH112
+    file = real_file(path)
+    counterpart, lone = origin.counterpart(file), not os.path.isdir(file)  # noqa: PTH112
     if not os.path.exists(counterpart) and (lone or tests or not origin.sure):  # noqa: PTH110
         return None if tests or not origin.sure else ""
-    if lone and not _alike(real, counterpart):
+    if lone and not is_alike(file, counterpart):
         return ""
-    if tests and _TESTS.search(os.path.relpath(real, origin.top)):
+    if tests and TESTS.search(os.path.relpath(file, origin.top)):
         return None
-    package, whole = _package(name, real)
+    package, whole = _package(name, file)
     other = _other(package, origin.counterpart(package), whole, tests and not whole)
     return other and os.path.relpath(os.path.join(package, other), origin.top)  # noqa: PTH118
 
 
-class _Origin(NamedTuple):
-    """A working tree that something came from, and the one under test.
-
-    Attributes:
-        top: The former; of what is in a submodule, the superproject's.
-        here: The latter.
-        sure: Whether they are known to be of one repository.
-    """
-
-    top: str
-    here: str
-    sure: bool
-
-    def counterpart(self, real: str) -> str:
-        """What stands in the tree under test for a path."""
-        return os.path.normpath(os.path.join(self.here, os.path.relpath(real, self.top)))  # noqa: PTH118
-
-
-def _origin(path: str, place: str, home: str | None) -> _Origin | None:
+def _origin(path: str, place: str, home: str | None) -> Origin | None:
     """The other working tree of this repository that a path is of; None of any other path.
 
     The path as it is counts first: what the tree links to is meant.
     """
-    here = _real(place)
-    if _below(path, place) or _below(path, here):
+    here = real(place)
+    if below(path, place) or below(path, here):
         return None
-    real = _real_file(path)
-    if any(_below(real, own) for own in (here, _OURS, _STANDARD)) or any(part in real for part in _KEPT):
+    file = real_file(path)
+    if any(below(file, own) for own in (here, _OURS, _STANDARD)) or any(part in file for part in _KEPT):
         return None
-    own = _real(home) if home else ""
-    if home and _below(real, own) and not _below(real, f"{own}/.git"):
-        return _Origin(own, here, True)
-    unsure = None
-    for top in _trees(os.path.dirname(real), here):  # noqa: PTH120
-        same = _is_of_same(top, here)
-        if same:
-            return _Origin(top, here, True)
-        if same is None:
-            unsure = unsure or _Origin(top, here, False)
-    return unsure
+    return origin_in(os.path.dirname(file), place, home)  # noqa: PTH120
 
 
-def _trees(folder: str, here: str) -> Iterator[str]:
-    """The working tree that a folder lies in, and of a submodule its superproject's."""
-    top = _top(folder)
-    while top is not None:
-        yield top
-        above = _top(os.path.dirname(top))  # noqa: PTH120
-        top = above if above and _is_submodule(top, above, here) else None
-
-
-def _is_submodule(top: str, above: str, here: str) -> bool:
-    """Whether a working tree may be a submodule of the one around it."""
-    common = _common(top) or f"{os.sep}modules{os.sep}"
-    if common != os.path.join(top, ".git") and f"{os.sep}modules{os.sep}" in common:  # noqa: PTH118
-        return True
-    return os.path.isdir(os.path.join(here, os.path.relpath(top, above)))  # noqa: PTH112, PTH118 - old ones keep their own
-
-
-def _package(name: str, real: str) -> tuple[str, bool]:
+def _package(name: str, file: str) -> tuple[str, bool]:
     """The folder of a module's top-level package; of a module that is one file, what it lies in, and False."""
-    for folder in map(_real, _folders(sys.modules.get(name.partition(".")[0]))):
-        if real == folder or _below(real, folder):
+    for folder in map(real, _folders(sys.modules.get(name.partition(".")[0]))):
+        if file == folder or below(file, folder):
             return folder, True
-    return os.path.dirname(real), False  # noqa: PTH120
+    return os.path.dirname(file), False  # noqa: PTH120
 
 
-_TESTS = re.compile(r"(^|/)(tests?/|conftest\.py$|test_[^/]*\.py$|[^/]*_test\.py$)")
-"""Tests, which a search may take from the checkout: with what lies beside them."""
 _PAPERS = (".ipynb", ".lock", ".md", ".rst", "pyproject.toml", "requirements.txt", "setup.cfg", "tox.ini")
 """What lies beside modules at the top of a repository, and is not read by them."""
 
@@ -220,87 +189,8 @@ def _other(there: str, here: str, whole: bool, of_here: bool) -> str | None:
         for name in sorted(names if whole else (n for n in names if os.sep not in n and not n.endswith(_PAPERS))):
             one, other = (os.path.join(folder, name) for folder in pair)  # noqa: PTH118
             if os.path.isdir(one) and os.path.isdir(other):  # noqa: PTH112 - a link, or a submodule
-                linked = (_real(one), _real(other))
+                linked = (real(one), real(other))
                 pairs += [linked] if whole and linked[0] != linked[1] and linked not in known else []
-            elif (os.path.lexists(one) or os.path.lexists(other)) and not _alike(one, other):
+            elif (os.path.lexists(one) or os.path.lexists(other)) and not is_alike(one, other):
                 return os.path.relpath(one, there)
     return None
-
-
-def _alike(one: str, other: str) -> bool:
-    try:
-        return os.path.samefile(one, other) or filecmp.cmp(one, other, shallow=False)  # noqa: PTH121
-    except OSError:  # one is not there; links that lead nowhere may be the same
-        return os.path.islink(one) and os.path.islink(other) and os.readlink(one) == os.readlink(other)  # noqa: PTH114, PTH115
-
-
-def _real_file(path: str) -> str:
-    """A path without links to the folders that lead to it; a link itself is what it is."""
-    return os.path.join(_real(os.path.dirname(path)), os.path.basename(path))  # noqa: PTH118, PTH119, PTH120
-
-
-@functools.cache
-def _real(folder: str) -> str:
-    return os.path.realpath(folder)
-
-
-def _below(path: str, folder: str) -> bool:
-    return path.startswith(folder.rstrip(os.sep) + os.sep)
-
-
-@functools.cache
-def _top(folder: str) -> str | None:
-    """The working tree that a folder lies in; None outside of any."""
-    if os.path.lexists(os.path.join(folder, ".git")):  # noqa: PTH118
-        return folder
-    above = os.path.dirname(folder)  # noqa: PTH120
-    return None if above == folder else _top(above)
-
-
-@functools.cache
-def _is_of_same(top: str, here: str) -> bool | None:
-    """Whether two working trees are of one repository, or of clones of one: with a remote, or each other, in common.
-
-    None where a repository cannot be read.
-    """
-    one, other = _common(top), _common(here)
-    if one is None or other is None or one == other:
-        return None if None in (one, other) else True
-    return not _names(one).isdisjoint(_names(other))
-
-
-def _names(common: str) -> set[str]:
-    """What a repository is called by its clones, and what it calls those that it has its commits from."""
-    return {common, common.removesuffix(f"{os.sep}.git"), *_remotes(common)}
-
-
-def _remotes(common: str) -> list[str]:
-    """The addresses of a repository's remotes, folders without links; its submodules are other repositories."""
-    urls, inside = list[str](), False
-    try:
-        with open(os.path.join(common, "config"), encoding="utf-8", errors="replace") as file:  # noqa: PTH118, PTH123
-            for line in map(str.strip, file):
-                inside = line.startswith("[remote ") if line.startswith("[") else inside
-                key, _, value = line.partition("=")
-                urls += [value.strip()] if inside and key.strip() == "url" and value.strip() else []
-    except OSError:
-        return []
-    return [os.path.realpath(url) if os.path.isdir(url) else url for url in urls]  # noqa: PTH112
-
-
-@functools.cache
-def _common(top: str) -> str | None:
-    """The git folder that all working trees of a repository share; None where it cannot be read."""
-    git = os.path.join(top, ".git")  # noqa: PTH118
-    if os.path.isdir(git):  # noqa: PTH112
-        return os.path.realpath(git)
-    try:
-        with open(git, encoding="utf-8") as file:  # noqa: PTH123
-            own = os.path.join(top, file.read().partition("gitdir:")[2].strip() or ".git")  # noqa: PTH118
-        shared = os.path.join(own, "commondir")  # noqa: PTH118
-        if not os.path.exists(shared):  # noqa: PTH110 - a submodule's own, or one that lies apart
-            return os.path.realpath(own) if os.path.isdir(own) else None  # noqa: PTH112
-        with open(shared, encoding="utf-8") as file:  # noqa: PTH123
-            return os.path.realpath(os.path.join(own, file.read().strip()))  # noqa: PTH118
-    except (OSError, ValueError):
-        return None

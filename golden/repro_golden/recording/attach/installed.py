@@ -1,0 +1,244 @@
+"""What an installer made of the repository under test: copies of its modules, and programs that start them.
+
+`pip install .` copies the code of one commit, which stays whichever commit is under test. An editable installation
+copies none, and yet programs start the functions that its entry points named then. Where a package is from, installers
+write beside it (PEP 610). This runs inside foreign programs: the standard library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from repro_golden.recording.attach.working_trees import in_a_tree, is_alike, is_remote, origin_in, real
+
+__all__ = ["TESTS", "Copy", "copies", "said"]
+
+TESTS = re.compile(r"(^|/)(tests?/|conftest\.py$|test_[^/]*\.py$|[^/]*_test\.py$)")
+"""Tests, by their paths."""
+_COMPILED = (".so", ".pyd")
+_PROJECT = ("pyproject.toml", "setup.cfg", "setup.py")
+"""Files that make a folder one that can be installed, and name its entry points."""
+
+
+@dataclass(frozen=True, eq=False)  # by itself, as the key of what is remembered
+class Copy:
+    """A package that an installer made of this repository.
+
+    Attributes:
+        site: The folder that it is imported from.
+        files: The modules and data in it, as seen from there.
+        programs: Of each program by its path what it starts, ``module:function``; '' for one that is a copy itself.
+        project: The folder in the tree under test that it was made of, or may have been.
+        sure: Whether it is known to be of this repository; else what the tree does not have is no copy of it.
+        own: Whether it was made of the tree under test itself, so that what is compiled is of it.
+    """
+
+    site: str
+    files: frozenset[str]
+    programs: dict[str, str]
+    project: str
+    sure: bool
+    own: bool
+
+    def has(self, path: str) -> bool:
+        """Whether a file is part of it."""
+        inside = path.startswith(f"{self.site}{os.sep}") and path[len(self.site) + 1 :].replace(os.sep, "/")
+        return inside in self.files or path in self.programs
+
+
+def copies(place: str, home: str | None) -> Sequence[Copy]:
+    """Those that this process could import.
+
+    Args:
+        place: The working tree under test.
+        home: The user's own checkout, where that is another.
+    """
+    sites = dict.fromkeys(site for site in sys.path if os.path.isabs(site))  # noqa: PTH117
+    return [one for site in sites for one in _copies(site, place, home)]
+
+
+@functools.cache
+def _copies(site: str, place: str, home: str | None) -> Sequence[Copy]:
+    try:
+        names = [name for name in os.listdir(site) if name.endswith(".dist-info")]  # noqa: PTH208
+    except OSError:
+        return ()
+    notes = [os.path.join(site, name, "direct_url.json") for name in sorted(names)]  # noqa: PTH118
+    return [copy for note in notes if os.path.exists(note) and (copy := _read(site, note, place, home))]  # noqa: PTH110
+
+
+def _read(site: str, note: str, place: str, home: str | None) -> Copy | None:
+    """The package with a note of where it is from; None where that is not this repository."""
+    from importlib.metadata import PathDistribution
+    from pathlib import Path
+
+    dist = PathDistribution(Path(note).parent)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # damaged: pip says so
+        about = json.loads(dist.read_text("direct_url.json") or "")
+        if (source := _source(about, place, home)) is None:
+            return None
+        starts = {one.name: one.value for one in dist.entry_points if one.group in ("console_scripts", "gui_scripts")}
+        listed = [str(path).replace(os.sep, "/") for path in dist.files or ()]
+        outside = [os.path.normpath(os.path.join(site, path)) for path in listed if path.startswith("..")]  # noqa: PTH118
+        programs = [path for path in outside if os.path.basename(os.path.dirname(path)) in ("bin", "Scripts")]  # noqa: PTH119, PTH120
+        editable = (about.get("dir_info") or {}).get("editable")
+        files = (path for path in listed if not path.startswith("..") and ".dist-info/" not in path)
+        files = (path for path in files if not path.endswith(".pyc") and (not editable or path.endswith(_COMPILED)))
+        named = {path: starts.get(os.path.basename(path), "") for path in programs}  # noqa: PTH119
+        return Copy(os.path.normpath(site), frozenset(files), named, *source)
+    return None
+
+
+def _source(about: Any, place: str, home: str | None) -> tuple[str, bool, bool] | None:
+    """`project`, `sure` and `own` of a package; None where it is not of this repository.
+
+    An archive that lies in the repository, and a folder that is in no repository, may be made of it, or of another.
+    """
+    here, address = real(place), urlsplit(about["url"])
+    if "vcs_info" in about:
+        inside = os.path.join(here, about.get("subdirectory") or "")  # noqa: PTH118
+        return (os.path.normpath(inside), True, False) if is_remote(about["url"], here) else None
+    if address.scheme != "file":
+        return None
+    folder = real(unquote(address.path))
+    origin = origin_in(folder, place, home)
+    if origin is None:
+        return None if in_a_tree(folder) else (here, False, False)
+    inside = os.path.relpath(folder, origin.top)
+    if "dir_info" not in about or not origin.sure or f"{inside}/".startswith(".git/"):  # a worktree that is gone
+        return here, False, False
+    return origin.counterpart(folder), True, origin.top == here
+
+
+def said(copy: Copy, name: str, path: str, place: str, *, tests: bool) -> str | None:
+    """The line for a module or program that is not what the tree under test has, with its cure; None where it is.
+
+    Args:
+        copy: What it is part of.
+        name: The module.
+        path: Its file.
+        place: The working tree under test.
+        tests: Whether the program only tests the tree: then what the tree has not may come from anywhere.
+    """
+    if path in copy.programs:
+        return _said_of_program(copy, path, place)
+    what = path if name == "__main__" else f"{name} ({path})"
+    inside = path[len(copy.site) + 1 :].replace(os.sep, "/")
+    top, _, rest = inside.partition("/")
+    twin = _twin(copy, top)
+    if inside.endswith(_COMPILED):
+        if copy.own or not (copy.sure or twin):
+            return None
+        return (
+            f"{what} was compiled when it was installed, which tells nothing of the commit under test: let "
+            "subject.setup of a case build it in each worktree ({python} setup.py build_ext --inplace)"
+        )
+    if twin is None and (tests or not copy.sure):
+        return None
+    other = _other(copy, inside, os.path.join(twin or copy.project, rest if twin else inside), tests)  # noqa: PTH118
+    if other is None and twin and rest and not (tests and TESTS.search(inside)):
+        other = _beside(copy, top, twin)
+    if other is None:
+        return None
+    return (
+        f"{what} was imported from a copy of this repository that was installed, not from the commit under test, where "
+        f"{os.path.relpath(other, real(place))} is not the same: let relative paths name the code, as PYTHONPATH=src "
+        "before repro or in subject.env of a case"
+    )
+
+
+def _other(copy: Copy, inside: str, there: str, tests: bool) -> str | None:
+    """What the tree should have for a file of a copy, where it has not; what a build makes is in no tree."""
+    if os.path.lexists(there):
+        return None if is_alike(os.path.join(copy.site, inside), there) else there  # noqa: PTH118
+    from repro_golden.recording.attach.identify import ignored
+
+    return None if tests or ignored(copy.project, [there]) else there
+
+
+@functools.cache
+def _listed(project: str) -> Sequence[str]:
+    """The files of a project, as seen from there, by git; of one without a repository what a library consists of."""
+    from repro_golden.recording.attach.identify import counted, tracked
+
+    return sorted(tracked(project) or (os.path.relpath(path, project) for path in counted(project)))
+
+
+@functools.cache
+def _twin(copy: Copy, top: str) -> str | None:
+    """What the tree has for a top-level module or package of a copy: in any folder, or in one that can be installed."""
+    files = _listed(copy.project)
+    folders = {
+        "/".join(parts[: parts.index(top)])
+        for parts in (name.split("/") for name in files)
+        if top in parts and (parts[-1] == top or parts[-1].endswith(".py"))
+    }
+    if not copy.sure:
+        folders = {one for one in folders if one in ("", "src") or _is_project(one.removesuffix("/src"), files)}
+    own = [path for path in copy.files if path.split("/")[0] == top]
+
+    def fits(folder: str) -> tuple[int, int]:
+        known = sum(os.path.exists(os.path.join(copy.project, folder, path)) for path in own)  # noqa: PTH110, PTH118
+        return -known, len(folder)
+
+    return os.path.join(copy.project, min(folders, key=fits), top) if folders else None  # noqa: PTH118
+
+
+def _is_project(folder: str, files: Sequence[str]) -> bool:
+    return any(f"{folder}/{name}" in files for name in _PROJECT)
+
+
+@functools.cache
+def _beside(copy: Copy, top: str, twin: str) -> str | None:
+    """A file of a package in the tree that is not the same in its copy.
+
+    What the copy has none of (sources of what is compiled, tests, papers) no installer takes.
+    """
+    from repro_golden.recording.attach.identify import ignored
+
+    mine = {path[len(top) + 1 :] for path in copy.files if path.startswith(f"{top}/") and not path.endswith(_COMPILED)}
+    prefix = f"{os.path.relpath(twin, copy.project)}/".replace(os.sep, "/")
+    theirs = {name[len(prefix) :] for name in _listed(copy.project) if name.startswith(prefix)}
+    endings = {os.path.splitext(name)[1] for name in mine}  # noqa: PTH122
+    missing = [name for name in theirs - mine if os.path.splitext(name)[1] in endings and not TESTS.search(name)]  # noqa: PTH122
+    there = {name: os.path.join(twin, name) for name in sorted({*mine, *missing})}  # noqa: PTH118
+    gone = [path for path in there.values() if not os.path.lexists(path)]
+    made = ignored(copy.project, gone) if gone else frozenset()
+    others = (
+        path
+        for name, path in there.items()
+        if path not in made and not is_alike(os.path.join(copy.site, top, name), path)  # noqa: PTH118
+    )
+    return next(others, None)
+
+
+def _said_of_program(copy: Copy, path: str, place: str) -> str | None:
+    """The line for a program that the project under test does not define like that."""
+    name, starts = os.path.basename(path), copy.programs[path]  # noqa: PTH119
+    if starts:
+        if any(f"{name}={starts}" in re.sub(r"[\s\"']", "", text) for text in _texts(copy.project, _PROJECT)):
+            return None
+        what = f"starts {starts}, as it did when it was installed, and the commit under test does not say that"
+    else:
+        own = [file for file in _listed(copy.project) if os.path.basename(file) == name]  # noqa: PTH119
+        lines = [text.partition("\n")[2] for text in _texts(copy.project, own)]
+        if not own or next(_texts(copy.site, [path]), "").partition("\n")[2] in lines:
+            return None
+        file = os.path.relpath(os.path.join(copy.project, own[0]), real(place))  # noqa: PTH118
+        what = f"is a copy that was installed, and {file} of the commit under test is not the same"
+    return f"{path} {what}: start a file of the commit's, or a module (python -m), in its place"
+
+
+def _texts(folder: str, names: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        with contextlib.suppress(OSError), open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:  # noqa: PTH118, PTH123
+            yield file.read()

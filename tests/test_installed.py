@@ -1,0 +1,191 @@
+"""A copy of the code that an installer made is no commit's: it counts where it is what the tree under test has."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Repo
+
+from repro_golden.case.file import Case
+from repro_golden.recording.attach import installed
+from repro_golden.replay.children import ChildFailure
+from repro_golden.repository.checkout import Place
+from repro_golden.subjects import exit_code
+
+CODE = {"pkg/__init__.py": "", "pkg/rate.py": "RATE = 1\n", "pkg/defaults.json": "1", "pkg/_version.py": "made"}
+PROJECT = '[project]\nname = "pkg"\n[project.scripts]\nrun-it = "pkg.rate:main"\n'
+KERNEL = "pkg/_fast.cpython-311-x86_64-linux-gnu.so"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path) -> Repo:
+    """A checkout of a project whose builds write a version, and a worktree of it under test."""
+    repo = Repo(tmp_path / "home")
+    for name, text in CODE.items():
+        path = repo.root / "lib" / "src" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (repo.root / "lib" / "src" / "pkg" / "test_rate.py").touch()
+    (repo.root / "lib" / "src" / "pkg" / "fast.cu").touch()
+    (repo.root / "lib" / "pyproject.toml").write_text(PROJECT)
+    (repo.root / "lib" / "run-too").write_text("#!/usr/bin/env python\nimport pkg\n")
+    (repo.root / ".gitignore").write_text("_version.py\n*.so\n")
+    repo.git("init", "--quiet", "--initial-branch=main")
+    repo.git("remote", "add", "origin", "git@example.invalid:who/pkg.git")
+    repo.commit("Start")
+    repo.git("worktree", "add", "--quiet", "--detach", str(tmp_path / "tree"))
+    return repo
+
+
+def install(
+    tmp_path: Path, about: dict[str, object] | None, files: dict[str, str] = CODE, starts: str = "pkg.rate:main"
+) -> Path:
+    """What pip leaves of a project that it installed from somewhere; the folder of packages."""
+    site = tmp_path / "env" / "lib" / "python3" / "site-packages"
+    info = {"METADATA": "Name: pkg\nVersion: 1\n", "entry_points.txt": f"[console_scripts]\nrun-it = {starts}\n"}
+    info |= {"direct_url.json": json.dumps(about)} if about else {}
+    programs = {"../../../bin/run-it": "", "../../../bin/run-too": "#!/env/bin/python\nimport pkg\n"}
+    every = files | {f"pkg-1.dist-info/{name}": text for name, text in info.items()} | programs
+    for name, text in (every | {"pkg-1.dist-info/RECORD": "".join(f"{name},,\n" for name in every)}).items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text)
+    return site
+
+
+def folder(path: Path, *, editable: bool = False) -> dict[str, object]:
+    """What an installer notes of one that it was given."""
+    return {"url": path.as_uri(), "dir_info": {"editable": True} if editable else {}}
+
+
+def said(tmp_path: Path, site: Path, inside: str, place: str = "tree", *, tests: bool = False) -> str | None:
+    """What is said of a file in that folder, or beside it."""
+    tree, home = str(tmp_path / place), str(tmp_path / "home")
+    installed._twin.cache_clear()
+    installed._listed.cache_clear()
+    installed._copies.cache_clear()
+    path = str((site / inside).resolve())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [*sys.path, str(site)])
+        copies = [one for one in installed.copies(tree, home) if one.has(path)]
+    return installed.said(copies[0], "pkg.rate", path, tree, tests=tests) if copies else None
+
+
+def test_a_copy_of_the_tree_is_its_code(tmp_path: Path) -> None:
+    """What is alike is the commit's; what a build writes, sources of what is compiled and tests are in no copy."""
+    site = install(tmp_path, folder(tmp_path / "home" / "lib"))
+    assert [said(tmp_path, site, name) for name in CODE] == [None] * 4
+    (tmp_path / "tree" / "lib" / "src" / "pkg" / "rate.py").write_text("RATE = 2\n")
+    assert said(tmp_path, site, "pkg/rate.py", place="home") is None
+
+
+@pytest.mark.parametrize("name", ["rate.py", "defaults.json", "more.py", "more.json", "__init__.py"])
+def test_a_copy_of_another_commit(tmp_path: Path, name: str) -> None:
+    """A package counts as a whole: code and data that the commit has otherwise, has more, or has not."""
+    site, own = install(tmp_path, folder(tmp_path / "home" / "lib")), tmp_path / "tree" / "lib" / "src" / "pkg"
+    if name == "__init__.py":
+        (own / name).unlink()
+    else:
+        (own / name).write_text("2")
+        Repo(tmp_path / "tree").git("add", "--all")
+    line = said(tmp_path, site, "pkg/rate.py")
+    assert line is not None
+    assert line.startswith(f"pkg.rate ({site}/pkg/rate.py) was imported from a copy of this repository")
+    assert f"where lib/src/pkg/{name} is not the same" in line
+
+
+@pytest.mark.parametrize(
+    ("source", "refused"),
+    [
+        ("remote", True), ("gone", True), ("gone worktree", True), ("archive", True),
+        ("index", False), ("another", False), ("elsewhere", False),
+    ],
+)  # fmt: skip
+def test_where_a_copy_is_from(tmp_path: Path, source: str, refused: bool) -> None:
+    """Of the repository, its remote, or a folder that nobody can tell; a release and another repository's are meant."""
+    other = Repo(tmp_path / "another")
+    other.root.mkdir()
+    other.git("init", "--quiet")
+    worktree = tmp_path / "home" / ".git" / "repro" / "worktrees" / "0" / "tree"
+    about: dict[str, dict[str, object] | None] = {
+        "remote": {"url": "https://example.invalid/who/pkg", "vcs_info": {}, "subdirectory": "lib"},
+        "gone": folder(tmp_path / "build"), "gone worktree": folder(worktree / "lib"),
+        "archive": {"url": (tmp_path / "home" / "dist" / "pkg-1.whl").as_uri(), "archive_info": {}},
+        "index": None, "another": folder(other.root),
+        "elsewhere": {"url": "https://example.invalid/else/pkg", "vcs_info": {}},
+    }  # fmt: skip
+    site = install(tmp_path, about[source])
+    (tmp_path / "tree" / "lib" / "src" / "pkg" / "rate.py").write_text("RATE = 2\n")
+    assert (said(tmp_path, site, "pkg/rate.py") is not None) == refused
+
+
+def test_what_only_has_the_name_of_a_package(tmp_path: Path) -> None:
+    """A folder of tests or data in the tree is no code of a library that was installed from somewhere."""
+    other = {"pkg/rate.py": "RATE = 1\n", "data/__init__.py": "", "tests/a.py": "", "one.py": ""}
+    site = install(tmp_path, folder(tmp_path / "build"), other)
+    for name in ("data/a.json", "tests/one.py", "tests/data/b.py"):
+        path = tmp_path / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("2")
+    Repo(tmp_path / "tree").git("add", "--all")
+    assert said(tmp_path, site, "data/__init__.py") is None
+    assert said(tmp_path, site, "one.py") is None
+
+
+def test_what_tests_a_tree(tmp_path: Path) -> None:
+    """A test may take from anywhere what the tree has not, and no other copy of what it has."""
+    site = install(tmp_path, folder(tmp_path / "home" / "lib"), {**CODE, "more.py": ""})
+    assert said(tmp_path, site, "more.py", tests=True) is None
+    assert said(tmp_path, site, "more.py") is not None
+    (tmp_path / "tree" / "lib" / "src" / "pkg" / "rate.py").write_text("RATE = 2\n")
+    assert said(tmp_path, site, "pkg/rate.py", tests=True) is not None
+
+
+@pytest.mark.parametrize("editable", [False, True])
+def test_what_was_compiled(tmp_path: Path, editable: bool) -> None:
+    """Nobody can tell which commit an extension module is of, unless it was made of the tree under test itself."""
+    home = tmp_path / "home" / "lib"
+    site = install(tmp_path, folder(home, editable=editable), {**CODE, KERNEL: "", "__editable___finder.py": ""})
+    line = said(tmp_path, site, KERNEL)
+    assert line is not None
+    assert "was compiled when it was installed" in line
+    assert said(tmp_path, site, KERNEL, place="home") is None
+    if editable:
+        assert said(tmp_path, site, "__editable___finder.py") is None
+
+
+@pytest.mark.parametrize("editable", [False, True])
+def test_programs_that_start_what_an_installer_read(tmp_path: Path, editable: bool) -> None:
+    """An entry point is that of the day it was installed, in an editable installation too; so is a script."""
+    site = install(tmp_path, folder(tmp_path / "home" / "lib", editable=editable))
+    programs = "../../../bin/run-it", "../../../bin/run-too"
+    assert [said(tmp_path, site, name) for name in programs] == [None, None]
+    tree = Repo(tmp_path / "tree")
+    tree.edit("lib/pyproject.toml", "pkg.rate:main", "pkg.more:main")
+    tree.edit("lib/run-too", "import pkg", "import pkg.more")
+    moved, copied = (said(tmp_path, site, name) for name in programs)
+    assert moved is not None
+    assert copied is not None
+    assert "env/bin/run-it starts pkg.rate:main, as it did when it was installed" in moved
+    assert "lib/run-too of the commit under test is not the same" in copied
+
+
+def test_a_program_that_runs_a_copy(tmp_path: Path) -> None:
+    """Neither a module of a copy nor a program that an installer made says anything of a commit."""
+    site = install(tmp_path, folder(tmp_path / "home" / "lib"))
+    program = site / "../../../bin/run-it"
+    program.write_text("import sys, pkg.rate\nsys.exit()\n")
+    subject = {"kind": "command", "command": f"{{python}} {program}", "env": {"PYTHONPATH": str(site)}}
+    case = Case.model_validate({"case": {"name": "toy", "steps": 3}, "subject": subject})
+    place = Place(tmp_path / "tree", home=tmp_path / "home")
+    assert exit_code(case, place, tmp_path / "log") == 0
+    rate = tmp_path / "tree" / "lib" / "src" / "pkg" / "rate.py"
+    rate.write_text("RATE = 2\n")
+    with pytest.raises(ChildFailure, match=r"^pkg \(.* was imported from a copy of this repository"):
+        exit_code(case, place, tmp_path / "log")
+    rate.write_text("RATE = 1\n")
+    (tmp_path / "tree" / "lib" / "pyproject.toml").write_text("")
+    with pytest.raises(ChildFailure, match=r"bin/run-it starts pkg\.rate:main"):
+        exit_code(case, place, tmp_path / "log")
