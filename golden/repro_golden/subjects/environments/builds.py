@@ -13,9 +13,10 @@ import platform
 import re
 import shutil
 import subprocess
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -43,44 +44,71 @@ __all__ = [
     "held",
     "identity_in",
     "pip_options",
+    "put_alone",
     "uv_command",
 ]
 
 
 # -- how uv and pip are told to build what lock files say, and nothing of the code under test
-# An environment is shared by all commits with the same lock files, so a commit's own code is never put into it. What
-# stands in the way of that is a ValueError in one line.
+# An environment is shared by all commits with the same lock files, so nothing else of a commit may get into it. What
+# uv and pip read they say in many ways: they run where nothing else is. What stands in the way is a ValueError.
 
-_INCLUDES = re.compile(r"\s*(?:-r|-c|--requirement|--constraint)[\s=]*([^\s=]\S*)")
-_LOCAL = re.compile(
-    r"""\s*(?: (?:-e|--editable)[\s=]+(?!\S*://)       # an editable folder
-              | \.                                    # a folder or archive by its path
-              | [\w.-]+/
-              | (?:[\w.-]+(?:\[.*\])?\s*@\s*)?file:(?!//)  # the same as a URL
-          )""",
-    re.VERBOSE,
-)
-"""A requirement that lies in the repository."""
-_SOURCE = re.compile(r"\s*(?:-f|-i|--find-links|--index-url|--extra-index-url|--pypi-url)[\s=]*([^\s=]\S*)")
-_SOURCES = ("PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_FIND_LINKS")
-"""Variables that name folders of packages, or indexes."""
+_INCLUDES = re.compile(r"\s*(?:-r|-c|--requirement|--constraint)[\s=]*[\"']?([^\s=\"'][^\s\"']*)")
+_SOURCES = ("PIP_CONSTRAINT", "PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_INDEX")
+"""Variables that name packages, or where they are."""
+_NO_REQUIREMENTS = (".bz2", ".cfg", ".conf", ".gz", ".ini", ".tgz", ".toml", ".whl", ".xz", ".zip")
+"""Endings of packages, and of settings."""
 
 
-def _named(root: Path, names: Sequence[str], who: str, place: str, *folders: str) -> None:
-    """Refuse packages from a folder of the repository that is not named, which no key would stand for.
+def _refuse_paths(who: str, text: str, tops: Collection[Path]) -> None:
+    """Refuse what leads back to a checkout: every commit would get what it has today, whatever it has itself."""
+    if top := next((top for top in tops if f"{top}/" in text), None):
+        raise ValueError(f"{who} names {top}: write a path that is relative, and add what it names to subject.lock")
+
+
+def put_alone(root: Path, locks: Sequence[str], alone: Path, *, uv: bool, home: Path | None = None) -> None:
+    """Copy lock files into an empty folder; for uv also the projects that its lock file is of, and archives it hashes.
+
+    Args:
+        root: The checkout or worktree.
+        locks: The lock files, and folders, in it.
+        alone: The folder.
+        uv: Whether they are uv's.
+        home: The user's own checkout, where that is another.
 
     Raises:
-        ValueError: `place`, which `who` names, is one below the first of `folders` that has it.
+        ValueError: a lock file leads back to the repository by its path.
     """
-    path = place.removeprefix("file:") if not place.startswith("file://") else place.removeprefix("file://")
-    if "://" in path:
+    tops = {place for place in (root, home) if place}
+    for name in locks:
+        source, target = root / name, alone / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+        else:
+            shutil.copy2(source, target)
+            text = re.sub(r"(^|\s)#.*", "", source.read_text(encoding="utf-8", errors="replace"), flags=re.MULTILINE)
+            _refuse_paths(name, text, tops)
+    if not uv:
         return
-    found = next((there for folder in folders if (there := root / folder / path).exists()), None)
-    if found is None or not (real := Path(os.path.normpath(found))).is_relative_to(root):
-        return
-    inside = real.relative_to(root)
-    if not any(inside.is_relative_to(name) for name in names):
-        raise ValueError(f"{who} takes packages from {inside}: add it to subject.lock")
+    folder = PurePosixPath(locks[0]).parent
+    beside = ["pyproject.toml"]
+    for package in _packages_of(root, locks[0]):
+        source = package.get("source", {})
+        beside += [f"{source[kind]}/pyproject.toml" for kind in ("editable", "directory", "virtual") if kind in source]
+        files = [*package.get("wheels", ()), package.get("sdist", {})]
+        beside += [source["path"]] if "path" in source and any("hash" in file for file in files) else []
+    for name in (os.path.normpath(folder / path) for path in beside):
+        if not name.startswith(("..", "/")) and (root / name).is_file():
+            (alone / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, alone / name)
+
+
+def _packages_of(root: Path, lock: str) -> list[dict[str, Any]]:
+    try:
+        return list(parse_toml((root / lock).read_text(encoding="utf-8")).get("package", []))
+    except ValueError as error:
+        raise ValueError(f"{lock} is not TOML: {error}") from None
 
 
 def uv_command(root: Path, lock: str, python: str) -> list[str]:
@@ -89,10 +117,7 @@ def uv_command(root: Path, lock: str, python: str) -> list[str]:
     Raises:
         ValueError: the lock file is not one.
     """
-    try:
-        listed = parse_toml((root / lock).read_text(encoding="utf-8")).get("package", [])
-    except ValueError as error:
-        raise ValueError(f"{lock} is not TOML: {error}") from None
+    listed = _packages_of(root, lock)
     local = [package["name"] for package in listed if {"editable", "directory"} & set(package.get("source", {}))]
     project = str((root / lock).parent)
     return ["uv", "sync", "--frozen", "--project", project, "--python", python,
@@ -102,26 +127,16 @@ def uv_command(root: Path, lock: str, python: str) -> list[str]:
 def pip_options(root: Path, locks: Sequence[str]) -> list[str]:
     """``-r`` for each lock file, ``-c`` for ``constraints*``; those that another of them includes come with it.
 
-    Folders among them hold packages, and are no file of requirements.
-
-    Raises:
-        ValueError: one includes a file that is not named, takes packages from a folder that is not, or installs
-            something of the repository.
+    Folders, archives and settings among them are no files of requirements.
     """
-    names = [str(PurePosixPath(name)) for name in locks]
+    names = [str(PurePosixPath(name)) for name in locks if not name.endswith(_NO_REQUIREMENTS)]
     files = [name for name in names if not (root / name).is_dir()]
-    included = set()
-    for name in files:
-        for line in (root / name).read_text(encoding="utf-8", errors="replace").splitlines():
-            if (other := _INCLUDES.match(line)) and "://" not in other[1]:
-                path = os.path.normpath(PurePosixPath(name).parent / other[1])
-                if path not in names:
-                    raise ValueError(f"{name} includes {path}: add it to subject.lock")
-                included.add(path)
-            elif source := _SOURCE.match(line):
-                _named(root, names, name, source[1], str(PurePosixPath(name).parent), "")
-            elif _LOCAL.match(line):
-                raise ValueError(f"{name} installs the commit's own code ({line.strip()}): name it in env PYTHONPATH")
+    included = {
+        os.path.normpath(PurePosixPath(name).parent / other[1])
+        for name in files
+        for line in (root / name).read_text(encoding="utf-8", errors="replace").splitlines()
+        if (other := _INCLUDES.match(line))
+    }
     outermost = [name for name in files if name not in included]
     return [word for n in outermost for word in ("-c" if PurePosixPath(n).name.startswith("constraints") else "-r", n)]
 
@@ -214,11 +229,16 @@ def held(
         yield Environment(base / recipe.key, recipe.key, about["packages"])
 
 
+_OURS = ("pip", "uv")
+"""Setups that are ours, and read what lock files say alone."""
+_CURE = "; of the repository it had what subject.lock names alone: add what it reads, and name code in env PYTHONPATH"
+
+
 class _Recipe:
     """What an environment is built from, and how."""
 
     def __init__(self, case: Case, subject: CommandSubject, place: Place) -> None:
-        self._case, self._subject, self._root = case, subject, place.root
+        self._case, self._subject, self._root, self._home = case, subject, place.root, place.home
         self._python = interpreter(subject, place.root, place.home)
         self._tokens = {"root": str(place.home or place.root), "python": self._python}
         binary, real = Path(self._python).stat(), str(Path(self._python).resolve())
@@ -229,9 +249,19 @@ class _Recipe:
             "locks": {name: self._content(name) for name in subject.locks},
             "variables": variables_digest(case),  # compilers, indexes and switches of a build are told by them
         }  # fmt: skip
+        if subject.setup in _OURS:
+            about["alone"] = True
+        if subject.setup == "uv":
+            self._refuse_settings()
         if subject.setup == "uv" and (switches := uv_switches(self._root, subject.locks[0])):
             about["uv"] = switches
         self.key = digest("environment", canonical_json(about))[:16]  # short: kernels bound the path in a "#!" line
+
+    def _refuse_settings(self) -> None:
+        settings = PurePosixPath(self._subject.locks[0]).with_name("uv.toml")
+        if (self._root / settings).exists() and settings not in map(PurePosixPath, self._subject.locks):
+            message = f"uv takes settings from {settings}: add it to subject.lock"
+            raise ChildFailure("build", -1, message, str(settings))
 
     def _content(self, name: str) -> str:
         path = self._root / name
@@ -245,35 +275,51 @@ class _Recipe:
 
     def build(self, slot: Slot) -> dict[str, object]:
         """Fill the folder; what its mark says."""
+        if self._subject.setup in _OURS:
+            with tempfile.TemporaryDirectory(prefix="repro-lock-") as folder:
+                alone = Path(folder).resolve()
+                self._run(replace(slot, hidden={**slot.hidden, str(alone): "."}), alone)
+        else:
+            self._run(slot, self._root)
+        return {"setup": self._subject.setup, "locks": list(self._subject.locks), "packages": _packages(slot)}
+
+    def _run(self, slot: Slot, place: Path) -> None:
+        """What fills it, where the lock files are."""
         try:
-            commands = self._commands(str(slot.folder))
+            if place != self._root:
+                put_alone(self._root, self._subject.locks, place, uv=self._subject.setup == "uv", home=self._home)
+            commands = self._commands(str(slot.folder), place)
         except ValueError as error:
             slot.fail(str(error))
         what = f"building the environment for {', '.join(self._subject.locks)}"
         for name, command, variables in commands:
-            slot.run(name, command, self._root, variables, self._subject.timeout, what)
-        return {"setup": self._subject.setup, "locks": list(self._subject.locks), "packages": _packages(slot)}
+            try:
+                slot.run(name, command, place, variables, self._subject.timeout, what)
+            except ChildFailure as failure:
+                cure = _CURE if place != self._root and failure.stage == "build" else ""
+                raise ChildFailure(failure.stage, failure.step, failure.message + cure, failure.log) from None
 
-    def _commands(self, out: str) -> list[tuple[str, list[str], dict[str, str]]]:
+    def _commands(self, out: str, place: Path) -> list[tuple[str, list[str], dict[str, str]]]:
         """What is run, by name, with its variables: none of them leads to the code, which no environment holds."""
-        subject = self._subject
-        variables = variables_of(self._case, subject, self._python, self._tokens | {"out": out})
+        subject, tokens = self._subject, self._tokens | {"out": out}
+        if place != self._root:
+            tokens["root"] = str(place)
+        variables = variables_of(self._case, subject, self._python, tokens) | {"PWD": str(place)}
+        for name in _SOURCES if place != self._root else ():
+            _refuse_paths(name, f"{variables.get(name, '')}/", {self._root, self._home or self._root})
         for name in ("PYTHONPATH", "VIRTUAL_ENV"):
             variables.pop(name, None)
         if subject.setup == "uv":
             if shutil.which("uv", path=variables["PATH"]) is None:
                 raise ReproError('subject.setup = "uv" finds no uv on PATH: install it')
-            command = uv_command(self._root, subject.locks[0], self._python)
+            command = uv_command(place, subject.locks[0], self._python)
             return [("uv sync", command, variables | {"UV_PROJECT_ENVIRONMENT": out})]
         if subject.setup == "pip":
             pip = [f"{out}/bin/python", "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
-            pip += pip_options(self._root, subject.locks)
-            for name in _SOURCES:
-                for place in variables.get(name, "").split():
-                    _named(self._root, subject.locks, name, place, "")
+            pip += pip_options(place, subject.locks)
             venv = [self._python, "-m", "venv", out]
             return [("python -m venv", venv, variables), ("pip install", pip, variables)]
-        return [(subject.setup, words(subject.setup, self._tokens | {"out": out}, subject.shell), variables)]
+        return [(subject.setup, words(subject.setup, tokens, subject.shell), variables)]
 
 
 def _packages(slot: Slot) -> list[str]:
