@@ -42,6 +42,7 @@ from repro_golden.subjects.argv import interpreter, replaced, told, variables_of
 from repro_golden.subjects.caches import own_caches
 from repro_golden.subjects.environments.builds import Environment, Who, held, identity_in
 from repro_golden.subjects.environments.overlays import Overlay, held_overlay
+from repro_golden.subjects.installs import left_alone
 from repro_golden.subjects.kind import Kind, Perturbation
 from repro_golden.trace import Header, Trace
 
@@ -318,8 +319,10 @@ def _prepared(job: _Job, cancel: threading.Event | None) -> Iterator[_Job]:
     """
     done = job.place.root.parent / _SET_UP
     if job.place.home is not None and job.subject.setup and not job.built and not done.exists():
-        _step(job, "build", job.subject.setup, cancel)
+        with left_alone(job.python, job.subject.setup, job.place.root, job.variables):
+            _step(job, "build", job.subject.setup, cancel)
         done.touch()
+        job = replace(job)  # which finds a Python that the setup has made in the worktree
     with _overlaid(job, cancel) as overlaid:
         if job.place.home is not None and job.subject.check:
             _step(overlaid, "import", job.subject.check, cancel)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ABOUT", "BEHIND", "COMMON", "EDITED", "MODULES", "OUTSHONE", "PIP", "SEEN"]
+__all__ = ["ABOUT", "BEHIND", "COMMON", "EDITED", "MODULES", "OUTSHONE", "PIP", "SEEN", "SITES"]
 
 COMMON = ("benchmarks", "docs", "examples", "scripts", "test", "tests", "tools")
 """Names that tell no package: many install their tests by the name that a repository's own have."""
@@ -31,6 +31,12 @@ print(json.dumps({
     "prefix": sys.prefix, "folders": [f for f in folders + site.getsitepackages() if os.path.isdir(f)],
     "marks": marks, "packages": found,
 }))
+"""
+
+SITES = """\
+import json, os, site
+folders = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+print(json.dumps([f for f in folders + site.getsitepackages() if os.path.isdir(f)]))
 """
 
 BEHIND = '''\
