@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from repro_golden.recording.attach.alive.readings import is_leaf
 from repro_golden.recording.attach.standing_in import stand_in
 
 __all__ = ["ByHand", "hook"]
@@ -77,43 +78,55 @@ class _Depth(threading.local):
 
 
 def hook(session: Any) -> None:
-    """Watch backward passes of this process until it makes an optimizer."""
+    """Watch backward passes of this process: a step is made by each until it makes an optimizer."""
     depth = _Depth()
     backward, grad = torch.autograd.backward, torch.autograd.grad
-    make, set_ = torch.optim.Optimizer.__init__, torch.optim.Optimizer.__setstate__
 
     @functools.wraps(backward)
     def watched(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return backward(*args, **kwargs)
-        if session.has_optimizer:
-            session.backwards += 1
-            return backward(*args, **kwargs)
-        if not depth.value:
+        if not depth.value and not session.has_optimizer:
             session.end_by_hand()
         depth.value += 1
         try:
             out = backward(*args, **kwargs)
         finally:
             depth.value -= 1
-        if not depth.value:
+        if session.has_optimizer:
+            given = args[0] if args else kwargs["tensors"]
+            session.passed((given,) if isinstance(given, torch.Tensor) else given, inner=depth.value > 0)
+        elif not depth.value:
             session.begin_by_hand()
         return out
 
     @functools.wraps(grad)
     def watched_grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         again = kwargs.get("create_graph") or any(args[2:3])
-        if session.has_optimizer or torch.compiler.is_compiling() or depth.value or again:
+        if torch.compiler.is_compiling() or depth.value or again:
             return grad(outputs, inputs, *args, **kwargs)
         if not isinstance(inputs, Sequence) and not hasattr(inputs, "__torch_function__"):
             inputs = tuple(inputs)  # as torch does: an iterator, or what a mapping holds
         given = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
         if not _all_parameters(given):
             return grad(outputs, inputs, *args, **kwargs)
+        if session.has_optimizer:
+            out = grad(outputs, inputs, *args, **kwargs)
+            session.passed(given)
+            return out
         session.end_by_hand()
         out = grad(outputs, inputs, *args, **kwargs)
         session.begin_by_hand({id(p): (p, g) for p, g in zip(given, out, strict=True) if g is not None})
         return out
+
+    stand_in([torch.autograd], "backward", lambda _: watched)
+    stand_in([torch.autograd], "grad", lambda _: watched_grad)
+    _hook_making(session)
+
+
+def _hook_making(session: Any) -> None:
+    """Watch for optimizers that are made, copied or unpickled."""
+    make, set_ = torch.optim.Optimizer.__init__, torch.optim.Optimizer.__setstate__
 
     @functools.wraps(make)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for one
@@ -130,8 +143,6 @@ def hook(session: Any) -> None:
         if not known:
             session.optimizer_made(self, copied=True)
 
-    stand_in([torch.autograd], "backward", lambda _: watched)
-    stand_in([torch.autograd], "grad", lambda _: watched_grad)
     torch.optim.Optimizer.__init__ = __init__  # type: ignore[method-assign]
     torch.optim.Optimizer.__setstate__ = __setstate__  # type: ignore[method-assign]
 
@@ -139,5 +150,5 @@ def hook(session: Any) -> None:
 def _all_parameters(given: Any) -> bool:
     """Whether gradients are asked for of nothing but what the program may step by."""
     return isinstance(given, Sequence) and all(
-        isinstance(item, torch.Tensor) and item.is_leaf and item.requires_grad for item in given
+        isinstance(item, torch.Tensor) and is_leaf(item) and item.requires_grad for item in given
     )

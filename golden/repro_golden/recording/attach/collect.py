@@ -330,7 +330,10 @@ class Gathering:
 
     def _failed(self) -> str:
         """What a recorder that ended before its program said of that; "" without one."""
-        notes = (path.read_text(encoding="utf-8") for path in sorted(self._raw.glob("failed-*")))
+        return self._note("failed-*")
+
+    def _note(self, pattern: str) -> str:
+        notes = (path.read_text(encoding="utf-8") for path in sorted(self._raw.glob(pattern)))
         return next((note for note in notes if note), "")
 
     def _of_unequal_ranks(self) -> str:
@@ -372,6 +375,7 @@ class Gathering:
                 f"no optimizer step was seen in {command[0]} (exit code {code}): "
                 + (
                     self._failed()
+                    or self._note("idle-*")
                     or "does it train with torch.optim (an update from torch.func's gradients, or in hooks that drop "
                     "them, is not seen: give them to an optimizer of torch's), in a Python that reads PYTHONPATH, and "
                     "if it goes on from a checkpoint that it finds, is there a step left to make?"

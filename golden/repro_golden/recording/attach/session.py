@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,8 @@ from repro_golden.recording.attach.alive.readings import CLOSED, TIMES, Held, Re
 from repro_golden.recording.attach.by_hand import ByHand
 from repro_golden.recording.attach.guard import harmless, without_collection
 from repro_golden.recording.attach.identify import loaded, main_tree, places
-from repro_golden.recording.attach.resting import resting
+from repro_golden.recording.attach.passes import Passes
+from repro_golden.recording.attach.resting import left, resting
 from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.steps import Labels, Made, Turns
 from repro_golden.recording.attach.written.files import Files
@@ -57,7 +58,7 @@ class Session:
         around: What is alive beside the optimizers.
         has_optimizer: Whether an optimizer of torch's was ever made.
         ends: Each takes the last line of a stream, which may have no end.
-        backwards: Backward passes, in a program with optimizers, since the last step of one.
+        passes: Backward passes, in a program with optimizers, since the last step of one.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -97,7 +98,7 @@ class Session:
         self._turns = Turns()
         self._hand: ByHand | None = None
         self._after: Any = None
-        self.backwards = 0
+        self.passes = Passes(self.names, self._met)
 
     def forked(self) -> None:
         """In the child of a fork: a recording of its own, from its next step on."""
@@ -144,9 +145,9 @@ class Session:
 
     def _beside(self, *, end: bool = False) -> Iterator[tuple[str, Reading]]:
         """What is read beside the optimizers, by the prefix of its names."""
-        there = [self.names.held(o) for optimizer, _ in self._met.values() if (o := optimizer())]
-        held = [p for each in there for p in each.parameters.values()]
-        for prefix, reading in self.around.readings(self._step, held, end=end):
+        held = self.passes.of_optimizers()
+        there = self.around.readings(self._step, held, end=end)
+        for prefix, reading in self.passes.beside(there, held, self._gone, end=end):
             yield prefix, self._wanted(prefix, reading)
         yield "rng/", self._wanted("rng/", Reading(states(seeded=True), {}))
 
@@ -241,6 +242,12 @@ class Session:
         """The program has made an optimizer of torch's, or a copy of one."""
         self.has_optimizer = True
         self._labels.made(optimizer, self._step, copied=copied)
+        self.passes.optimizer_made(optimizer, copied=copied)
+
+    @harmless
+    def passed(self, given: Iterable[Any], *, inner: bool = False) -> None:
+        """A backward pass was made in a program that has optimizers (`Passes.passed`)."""
+        self.passes.passed(given, inner=inner)
 
     def _label(self, optimizer: Any) -> None:
         if self.settings.terminal:
@@ -274,7 +281,6 @@ class Session:
         self._began = now
         self._flush()  # another thread's, which ended while this one was made
         logged = self._metrics.end()
-        self.backwards = 0
         for optimizer in made.optimizers:
             if id(optimizer) not in self._met:  # a wrapper that does not say before what it makes step
                 self._label(optimizer)
@@ -284,6 +290,7 @@ class Session:
         written = self._labels.stepped(labelled, self._step)
         if not self.settings.record:
             self._held = ({name: float(value) for name, value in logged.items()}, frozenset())
+            self.passes.stepped()
             self._step += 1
             return
         named = [(f"optimizer.{k}/" if k else "", o, self.names.held(o)) for k, (_, o) in enumerate(labelled)]
@@ -296,6 +303,7 @@ class Session:
         self._seen.clear()
         signals.finish()
         self._held = ((signals, written), frozenset(logged))
+        self.passes.stepped()
         self._step += 1
 
     def _read_step(
@@ -316,7 +324,8 @@ class Session:
             if (skipped := made.skipped.get(id(optimizer))) is not None:
                 self._take("update", prefix + (FOUND if isinstance(skipped, torch.Tensor) else "skipped"), skipped)
         met, last = self._met.values(), self._labels.last
-        for prefix, reading in resting(met, last, self._step, self.names.held, self.settings):
+        late = self.passes.unusual
+        for prefix, reading in resting(met, last, self._step, self.names.held, self.settings, late=late):
             self._read("update", prefix, reading, whole=False)
         for prefix, reading in self._beside(end=end):
             self._read("update", prefix, reading, whole=False)
@@ -364,8 +373,7 @@ class Session:
         from repro_golden.recording.attach.process import facts
 
         about = facts()
-        held = [self.names.held(o) for reference, _ in self._met.values() if (o := reference()) is not None]
-        about["size"] = sum(p.numel() for each in held for p in each.parameters.values())
+        about["size"] = sum(p.numel() for p in self.passes.of_optimizers())
         self._world = about["world"]
         self._records.open(about)
         self._files.begin()
@@ -415,6 +423,8 @@ class Session:
             self.end_by_hand(end=True)
         if self._records.opened:
             self._finish(stopped)
+        else:
+            self._records.idle(self.passes.idle())
 
     @harmless
     def _finish(self, stopped: bool) -> None:
@@ -445,16 +455,7 @@ class Session:
             self._late().take("update", UNREAD, {"": torch.zeros(1)}, None)
 
     def _ending(self) -> Iterator[tuple[str, Reading]]:
-        # of those alike the last: when others are collected is no part of the program
-        alive = {label: o for optimizer, label in self._met.values() if (o := optimizer()) is not None}
-        if self._met and not alive:
-            self._gone["the weights at the end"] = "the program had let go of its optimizers when it ended"
-        for k, (_, optimizer) in enumerate(sorted(alive.items())):
-            prefix = f"optimizer.{k}/" if k else ""
-            for kind, reading in self.names.held(optimizer).kinds():
-                yield prefix + kind, reading
-            rates = learning_rates(optimizer).items()
-            yield prefix, Reading({name: torch.as_tensor(rate, dtype=torch.float64) for name, rate in rates}, {})
+        yield from left(self._met.values(), self.names.held, self._gone)
         yield from self._beside(end=True)
 
     @harmless
@@ -476,9 +477,8 @@ class Session:
         self._flush()
         if self.settings.terminal:
             self._records.log.put(".terminal", terminal(self._final, self._first, self._logged))
-        unread = CLOSED | self.around.unread | self._files.unread | self._gone
-        if self.backwards and not stopped:
-            unread[f"{self.backwards} backward passes after the last step"] = "no optimizer made a step of them"
+        passes = {} if stopped else self.passes.unread()
+        unread = CLOSED | self.around.unread | self._files.unread | self._gone | passes
         ignored = sorted({*self._metrics.ignored, *TIMES})
         end = {"steps": self._step, "stopped": stopped, "ignored": ignored, "unread": dict(sorted(unread.items()))}
         end |= {"machine": sorted({*self._metrics.machine, *TIMES})}

@@ -73,6 +73,12 @@ class Records:
         with contextlib.suppress(OSError, ValueError):
             (self._out / f"failed-{os.getpid()}").write_text(why, encoding="utf-8", errors="replace")
 
+    def idle(self, why: str) -> None:
+        """Say why this process made no step; nothing where it is ''. Another one may have made some."""
+        with contextlib.suppress(OSError):
+            if why:
+                (self._out / f"idle-{os.getpid()}").write_text(why, encoding="utf-8")
+
     def blame(self, error: Exception) -> None:
         """Where an error is of a disk, take the right to write from the log: a sign that needs no space."""
         if isinstance(error, OSError) and error.errno in _FULL and self._log is not None:

@@ -1,0 +1,244 @@
+"""Backward passes of a program with optimizers that none of these makes a step of: it may step by hand."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import warm_kit
+from conftest import environment
+
+from repro_golden.trace import Trace
+
+BEGIN = """\
+import os, torch
+from torch import nn
+other = os.environ["OTHER"] == "1"
+rate = 0.03 if other else 0.01
+torch.set_num_threads(1)
+torch.manual_seed(0)
+def net():
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+def loss_of(model):
+    x = torch.randn(8, 3)
+    return (model(x) - x.sum(-1, keepdim=True)).square().mean()
+def step(model, optimizer):
+    optimizer.zero_grad()
+    loss_of(model).backward()
+    optimizer.step()
+@torch.no_grad()
+def by_hand(parameters, rate=rate):
+    for p in parameters:
+        p.data -= rate * p.grad.sign()
+        p.grad = None
+"""
+BY_HAND = {
+    "after an optimizer": """
+def main():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for k in range(5):
+        if k < 2:
+            step(model, optimizer)
+        else:
+            loss_of(model).backward(); by_hand(model.parameters())
+main()
+""",
+    "of another model": """
+def main():
+    model, other = net(), net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    step(model, optimizer)
+    for _ in range(3):
+        for p, g in zip(other.parameters(), torch.autograd.grad(loss_of(other), other.parameters())):
+            p.data -= rate * g
+main()
+""",
+    "of a tensor": """
+def main():
+    model, w = net(), torch.zeros(3, 1, requires_grad=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    step(model, optimizer)
+    for _ in range(3):
+        loss_of(lambda x: x @ w).backward(); by_hand([w])
+main()
+""",
+    "beside an optimizer, at the last": """
+def main():
+    model = net()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.ndim < 2])
+    for k in range(3):
+        step(model, optimizer)
+        by_hand([p for p in model.parameters() if p.ndim == 2], rate if k == 2 else 0.01)
+main()
+""",
+    "of the first of several models": """
+def train(count, rate):
+    model = net()
+    step(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    for _ in range(count):
+        loss_of(model).backward(); by_hand(model.parameters(), rate)
+train(3, rate)
+train(0, rate)
+""",
+}
+
+
+def run(folder: Path, program: str, other: int = 0) -> Trace:
+    """The trace of a program."""
+    (folder / "train.py").write_text(BEGIN + program)
+    words = [sys.executable, "-m", "repro", "trace", "--out", f"t{other}", "--", sys.executable, "train.py"]
+    done = warm_kit.run(words, folder, environment() | {"OMP_NUM_THREADS": "1", "OTHER": str(other)})
+    assert done.returncode == 0, done.stderr
+    return Trace(folder / f"t{other}")
+
+
+def diff(folder: Path, program: str) -> tuple[int, str]:
+    """The exit code and the words of `repro diff` on a program's run and its other run."""
+    for other in (0, 1):
+        run(folder, program, other)
+    done = warm_kit.run([sys.executable, "-m", "repro", "diff", "t0", "t1"], folder, environment())
+    return done.returncode, done.stdout
+
+
+_ALWAYS = ("after an optimizer", "of another model", "accumulation with a remainder")
+
+
+def _kinds(kinds: Iterable[str]) -> list[Any]:
+    return [kind if kind in _ALWAYS else pytest.param(kind, marks=pytest.mark.whole) for kind in kinds]
+
+
+@pytest.mark.parametrize("kind", _kinds(BY_HAND))
+def test_what_is_stepped_by_hand_is_read_although_it_is_gone(tmp_path: Path, kind: str) -> None:
+    """Steps by hand after or beside those of an optimizer, in a function that has returned, are no agreement."""
+    code, said = diff(tmp_path, BY_HAND[kind])
+    assert code == 1, said
+    assert "phase update" in said and "signals that differ in that step: " in said
+
+
+ORDINARY = {
+    "a pass at the end": (2, "for k in range(3): loss_of(model).backward(); k < 2 and optimizer.step()"),
+    "accumulation with a remainder": (
+        2,
+        "for k in range(7): loss_of(model).backward(); k % 3 == 2 and optimizer.step()",
+    ),
+    "passes for evaluation": (
+        2,
+        """
+    for _ in range(2):
+        step(model, optimizer)
+        for _ in range(3):
+            x = torch.randn(2, 3, requires_grad=True)
+            torch.autograd.grad(model(x).sum(), x)
+            model(x.detach().requires_grad_()).sum().backward()
+""",
+    ),
+    "a penalty on gradients": (
+        2,
+        """
+    for _ in range(2):
+        x = torch.randn(2, 3, requires_grad=True)
+        (g,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        optimizer.zero_grad(); (g.square().sum() + loss_of(model)).backward(); optimizer.step()
+""",
+    ),
+    "two passes a step": (
+        4,
+        """
+    critic = net()
+    of_critic = torch.optim.SGD(critic.parameters(), lr=0.1)
+    for _ in range(2):
+        of_critic.zero_grad(); loss_of(critic).backward(); loss_of(critic).backward(); of_critic.step()
+        optimizer.zero_grad(); critic(model[0](torch.randn(8, 3))[:, :3]).mean().backward(); optimizer.step()
+""",
+    ),
+    "an optimizer that steps now and then": (
+        6,
+        """
+    critic = net()
+    of_critic = torch.optim.SGD(critic.parameters(), lr=0.1)
+    for k in range(4):
+        step(model, optimizer)
+        loss_of(critic).backward()
+        if k % 2:
+            of_critic.step(); of_critic.zero_grad()
+""",
+    ),
+    "weights that are moved and put back": (
+        2,
+        """
+    for _ in range(2):
+        optimizer.zero_grad(); loss_of(model).backward()
+        before = [p.detach().clone() for p in model.parameters()]
+        by_hand(model.parameters(), 0.05)
+        loss_of(model).backward()
+        with torch.no_grad():
+            for p, q in zip(model.parameters(), before): p.copy_(q)
+        optimizer.step()
+""",
+    ),
+    "a step that is tried again": (
+        3,
+        """
+    for k in range(4):
+        try:
+            optimizer.zero_grad(); loss_of(model).backward()
+            if k == 1: raise MemoryError
+            optimizer.step()
+        except MemoryError:
+            pass
+""",
+    ),
+    "passes inside of a pass": (
+        2,
+        """
+    from torch.utils.checkpoint import checkpoint
+    for _ in range(2):
+        x = torch.randn(2, 3, requires_grad=True)
+        for layer in model: x = checkpoint(layer, x, use_reentrant=True)
+        optimizer.zero_grad(); x.mean().backward(); optimizer.step()
+""",
+    ),
+    "a scaler that leaves steps out": (
+        3,
+        """
+    scaler = torch.amp.GradScaler("cpu")
+    for k in range(3):
+        optimizer.zero_grad(); scaler.scale(loss_of(model) * (float("inf") if k == 1 else 1)).backward()
+        scaler.step(optimizer); scaler.update()
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", _kinds(ORDINARY))
+def test_an_ordinary_program_has_the_same_steps_and_signals(tmp_path: Path, kind: str) -> None:
+    """Nothing in it is taken for a step by hand; where a pass is left at the end, the weights are read then."""
+    steps, body = ORDINARY[kind]
+    begin = "def main():\n    model = net()\n    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n    "
+    trace = run(tmp_path, f"{begin}{body.strip()}\nmain()\n")
+    assert len(trace.steps) == steps and trace.end is not None
+    names = {row.name for index in range(steps) for row in trace.rows(index)}
+    assert not [name for name in names if "by_hand" in name or "resting" in name]
+    left = any("after the last step" in name for name in trace.end["unread"])
+    assert left == ("end/0.weight" in names) == ("the weights at the end" not in trace.end["unread"])
+
+
+SCHEDULED = """
+model = net()
+rates = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), lr=0.1), 2)
+for _ in range(2):
+    loss_of(model).backward(); by_hand(model.parameters()); rates.step()
+"""
+
+
+def test_an_optimizer_that_is_there_for_its_schedule_is_named(tmp_path: Path) -> None:
+    """Steps by hand beside one of torch's that makes none are not seen: the refusal says so, and how they are."""
+    (tmp_path / "train.py").write_text(BEGIN + SCHEDULED)
+    words = [sys.executable, "-m", "repro", "trace", "--out", "t", "--", sys.executable, "train.py"]
+    done = warm_kit.run(words, tmp_path, environment() | {"OTHER": "0"})
+    assert done.returncode == 2
+    assert "2 backward passes were made, and no step of SGD was seen: let what makes the steps derive" in done.stderr
