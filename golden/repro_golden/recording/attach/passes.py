@@ -12,7 +12,7 @@ import torch
 
 from repro_golden.fingerprint.kinds import PLAIN_TENSORS
 from repro_golden.recording.attach.alive.names import Names
-from repro_golden.recording.attach.alive.readable import readable
+from repro_golden.recording.attach.alive.readable import GIVEN_BACK, readable, unreadable
 from repro_golden.recording.attach.alive.readings import Reading, is_leaf
 from repro_golden.recording.attach.by_hand import ByHand
 from repro_golden.recording.attach.by_identity import ByIdentity
@@ -108,14 +108,15 @@ class Passes:
             unread: Takes why something is not read, by name.
             end: Whether the program has ended. Before, this is read once, where passes may have kept something new.
         """
-        if not self._trained or not (end or self._steps < _FIRST or self._count > self._usual):
+        if not self._trained or not (end or self._count > self._usual):
             yield from readings
             return
         read = set(map(id, parameters))
         for prefix, reading in readings:
             read.update(map(id, reading.tensors.values()))
             yield prefix, reading
-        left = [p for p in self._trained if id(p) not in read]
+        # FSDP takes the memory away of what it had gathered
+        left = [p for p in self._trained if id(p) not in read and unreadable(p) != GIVEN_BACK]
         self._trained = tuple(p for p in self._trained if id(p) in read)
         hand = ByHand(left, {})
         yield _PREFIX, readable(_PREFIX, self._names.held(hand).weights(), unread)

@@ -12,7 +12,7 @@ from repro_golden.fingerprint.kinds import PLAIN_TENSORS
 from repro_golden.recording.attach.alive.parts import local_part, of_parts
 from repro_golden.recording.attach.alive.readings import Reading
 
-__all__ = ["all_readable", "is_packed", "readable", "unreadable"]
+__all__ = ["GIVEN_BACK", "all_readable", "is_packed", "readable", "unreadable"]
 
 
 def is_packed(module: torch.nn.Module) -> bool:
@@ -23,6 +23,7 @@ def is_packed(module: torch.nn.Module) -> bool:
     return frozen and next(itertools.chain(module.parameters(), module.buffers()), None) is None
 
 
+GIVEN_BACK = "its memory was given back"
 _DEVICES = {"cpu", "cuda"}
 _device, _layout, _is_nested = map(operator.attrgetter, ("device", "layout", "is_nested"))
 
@@ -47,7 +48,7 @@ def unreadable(tensor: torch.Tensor) -> str:
         gone = tensor.numel() and not tensor.untyped_storage().nbytes()
     except RuntimeError:  # what stands for a tensor in a transform
         return "it stands for one while torch traces a function"
-    return "its memory was given back" if gone else ""
+    return GIVEN_BACK if gone else ""
 
 
 def all_readable(tensors: Sequence[torch.Tensor]) -> bool:
