@@ -127,6 +127,8 @@ def test_the_trainers_own_keys_are_its_own(tmp_path: Path) -> None:
         (CASE.replace("tiny", "other"), "case.name is 'other' but the file is tiny.toml"),
         (CASE.replace('"tiny"', '"../tiny"'), "case.name"),
         (CASE.replace('"tiny"', '""'), "case.name"),
+        (CASE.replace('"tiny"', '"tiny.dvc"'), "case.name: DVC takes"),
+        (CASE.replace("rollouts/tiny", "rollouts/dvc.yaml"), "case.rollouts: DVC takes"),
         (CASE.replace("12", "0"), "case.steps: Input should be greater than or equal to 1"),
         (CASE.replace("12", "12.0"), "case.steps"),
         (CASE.replace("12", '"12"'), "case.steps"),

@@ -63,6 +63,13 @@ class Experiment(Table):
     states_budget: Bytes = Field(default=1 << 30, ge=0)
     """Bytes that these states may take together, or a string such as "2GiB"; beyond it every other one goes."""
 
+    @field_validator("name", "rollouts")
+    @classmethod
+    def _no_file_of_dvcs(cls, name: str | None) -> str | None:
+        if name is not None and (name.endswith(".dvc") or PurePosixPath(name).name == "dvc.yaml"):
+            raise ValueError("DVC takes what is called *.dvc or dvc.yaml for a file of its own: choose another name")
+        return name
+
 
 class Observe(Table):
     """`[observe]`: what is recorded of a program beside gradients, parameters and optimizer state."""
