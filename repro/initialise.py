@@ -120,6 +120,8 @@ def initialise(root: Path, name: str, remote: str | None, *, example: bool = Fal
         (root / STAGE).parent.mkdir(exist_ok=True)
         (root / STAGE).write_text(FIRST_STAGE.format(stage=STAGE), encoding="utf-8")
         done.append(f"{STAGE} (check stage: dvc repro {STAGE})")
+    if dvc.leave_to_dvc():
+        done.append("golden/.gitignore (git leaves the content of golden runs to DVC)")
     return done
 
 

@@ -483,5 +483,9 @@ def test_a_golden_run_approves_the_code_that_it_was_recorded_of(tmp_path: Path) 
     assert (status, kind) == ("not judged", "none") and f"that of {lost[:10]}, which is not here: fetch it" in text
     approve(repo, "m2", text="outs:\n- md5: x\nmeta:\n  owner: me\n")
     assert said(baseline_of(tonight(repo, trace)))[:2] == ("green", "approved"), "what is no note of ours says nothing"
+    other = f"outs:\n- md5: {'e' * 32}.dir\n  hash: md5\nmeta:\n  content: {'f' * 32}.dir\n"
+    approve(repo, "m2", text=f"{other}  commit: {branch}\n  tree: {code}\n")
+    status, kind, text = said(baseline_of(tonight(repo, trace)))
+    assert (status, kind) == ("not judged", "none") and "names other content" in text, "which nobody approved"
     approved = brought(branch, code)
     assert _approved_code(tonight(repo, trace), approved) == branch

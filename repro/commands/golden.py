@@ -311,7 +311,7 @@ def _transfer(direction: str, case: str | None, as_json: bool) -> int:
         with held_alone(checkout, *map(store.written_by, pointers)):
             output = store.dvc.pull(*pointers)
     else:
-        output = store.dvc.push(*pointers)
+        output = store.push(pointers)
     last = output.strip().splitlines()[-1] if output.strip() else "nothing to do"
     emit(as_json, {"pointers": [str(p) for p in pointers], "dvc": last}, f"{len(pointers)} pointers: {last}")
     return 0

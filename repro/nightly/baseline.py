@@ -207,7 +207,7 @@ def _golden(tonight: Tonight) -> Judgement:
     if golden.record["rollouts"] != tonight.rollouts:
         raise ReproError(
             f"the rollouts are others than the golden run of {case.name} was trained on: "
-            f"`dvc checkout {case.case.rollouts}.dvc` brings them back"
+            f"`git checkout {case.case.rollouts}.dvc` and `dvc checkout {case.case.rollouts}.dvc` bring them back"
         )
     baseline = Baseline("golden", golden.record.get("commit") or "", golden.record["chain"])
     compared = compare_traces(golden.trace, tonight.trace, case.compare)
@@ -294,7 +294,7 @@ def _approved_code(tonight: Tonight, approved: str) -> str:
     """The commit whose code has the approved numbers: the approving one, or that which its golden run was recorded of.
 
     Raises:
-        NotVerifiableError: the golden run was recorded of other code, which is not here.
+        NotVerifiableError: the golden run was recorded of other code, which is not here, or is not that of its pointer.
     """
 
     def key(commit: str) -> str | None:

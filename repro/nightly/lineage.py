@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from repro.nightly.records import Night
+from repro_golden.base.errors import NotVerifiableError
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.git import Git
-from repro_golden.store.pulled import noted
+from repro_golden.store.pulled import noted, relabelled
 
 __all__ = ["Lineage", "lineage", "newest_green", "recorded"]
 
@@ -82,6 +83,9 @@ def recorded(checkout: Checkout, case: str, approved: str) -> list[dict[str, str
     """Commit and code key that each golden run was recorded of which an approving commit brought, where they say so.
 
     That commit may hold other code, as one does that a branch was squashed into. A merge approves what it is.
+
+    Raises:
+        NotVerifiableError: it brought content that nobody approved, under a pointer that was written for other.
     """
     git = checkout.git
     if len(git.text("rev-list", "--parents", "-1", approved).split()) > 2:
@@ -89,6 +93,11 @@ def recorded(checkout: Checkout, case: str, approved: str) -> list[dict[str, str
     brought = _changes(git, case, approved).get(approved, {})
     texts = [git("cat-file", "blob", blob).decode(errors="replace") for path, blob in brought.items()
              if blob and path.endswith(".dvc")]  # fmt: skip
+    if any(map(relabelled, texts)):
+        raise NotVerifiableError(
+            f"the pointer that {approved[:10]} brought names other content than that of the golden run it was written "
+            f"for: take an older one back, or approve what is here with `repro golden approve {case} --reason ...`"
+        )
     return [facts for facts in map(noted, texts) if facts]
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "is_little",
     "md5_at",
     "named",
+    "outputs",
     "overlap",
     "place_of",
     "same",
@@ -97,12 +98,18 @@ def named(git: Git, paths: Sequence[str]) -> Names:
     if not paths:
         return {}
     listed = git.names("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *POINTERS)
-    found = [pair for name in dict.fromkeys(listed) for pair in _outputs(git.folder, PurePosixPath(name))]
+    found = [pair for name in dict.fromkeys(listed) for pair in outputs(git.folder, PurePosixPath(name))]
     # of what is not known where it lies, nothing is known
     return {name: fact for name, fact in found if ":" in name or any(overlap(name, path) for path in paths)}
 
 
-def _outputs(root: Path, file: PurePosixPath) -> Iterator[tuple[str, str]]:
+def outputs(root: Path, file: PurePosixPath) -> Iterator[tuple[str, str]]:
+    """What one of DVC's files names, as in `Names`; a name with ``:`` where it cannot be told what, or where.
+
+    Args:
+        root: Of the tree.
+        file: Relative to it.
+    """
     try:
         content = (root / file).read_bytes()
     except OSError:  # a folder's name, or removed in the checkout

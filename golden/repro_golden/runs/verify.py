@@ -132,7 +132,7 @@ def verify(checkout: Checkout, case: Case, say: Say, vary: Sequence[str] = ()) -
     if rollouts.digest != golden.trace.header.rollouts:
         raise ReproError(
             f"{rollouts.directory} holds other rollouts than the golden run was trained on: "
-            f"`dvc checkout {case.case.rollouts}.dvc` brings them back"
+            f"`git checkout {case.case.rollouts}.dvc` and `dvc checkout {case.case.rollouts}.dvc` bring them back"
         )
     say(f"replaying {case.steps} steps of {case.name} against the golden run of {golden.machine}")
     with scratch_folder(checkout.scratch, "verify") as scratch:

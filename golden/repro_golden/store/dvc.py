@@ -18,12 +18,13 @@ from repro_golden.base.canonical import digest, write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.extras import require
 from repro_golden.base.processes import StandstillError, output_of, tree_of
-from repro_golden.repository.dvc_files import conflicts, is_little, is_torn, md5_at, overlap, same
+from repro_golden.repository.dvc_files import is_little, md5_at, overlap, same
 from repro_golden.repository.git import Git
 from repro_golden.store.pulled import (
     check_pulled,
     drop_damaged,
     elsewhere,
+    fault,
     is_small,
     is_whole,
     lacking,
@@ -83,9 +84,7 @@ class Dvc:
             raise ReproError(f"{self.root} has no DVC yet: run `repro init`")
         ignored = [folder for folder in ("runs", "rollouts") if self._ignored(folder)]
         if ignored:
-            own = self.root / "golden" / ".gitignore"
-            lines = own.read_text(encoding="utf-8").splitlines() if own.exists() else []
-            write_atomic(own, "".join(f"{line}\n" for line in (*lines, *(f"!/{folder}/" for folder in ignored))))
+            self._tell_git(*(f"!/{folder}/" for folder in ignored))
         for folder in ignored:
             if rule := self._ignored(folder):
                 raise ReproError(
@@ -93,6 +92,22 @@ class Dvc:
                 )
         if rule := self._left_out():
             raise ReproError(f"DVC leaves {rule}: take that rule out, or a part of what is recorded is kept nowhere")
+
+    def leave_to_dvc(self) -> bool:
+        """Tell git that the content of golden runs is DVC's; whether it was not told before.
+
+        What DVC itself tells it belongs to a branch, and content stays in the checkout when that becomes another.
+        """
+        return self._tell_git("/runs/*/*/*")  # DVC reads /runs/*/*/ as /runs/*/, and sees no pointer below that
+
+    def _tell_git(self, *rules: str) -> bool:
+        own = self.root / "golden" / ".gitignore"
+        lines = own.read_text(encoding="utf-8").splitlines() if own.exists() else []
+        new = [rule for rule in rules if rule not in lines]
+        if new:
+            own.parent.mkdir(exist_ok=True)
+            write_atomic(own, "".join(f"{line}\n" for line in (*lines, *new)))
+        return bool(new)
 
     def _ignored(self, folder: str) -> str:
         """The rule by which git would not see pointers below ``golden/FOLDER``; empty where there is none."""
@@ -122,6 +137,7 @@ class Dvc:
             ReproError: the repository has no DVC, or DVC left a file out.
         """
         self.check()
+        self.leave_to_dvc()
         self.run("add", *self._relative(paths))
         for pointer in map(pointer_of, paths):
             if part := without_a_part(pointer):
@@ -144,12 +160,12 @@ class Dvc:
         folder shows its files. Others are asked whether they have what was pushed.
 
         Raises:
-            ReproError: the repository has no DVC.
+            ReproError: the repository has no DVC, or a pointer is not as it was written (see `dirty`).
             MachineFailureError: it could not be pushed, or is not there afterwards; or the cache has lost it, and the
                 remote has not all of it.
         """
         self.check()
-        self._refuse_torn(pointers)
+        self._refuse_false(pointers)
         lost = self._lost(pointers)
         here = [pointer for pointer in pointers if pointer not in lost]
         message = self._push(here) if here else ""
@@ -166,7 +182,8 @@ class Dvc:
             if its != {"deleted"} or self._lacking_there([pointer]):  # not here, and there
                 raise MachineFailureError(
                     f"DVC's cache has lost {name}, its remote has not all of it, and what lies here is not what its "
-                    "pointer stands for: push it from another checkout that has it, or record it again"
+                    "pointer stands for: push it from another checkout that has it; "
+                    + _in_none(*self._relative([pointer]))
                 )
         if missing:
             raise MachineFailureError(
@@ -217,11 +234,12 @@ class Dvc:
         What came damaged does not stay in DVC's cache: the next pull asks for it again.
 
         Raises:
-            ReproError: the repository has no DVC, or what came is not what a pointer stands for.
+            ReproError: the repository has no DVC, a pointer is not as it was written (see `dirty`), or what came is not
+                what it stands for.
             MachineFailureError: it could not be fetched.
         """
         self.check()
-        self._refuse_torn(pointers)
+        self._refuse_false(pointers)
         cache = self._cache()
         try:
             self._lost(pointers)
@@ -232,7 +250,8 @@ class Dvc:
             for pointer in pointers:
                 drop_damaged(pointer, cache)
             self._forget_lists()
-            what = " and ".join(self._relative([p for p in pointers if not p.with_suffix("").exists()] or pointers)[:2])
+            names = self._relative([p for p in pointers if not p.with_suffix("").exists()] or pointers)[:2]
+            what = " and ".join(names)
             if "unsaved files" in str(error):
                 raise MachineFailureError(
                     f"{what} is not what its pointer stands for, and DVC's cache has not kept it: move it away, and "
@@ -249,7 +268,7 @@ class Dvc:
                     f"this checkout has {has}: in the one where it was recorded `repro golden push`, and here `repro "
                     "init --remote URL` with what `dvc remote list` says there"
                 )
-            raise MachineFailureError(f"{what} cannot be fetched: {cure}") from None
+            raise MachineFailureError(f"{what} cannot be fetched: {cure}; {_in_none(*names)}") from None
         return message
 
     def _forget_lists(self) -> None:
@@ -280,9 +299,9 @@ class Dvc:
         """Whether the tracked content in the working tree differs from its pointer (a missing folder does not).
 
         Raises:
-            ReproError: the pointer has merge conflicts.
+            ReproError: the pointer has merge conflicts, names nothing, or something else than its own content.
         """
-        self._refuse_torn([pointer])
+        self._refuse_false([pointer])
         if not pointer.exists() or not pointer.with_suffix("").exists():
             return False
         if is_small(pointer) and is_whole(pointer):  # in no second, and where nothing can be written
@@ -370,10 +389,15 @@ class Dvc:
             raise MachineFailureError(f"{line} failed: {message}{cure}")
         return out.decode(errors="replace")
 
-    def _refuse_torn(self, pointers: Sequence[Path]) -> None:
+    def _refuse_false(self, pointers: Sequence[Path]) -> None:
         for pointer in pointers:
-            if is_torn(pointer):
-                raise ReproError(conflicts(*self._relative([pointer])))
+            if why := fault(self.root, pointer):
+                raise ReproError(why)
 
     def _relative(self, paths: Sequence[Path]) -> list[str]:
         return [str(p.relative_to(self.root)) if p.is_absolute() else str(p) for p in paths]
+
+
+def _in_none(*pointers: str) -> str:
+    """The way out where content is lost."""
+    return f"where no checkout has it any more, `git rm {' '.join(pointers)}` lets it be recorded anew"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from repro_golden.repository.dvc_files import conflicts, named, overlap
 from repro_golden.repository.git import Git
 from repro_golden.repository.linked import data_of
 from repro_golden.store.dvc import Dvc
-from repro_golden.store.pulled import CODE, note, pointed_md5, pointer_of
+from repro_golden.store.pulled import CODE, is_whole, note, pointed_md5, pointer_of
 from repro_golden.store.rollouts import RolloutFiles, Rollouts, rollouts_of
 from repro_golden.trace import Trace
 from repro_golden.trace.model import checked, to_checked_line
@@ -33,6 +32,8 @@ RUN_FORMAT = 1
 CASE_LOST = f"it has a golden run, and no case: bring {CASES}/{{}}.toml back"
 """What is said of such a name, which belongs in it."""
 _PREVIOUS = "~"  # CASE~CHAIN is a baseline that a later one replaced
+_TRACE = ("header.json", "steps.jsonl", "rank-00000.parquet")
+"""Files of its trace that no golden run can do without; the last is another's where its trace was not sealed."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class Store:
         """As `load`, of whatever commit: for who asks its record itself which code it is of.
 
         Raises:
-            ReproError: there is none, or its record is unreadable or newer.
+            ReproError: there is none, its record is unreadable or newer, or a part of it is not there.
         """
         path = self.run_path(machine, case)
         self._fetch(path, "run.json")  # a pull that was cut short leaves the rest
@@ -179,6 +180,8 @@ class Store:
         check_format(record.get("format"), RUN_FORMAT, f"the golden run {path}")
         if lost := {"chain", "case", "identity", "recorded", "proofs", "rollouts"} - record.keys():
             raise ReproError(f"{path}/run.json is damaged (no {min(lost)}): `dvc checkout {path}.dvc` brings it back")
+        if part := _lost(path):
+            raise self._a_part(path, part)
         try:
             return GoldenRun(path, checked(record))
         except (ValueError, TypeError) as error:
@@ -289,33 +292,46 @@ class Store:
             if not pointer_of(aside).exists():
                 shutil.rmtree(aside, ignore_errors=True)  # half a copy of one that was killed
                 shutil.copytree(path, aside)
-                self.dvc.add(aside)
+                self._hand_over(aside)
             pointer.unlink()  # whoever is killed from here on leaves a whole run, the old one or the new one
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not exchanged(staged, path):
             shutil.rmtree(path)
         if staged.exists() and not path.exists():
             shutil.move(staged, path)
+        return self._hand_over(path)
+
+    def _hand_over(self, path: Path) -> GoldenRun:
+        """Have DVC keep a golden run, and say in its pointer what that is of, for whoever has the pointer alone."""
         self.dvc.add(path)
-        kept = self.read(machine, case)
-        if kept.record.get("tree"):  # also for whoever has the pointer alone
-            note(pointer, {key: kept.record[key] for key in CODE})
+        kept = self.read(path.parent.name, path.name)
+        note(pointer_of(path), {key: kept.record[key] for key in CODE} if kept.record.get("tree") else {})
         return kept
 
     def refuse_dirty(self, path: Path) -> None:
         """Refuse to go on over files that DVC does not know.
 
         Raises:
-            ReproError: the content differs from its pointer.
+            ReproError: the content differs from its pointer, or that from what was written (see `Dvc.dirty`).
         """
         pointer = pointer_of(path)
-        if pointer.exists() and not _names_output(pointer):
-            raise ReproError(f"{pointer} names no output, as DVC writes it: `git checkout {pointer}` brings it back")
         if self.dvc.dirty(pointer):
-            raise ReproError(
-                f"{path} differs from {pointer.name}: `dvc checkout {pointer}` drops the changes, "
-                f"`dvc add {path}` keeps them"
+            keeps = "" if self._is_run(path) else f", `dvc add {path}` keeps them"  # a golden run is what was proved
+            raise ReproError(f"{path} differs from {pointer.name}: `dvc checkout {pointer}` drops the changes{keeps}")
+
+    def _a_part(self, path: Path, lost: str) -> ReproError:
+        """What to do about a golden run that lacks a file: its pointer may stand for as little."""
+        pointer, case = pointer_of(path), path.name.split(_PREVIOUS)[0]
+        if not pointer.exists():
+            cure = f"`git checkout {path}` brings it back"
+        elif is_whole(pointer):
+            cure = (
+                f"{pointer.name} stands for no more: take an older one of `git log {pointer}`, or `git rm {pointer}` "
+                f"and `repro golden record {case}`"
             )
+        else:
+            cure = f"`repro golden pull {case}` brings it back"
+        return ReproError(f"{path} has no {lost}: {cure}")
 
     def refuse_other_data(self, case: Case) -> None:
         """Refuse to run on data that no commit holds: it is linked or read here, and DVC's files name other content.
@@ -347,15 +363,31 @@ class Store:
         if pointer.exists():
             self.refuse_dirty(path)
         elif not self.in_git(path):
+            run = f"`repro golden record {path.name}` records it anew"
+            keeps = run if self._is_run(path) else f"`dvc add {path}` keeps what is there"
             raise ReproError(
                 f"{path} has no {pointer.name}, so nothing says of which commit it is: `git checkout {pointer}` brings "
-                f"that back, `dvc add {path}` keeps what is there"
+                f"that back, {keeps}"
             )
         elif any(entry[1] != " " for entry in Git(self.root).names("status", "-z", "--no-renames", "--", str(path))):
             raise ReproError(
                 f"{path} differs from what git has: `git checkout {path}` drops the changes, "
                 f"`git add {path}` keeps them"
             )
+
+    def push(self, pointers: Sequence[Path]) -> str:
+        """`Dvc.push`, of whole golden runs.
+
+        Raises:
+            ReproError: a pointer stands for a part of one; or see there.
+        """
+        for path in (pointer.with_suffix("") for pointer in pointers):
+            if self._is_run(path) and path.exists() and (lost := _lost(path)) and is_whole(pointer_of(path)):
+                raise self._a_part(path, lost)
+        return self.dvc.push(*pointers)
+
+    def _is_run(self, path: Path) -> bool:
+        return path.is_relative_to(self.root / "golden" / "runs")
 
     def in_git(self, path: Path) -> bool:
         """Whether git tracks anything at `path`."""
@@ -378,12 +410,8 @@ class Store:
 
     def written_by(self, pointer: Path) -> Path:
         """What is to be locked by whoever writes beside a pointer; see `case_path`."""
-        runs = self.root / "golden" / "runs"
-        return (
-            self.case_path(pointer.stem.split(_PREVIOUS)[0])
-            if pointer.is_relative_to(runs)
-            else pointer.with_suffix("")
-        )
+        case = pointer.stem.split(_PREVIOUS)[0]
+        return self.case_path(case) if self._is_run(pointer) else pointer.with_suffix("")
 
     def _fetch(self, path: Path, last: str = "") -> None:
         if not (path / last).exists() and pointer_of(path).exists():
@@ -417,6 +445,12 @@ def _aside(path: Path, chain: str) -> Path:
     raise AssertionError
 
 
+def _lost(path: Path) -> str:
+    """A file that a golden run needs and that is not there; empty where it has all."""
+    sealed = not (path / "trace" / "rank-00000.log").exists()
+    return next((f"trace/{name}" for name in _TRACE[: 2 + sealed] if not (path / "trace" / name).exists()), "")
+
+
 def write_record(directory: Path, record: dict[str, Any]) -> None:
     """Write ``run.json``."""
     write_atomic(directory / "run.json", to_checked_line({"format": RUN_FORMAT, **record}) + "\n")
@@ -426,9 +460,3 @@ def describe(differences: list[Difference]) -> str:
     """Differences of two identities in one line, the first three in full."""
     text = "; ".join(str(d) for d in differences[:3])
     return text + (f"; and {len(differences) - 3} more" if len(differences) > 3 else "")
-
-
-def _names_output(pointer: Path) -> bool:
-    """Whether a pointer says which files it is of; one that says nothing is no change to DVC."""
-    text = pointer.read_text(errors="replace")
-    return all(re.search(key, text, re.MULTILINE) for key in (r"^outs:", r"^[-\s]*path:"))

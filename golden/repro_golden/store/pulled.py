@@ -5,20 +5,22 @@ What a cache holds under a name that is not its own is of no use to anybody: it 
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from repro_golden.base.canonical import parse_json
 from repro_golden.base.errors import ReproError
-from repro_golden.repository.dvc_files import file_md5, md5_at, place_of
+from repro_golden.repository.dvc_files import conflicts, file_md5, is_torn, md5_at, outputs, place_of
 
 __all__ = [
     "CODE",
     "check_pulled",
     "drop_damaged",
     "elsewhere",
+    "fault",
     "is_small",
     "is_whole",
     "lacking",
@@ -27,6 +29,7 @@ __all__ = [
     "object_of",
     "pointed_md5",
     "pointer_of",
+    "relabelled",
     "without_a_part",
 ]
 
@@ -36,6 +39,7 @@ _HASH = re.compile(r"^\s*hash:\s*md5\s*$", re.MULTILINE)
 _REMOTE = re.compile(r"^\s*-?\s*remote:\s*\S", re.MULTILINE)
 _FILES = re.compile(r"^\s*-?\s*nfiles:\s*(\d+)\s*$", re.MULTILINE)
 _NOTED = re.compile(r"^  (\w+): (\w+)$", re.MULTILINE)
+_MADE_FOR = re.compile(r"^  content: ([0-9a-f]{32}(?:\.dir)?)$", re.MULTILINE)
 _SIZE = re.compile(r"^\s*-?\s*size:\s*(\d+)\s*$", re.MULTILINE)
 _SMALL = 1 << 26
 _SUFFIX = ".dir"
@@ -49,9 +53,12 @@ def pointer_of(path: Path) -> Path:
 def pointed_md5(pointer: Path) -> str | None:
     """The md5 that a pointer gives its content, of a folder with ``.dir``; None without one, or in another form."""
     try:
-        text = pointer.read_text(encoding="utf-8")
+        return _md5_in(pointer.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+def _md5_in(text: str) -> str | None:
     matches = _OUT.findall(text)
     return matches[0] if len(matches) == 1 and _HASH.search(text) else None
 
@@ -61,15 +68,63 @@ CODE = ("commit", "tree")
 
 
 def note(pointer: Path, facts: Mapping[str, str]) -> None:
-    """Put facts into a pointer that DVC has just written, where DVC leaves what is another's."""
+    """Put facts into a pointer that DVC has just written, where DVC leaves what is another's.
+
+    With them goes the content that they are of: `dvc add`, `dvc commit` and `dvc repro` of a stage of the user's put
+    whatever lies there in its place.
+    """
+    content = pointed_md5(pointer)
+    lines = [f"  {key}: {value}\n" for key, value in {**({"content": content} if content else {}), **facts}.items()]
     with pointer.open("a", encoding="utf-8") as file:
-        file.write("meta:\n" + "".join(f"  {key}: {value}\n" for key, value in facts.items()))
+        file.write("".join(["meta:\n", *lines]) if lines else "")
 
 
 def noted(text: str) -> dict[str, str]:
     """The facts in the text of a pointer; none in one that DVC alone has written, or whose `meta` is another's."""
-    facts = dict(_NOTED.findall(text.partition("\nmeta:\n")[2]))
-    return {key: facts[key] for key in CODE} if facts.keys() >= {*CODE} else {}
+    facts = dict(_NOTED.findall(_meta(text)))
+    return {key: facts[key] for key in CODE} if facts.keys() >= {*CODE} and not relabelled(text) else {}
+
+
+def relabelled(text: str) -> bool:
+    """Whether a pointer names other content than it was written for; older pointers do not say."""
+    content = _MADE_FOR.search(_meta(text))
+    return content is not None and content[1] != _md5_in(text)
+
+
+def _meta(text: str) -> str:
+    return text.partition("\nmeta:\n")[2]
+
+
+def fault(root: Path, pointer: Path) -> str:
+    """Why a pointer cannot be taken at its word, with the cure; empty where it can, or is not there.
+
+    Args:
+        root: Of the repository.
+        pointer: The ``.dvc`` file of a folder or file of that name beside it.
+    """
+    try:
+        text = pointer.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    name = PurePosixPath(pointer.relative_to(root) if pointer.is_absolute() else pointer)
+    here = posixpath.normpath(name.with_suffix(""))
+    if is_torn(pointer):
+        return conflicts(str(name))
+    named = [out for out, _ in outputs(root, name)]
+    if not named or any(out.startswith(f"{name}:") for out in named):
+        return f"{name} names no output, as DVC writes it: `git checkout {name}` brings it back"
+    if here not in named:
+        return (
+            f"{name} was renamed without its content, which is at {named[0]}: `git mv {name} {named[0]}.dvc` takes that "
+            f"back, `git rm {name}` lets it be recorded anew"
+        )
+    if relabelled(text):
+        return (
+            f"{name} names other content than that of the golden run it was written for, as `dvc add`, `dvc commit` or "
+            f"`dvc repro` leave it: `git checkout {name}` and `dvc checkout {name}` bring that back (from an older "
+            "commit, where this one has it so)"
+        )
+    return ""
 
 
 def elsewhere(pointer: Path) -> bool:

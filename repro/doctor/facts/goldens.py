@@ -15,13 +15,12 @@ from repro.doctor.artefacts.kinds import Golden
 from repro_golden.base.errors import ReproError
 from repro_golden.repository.dvc_files import file_md5
 from repro_golden.repository.git import Git, GitFailedError
-from repro_golden.store.pulled import pointed_md5, pointer_of
+from repro_golden.store.pulled import pointed_md5, pointer_of, relabelled
 from repro_golden.trace import Row, Trace
 
 __all__ = [
-    "REPRODUCED", "Commits", "changed_keys", "damage", "is_gradient", "is_loss", "is_schedule", "nonfinite",
-    "nonfinite_numbers", "pointer_md5",
-    "proofs_of", "recorded_md5", "rows",
+    "REPRODUCED", "Commits", "changed_keys", "damage", "has_others_pointer", "is_gradient", "is_loss", "is_schedule",
+    "nonfinite", "nonfinite_numbers", "pointer_md5", "proofs_of", "recorded_md5", "rows",
 ]  # fmt: skip
 
 REPRODUCED = "reproduced"
@@ -110,6 +109,14 @@ def recorded_md5(path: Path) -> str | None:
     """The md5 that DVC's pointer beside a folder gives its content; None without one, or in another form."""
     known = pointed_md5(pointer_of(path))
     return known.removesuffix(".dir") if known and known.endswith(".dir") else None
+
+
+def has_others_pointer(path: Path) -> bool:
+    """Whether DVC's pointer beside a folder names other content than it was written for."""
+    try:
+        return relabelled(pointer_of(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
 
 
 def pointer_md5(path: Path) -> str | None:

@@ -14,6 +14,7 @@ from repro.doctor.facts.goldens import (
     Commits,
     changed_keys,
     damage,
+    has_others_pointer,
     is_gradient,
     is_loss,
     is_schedule,
@@ -261,6 +262,12 @@ def _golden_tampered(golden: Golden) -> Iterator[Found]:
         yield Found(
             f"its files are not those of {golden.path.name}.dvc",
             Where(f"{golden.path}.dvc", item="md5", value=f"{known}.dir, files have {actual}.dir"),
+        )
+    if has_others_pointer(golden.path):
+        yield Found(
+            f"{golden.path.name}.dvc names other content than that of the golden run it was written for",
+            Where(f"{golden.path}.dvc", item="meta"),
+            cure="`git checkout` and `dvc checkout` of the pointer bring its own content back, `dvc add` does not",
         )
     known = record.get("expected", record["identity"])  # by which it is found again
     if golden.root is not None and isinstance(known, Mapping):
