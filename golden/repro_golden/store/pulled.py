@@ -115,8 +115,8 @@ def fault(root: Path, pointer: Path) -> str:
         return f"{name} names no output, as DVC writes it: `git checkout {name}` brings it back"
     if here not in named:
         return (
-            f"{name} was renamed without its content, which is at {named[0]}: `git mv {name} {named[0]}.dvc` takes that "
-            f"back, `git rm {name}` lets it be recorded anew"
+            f"{name} was renamed without its content, which is at {named[0]}: `git mv {name} {named[0]}.dvc` takes "
+            f"that back, `git rm {name}` lets it be recorded anew"
         )
     if relabelled(text):
         return (
