@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from conftest import Repo
-from trace_kit import HEADER, write
+from trace_kit import HEADER, tensor_row, write
 
 from repro_bisect.driver import range_search
 from repro_bisect.predicates.predicates import Bitwise, Exceeds
 from repro_golden.compare.renames import aligned
-from repro_golden.compare.traces import first_difference
+from repro_golden.compare.traces import compare, first_difference
 from repro_golden.trace import Row, Trace, TraceWriter
 from repro_golden.trace.writer import metric_row
 
@@ -175,3 +175,79 @@ def test_a_commit_lacks_an_object_in_the_step_in_question(tmp_path: Path) -> Non
     verdicts = [judge.verdict(range_search.Tested(trace, good, 3)) for trace in traces.values()]
     assert [verdict.name for verdict, _ in verdicts] == ["GOOD", "GOOD", "SKIP", "BAD"]
     assert verdicts[2][1] == "it has no ema, in which BAD differs"
+
+
+def step(*rows: str, weight: bytes = b"wwww") -> list[Row]:
+    """A step of a trained weight, and of what is given as ``NAME=CONTENT``; a rate is a number."""
+    given = [row.partition("=")[::2] for row in rows]
+    more = [
+        metric_row("update", name, float(bits)) if name.rpartition("/")[2] in ("lr", "1", "2") and "." in bits
+        else tensor_row("input" if name.startswith("start/") else "grad" if name.startswith("grad ") else "update",
+                        name.removeprefix("grad "), bits.encode())
+        for name, bits in given
+    ]  # fmt: skip
+    return [tensor_row("grad", "w", b"gggg"), tensor_row("update", "w", weight), *more]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ([], ["unsaved/mask=1010", "end/unsaved/mask=1010"], "mask (the run's)"),
+        (["start/b=bbbb", "b=bbbb", "end/b=bbbb", "end/w=w"], ["frozen/b=bbbb", "end/frozen/b=bbbb", "end/w=w"], ""),
+        (["start/b#1=bbbb", "b#1=bbbb"], ["module/net/b=bbbb"], ""),
+        (["start/optimizer.1/b=bb", "optimizer.1/b=bb", "optimizer.1/v=v"], ["frozen/b=bb", "optimizer.1/v=v"], ""),
+        (["lr=0.1", "lr/1=0.2", "end/lr=3", "end/lr/1=4"], ["lr=0.2", "lr/1=0.1", "end/lr=4", "end/lr/1=3"], ""),
+        (["lr=0.1"], ["lr=0.1", "lr/1=0.1"], ""),
+        (["lr=0.1", "lr/1=0.2"], ["lr=0.2", "lr/1=0.1", "lr/2=0.2"], ""),
+        (["lr=0.5", "lr/1=0.0"], ["lr=0.0", "lr/1=0.5"], ""),
+        (["number/step=5"], ["number/step=5", "number/step/1=5"], ""),
+        ([], ["number/own.every=5", "end/number/own.every=5"], "own.every (the run's)"),
+        (["optimizer.1/number/own.every=5"], [], "own.every (the baseline's)"),
+    ],
+)
+def test_what_shows_elsewhere_may_be_on_one_side_only(
+    tmp_path: Path, before: list[str], after: list[str], told: str
+) -> None:
+    """Where all that both have agrees, a mask, who holds a parameter, and how rates are grouped are no difference."""
+    one, other = (Trace(write(tmp_path / side, [step(*rows)] * 2)) for side, rows in (("a", before), ("b", after)))
+    assert compare(one, other).equal and compare(other, one).equal
+    assert told in " ".join(compare(one, other).looked.alone)
+    moved = Trace(write(tmp_path / "c", [step(*after), step(*after, weight=b"WWWW")]))
+    for divergence in (first_difference(one, moved), first_difference(moved, one)):
+        assert divergence is not None and (divergence.step, divergence.signal) == (1, "w")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (["unsaved/mask=1010"], ["unsaved/causal=1110"]),
+        (["unsaved/0.mask=1010", "unsaved/1.mask=1010"], ["unsaved/0.causal=1110", "unsaved/1.causal=1110"]),
+        (["buffer/mask=1010"], []),
+        (["start/b=bbbb", "b=bbbb"], ["frozen/b=cccc"]),
+        (["start/b=bbbb", "grad b=bbbb", "b=bbbb"], ["frozen/b=bbbb"]),
+        (["start/b=bbbb", "b=bbbb", "exp_avg/b=mmmm"], ["frozen/b=bbbb"]),
+        (["start/b=bbbb", "b=bbbb"], []),
+        (["lr=0.1", "lr/1=0.2"], ["lr=0.2", "lr/1=0.3"]),
+        (["lr=0.1"], ["lr=0.2", "lr/1=0.2"]),
+        (["lr=0.1"], ["lr=0.1", "lr/1=0.2"]),
+        (["lr=0.1", "optimizer.1/lr=0.2"], ["lr=0.1", "optimizer.1/lr=0.1"]),
+        (["number/own.every=5"], ["number/own.each=6"]),
+        (["number/own.every=5"], ["number/own.every=6"]),
+        (["number/step=5"], []),
+    ],
+)
+def test_what_shows_nowhere_else_is_a_difference(tmp_path: Path, before: list[str], after: list[str]) -> None:
+    """What was renamed and changed, trained by one side only, or has a rate that is nobody's on the other side."""
+    one, other = (Trace(write(tmp_path / side, [step(*rows)] * 2)) for side, rows in (("a", before), ("b", after)))
+    assert not compare(one, other).equal and not compare(other, one).equal
+
+
+def test_groups_that_warm_up_are_known_apart_later(tmp_path: Path) -> None:
+    """Rates that are alike at first change places as soon as they differ, and a later change is told as it is."""
+    rates = [("0.0", "0.0"), ("0.1", "0.2"), ("0.3", "0.4")]
+    one = Trace(write(tmp_path / "a", [step(f"lr={x}", f"lr/1={y}") for x, y in rates]))
+    other = Trace(write(tmp_path / "b", [step(f"lr={y}", f"lr/1={x}") for x, y in rates]))
+    assert compare(one, other).equal
+    moved = Trace(write(tmp_path / "c", [step(f"lr={y}", f"lr/1={x}") for x, y in [*rates[:2], ("0.3", "0.5")]]))
+    divergence = compare(one, moved).divergence
+    assert divergence is not None and (divergence.step, divergence.detail) == (2, "0.4 became 0.5")

@@ -214,7 +214,7 @@ def _sides(alone: Mapping[str, str]) -> list[str]:
     owners = {"a": "the baseline's", "b": "the run's"}
     out = []
     for name, side in sorted(alone.items()):
-        kind, _, rest = name.partition("/")
+        kind, _, rest = plain(name).partition("/")
         if name.startswith(COLUMN):
             continue
         if kind != "end":

@@ -4,7 +4,8 @@ What is matched are parts of names, such as the parameter in ``exp_avg/fc.weight
 in every signal of theirs, in every phase and step. A part that both runs have stands for itself, unless all of its
 signals of the first step, gradients and updates too, stand under another name on either side (`exchanged`): then two
 parameters have only changed names. A place in a list (``param_groups.0.1``) is no name, and is matched as if it were
-gone. Parts with equal bits, such as biases that begin with zeros, stay together until a step tells them apart.
+gone; so is the place of an optimizer's group (``lr/1``). Parts with equal bits, such as biases that begin with zeros,
+stay together until a step tells them apart.
 """
 
 from __future__ import annotations
@@ -17,9 +18,22 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from repro_golden.fingerprint.definition import Lanes
+from repro_golden.trace.families import of_group
 from repro_golden.trace.model import METRIC, PHASES, Row
 
-__all__ = ["Matching", "Part", "by_head", "by_optimizer", "by_tail", "content", "exchanged", "positional", "rule_of"]
+__all__ = [
+    "Matching",
+    "Part",
+    "by_head",
+    "by_optimizer",
+    "by_tail",
+    "content",
+    "exchanged",
+    "of_groups",
+    "positional",
+    "regrouped",
+    "rule_of",
+]
 
 _POSITIONAL = re.compile(r"param_groups\.\d+\.\d+")
 _OPTIMIZER = re.compile(r"((?:start/)?)(optimizer\.\d+/)?(.*)", re.DOTALL)
@@ -54,7 +68,13 @@ def content(row: Row) -> Content:
 
 
 def by_tail(row: Row) -> Part:
-    """What stands behind the last ``/``: the parameter, module or column. A metric's name is one part."""
+    """What stands behind the last ``/``: the parameter, module or column. A metric's name is one part.
+
+    Of a number of an optimizer's group it is which that is.
+    """
+    if (of := of_group(row.phase, row.name)) is not None:
+        before, number, rank = of
+        return Part(before, number, rank, before + rank)
     head, slash, tail = ("", "", row.name) if row.dtype == METRIC else row.name.rpartition("/")
     return Part(head + slash, tail, "", head + slash)
 
@@ -87,6 +107,20 @@ def _of_an_optimizer(row: Row) -> bool:
 def positional(part: str) -> bool:
     """Whether a part is a place in a list and no name."""
     return _POSITIONAL.match(part) is not None
+
+
+def of_groups(part: str) -> bool:
+    """Whether a part is a number of an optimizer's group, whose place is no name either, in no step."""
+    return of_group("update", part) is not None
+
+
+def regrouped(rows_a: Iterable[Row], rows_b: Iterable[Row]) -> bool:
+    """Whether optimizers have the same rates on both sides of a step, and not for the same groups."""
+    sides = []
+    for rows in (rows_a, rows_b):
+        rates = [(of[0], of[1], of[2], content(row)) for row in rows if (of := of_group(row.phase, row.name))]
+        sides.append((Counter(rates), Counter((before, rank, bits) for before, _, rank, bits in rates)))
+    return sides[0][0] != sides[1][0] and sides[0][1] == sides[1][1]
 
 
 def exchanged(rows_a: Iterable[Row], rows_b: Iterable[Row]) -> set[str]:
@@ -228,7 +262,8 @@ class Matching:
             phases = signals.get(cut.part)
             if phases is None:
                 phases = signals[cut.part] = [Counter() for _ in PHASES]
-            phases[PHASES.index(row.phase)][_ROUND if _round(row) else cut.label, content(row)] += 1
+            label = _ROUND if _round(row) and not of_groups(cut.part) else cut.label
+            phases[PHASES.index(row.phase)][label, content(row)] += 1
         return signals
 
     def _refine(self, a: Signals, b: Signals, phase: int) -> list[_Class]:

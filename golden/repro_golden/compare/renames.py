@@ -27,7 +27,9 @@ from repro_golden.compare.name_matching import (
     by_tail,
     content,
     exchanged,
+    of_groups,
     positional,
+    regrouped,
     rule_of,
 )
 from repro_golden.compare.step_difference import alone, differing, one_sided, unlike
@@ -253,13 +255,13 @@ def _renamed(a: Trace, b: Trace, index: int) -> Alignment:
     keys = [{row.key for row in rows} for rows in sides]
     places = index == 0 and any(positional(by_tail(row).part) or row.name.startswith("optimizer.") for row in sides[0])
     swapped = exchanged(*sides) if index == 0 else set()
-    if keys[0] == keys[1] and not places and not swapped:
+    if keys[0] == keys[1] and not places and not swapped and not regrouped(*sides):
         return Alignment(b)
     count = min(len(a.steps), len(b.steps))
     # what had one name on both sides in the steps before is known by it, places too
     matchings = [
         Matching(by_optimizer, lambda _: index == 0),
-        Matching(by_tail, lambda part: index == 0 and (positional(part) or part in swapped)),
+        Matching(by_tail, lambda part: of_groups(part) or (index == 0 and (positional(part) or part in swapped))),
         Matching(by_head, lambda _: False),
     ]
     if not any("optimizer." in row.name for rows in sides for row in rows):

@@ -6,13 +6,15 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal
 
+from repro_golden.compare.name_matching import content
 from repro_golden.trace import Trace
 from repro_golden.trace.columns_written import COLUMN, column_of, columns_of, machine_numbers
-from repro_golden.trace.families import BESIDE, SINCE, family, file_of, group, optimizers, plain
+from repro_golden.trace.families import BESIDE, SINCE, family, file_of, group, of_group, optimizers, plain
 from repro_golden.trace.model import METRIC, PHASES, Row
 
 __all__ = [
@@ -144,7 +146,8 @@ def differing(
     """Every signal in which two versions of a step differ: phase by phase, in the baseline's order, added ones last.
 
     What belongs to an object that only one side has is none, nor is a metric that the baseline never tells, nor a file
-    of a side's end (`alone`).
+    of a side's end (`alone`). A parameter is the same whoever holds it (`_held_otherwise`), and one more group of an
+    optimizer is none where it has another's rate (`_repeated`).
 
     Args:
         rows_a: The baseline's.
@@ -153,7 +156,8 @@ def differing(
     """
     skipped = one_sided(rows_a, rows_b, unlike)
     partners = _partners(rows_a, rows_b, skipped)
-    by_key = {_under(row, partners).key: row for row in rows_b}
+    held = _held_otherwise(rows_a, rows_b)
+    by_key = {held.get(row.key) or _under(row, partners).key: row for row in rows_b}
     differences: list[tuple[Difference, Row, Row | None]] = []
     for row in rows_a:
         other = by_key.pop(row.key, None)
@@ -166,7 +170,7 @@ def differing(
         elif (row.lanes, row.placement) != (other.lanes, other.placement):
             differences.append(("value", row, other))
     differences += [("added", row, None) for row in by_key.values()]
-    skipped = _without(skipped, partners)
+    skipped = _without(skipped, partners, held)
     differences = [
         entry for entry in differences
         if entry[0] not in ("missing", "added") or not {_object(entry[1]), column_of(entry[1])} & skipped.keys()
@@ -179,6 +183,12 @@ def differing(
     ]  # fmt: skip
     ended = _ended(rows_a) != _ended(rows_b)
     differences = [entry for entry in differences if not _unknowable(*entry[:2], unlike, ended=ended)]
+    if held:
+        # where an optimizer holds a parameter its first value is told too: what became of it is compared
+        begun = {f"start/{name}" for pair in held.items() for _, name in pair}
+        differences = [entry for entry in differences if entry[1].phase != "input" or entry[1].name not in begun]
+    rates = _rates(rows_a), _rates(rows_b)
+    differences = [entry for entry in differences if not _repeated(*entry[:2], *rates)]
     # sorted() is stable: within a phase the baseline's order stands, and added signals come last
     return sorted(differences, key=lambda f: PHASES.index(f[1].phase))
 
@@ -217,7 +227,8 @@ def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) 
     """
     objects = one_sided(rows_a, rows_b, unlike)
     new = set(_new_metrics(rows_a, rows_b, unlike).values())
-    return _without(objects, _partners(rows_a, rows_b, objects)) | {f"{COLUMN}{metric}": "b" for metric in new}
+    objects = _without(objects, _partners(rows_a, rows_b, objects), _held_otherwise(rows_a, rows_b))
+    return objects | {f"{COLUMN}{metric}": "b" for metric in new}
 
 
 def one_sided(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) -> dict[str, str]:
@@ -249,28 +260,93 @@ def _partners(rows_a: Sequence[Row], rows_b: Sequence[Row], one_sided: Mapping[s
     """From an object of b to the one of a that has its place: the only two with such tensors, by name and shape.
 
     Were they left out as two that have nothing to do with each other, an object that is renamed and changed in one
-    commit would pass.
+    commit would pass. Buffers and numbers are so many alike that as many of a build as both sides have are taken for
+    each other, in their order.
     """
     builds: dict[tuple[object, ...], dict[str, list[str]]] = {}
     for rows, side in ((rows_a, "a"), (rows_b, "b")):
         tensors: dict[str, Counter[tuple[str, str, tuple[int, ...]]]] = {}
         for row in rows:
             name = _object(row) or ""
-            if one_sided.get(name) == side and name.removeprefix("end/").partition("/")[0] in _BUILT:
-                suffix = plain(row.name)[len(name) :]
-                tensors.setdefault(name, Counter())[suffix, row.dtype, row.shape] += 1
+            if one_sided.get(name) == side and _word(name) in (*_BUILT, *_MANY):
+                tensors.setdefault(name, Counter())[row.name[len(name) :], row.dtype, row.shape] += 1
         for name, build in tensors.items():
             kind = name.rpartition("/")[0], frozenset(build.items())
             builds.setdefault(kind, {"a": [], "b": []})[side].append(name)
-    return {sides["b"][0]: sides["a"][0] for sides in builds.values() if len(sides["a"]) == len(sides["b"]) == 1}
+    pairs = dict[str, str]()
+    for sides in builds.values():
+        if _word(sides["a"][0] if sides["a"] else "") in _MANY or len(sides["a"]) == len(sides["b"]) == 1:
+            pairs |= dict(zip(sides["b"], sides["a"], strict=False))
+    return pairs
 
 
 _BUILT = ("module", "copy", "leaf")
 """Families of objects that are known by their tensors."""
+_MANY = ("unsaved", "number")
 
 
-def _without(one_sided: Mapping[str, str], partners: Mapping[str, str]) -> dict[str, str]:
+def _word(name: str) -> str:
+    """The family of an object, as its name has it."""
+    return plain(name.removeprefix("end/")).partition("/")[0]
+
+
+Key = tuple[int, str]
+
+
+def _held_otherwise(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> dict[Key, Key]:
+    """From the key that b has of a parameter to that of a, where the optimizer of only one of them holds it.
+
+    What one gave to its optimizer and never trained is ``frozen/fc.bias`` or ``module/net/fc.bias`` in the other.
+    """
+    keys = [{row.key for row in rows} for rows in (rows_a, rows_b)]
+    if keys[0] == keys[1]:
+        return {}
+    known: tuple[dict[object, list[Key]], ...] = ({}, {}, {}, {})  # what a holds, what it holds not; then of b
+    for index, rows in enumerate((rows_a, rows_b)):
+        for row in rows:
+            if row.phase != "update" or row.dtype == METRIC or row.key in keys[1 - index]:
+                continue
+            name = row.name.removeprefix("end/")
+            beside = family("update", name) in ("frozen", "module")
+            if not beside and "/" in plain(name):
+                continue
+            path = name.rpartition("/")[2] if beside else plain(name).partition("#")[0]
+            look = name != row.name, path, row.dtype, row.shape
+            known[2 * index + beside].setdefault(look, []).append(row.key)
+    out = dict[Key, Key]()
+    for of_a, of_b in ((known[0], known[3]), (known[1], known[2])):
+        for known_by, ours in of_a.items():
+            if len(ours) == len(theirs := of_b.get(known_by, [])) == 1:
+                out[theirs[0]] = ours[0]
+    return out
+
+
+def _rates(rows: Iterable[Row]) -> set[tuple[object, ...]]:
+    return {_rate(row) for row in rows} - {()}
+
+
+def _rate(row: Row) -> tuple[object, ...]:
+    """A number of an optimizer's group and its value, whichever group that is; empty for any other signal."""
+    found = of_group(row.phase, row.name)
+    if found is None:
+        return ()
+    before, name, rank = found
+    return before, name.partition("/")[0] if name.startswith("lr") else "step", rank, content(row)
+
+
+def _repeated(kind: Difference, row: Row, rates_a: Set[object], rates_b: Set[object]) -> bool:
+    """Whether one side alone has a group, with a rate that its optimizer has on the other side too.
+
+    How parameters are put into groups is no number. Whose rate it is shows in what they become in that step.
+    """
+    return kind in ("missing", "added") and _rate(row) in (rates_b if kind == "missing" else rates_a)
+
+
+def _without(
+    one_sided: Mapping[str, str], partners: Mapping[str, str], held: Mapping[Key, Key] = MappingProxyType({})
+) -> dict[str, str]:
     paired = {*partners, *partners.values()}
+    paired |= {group("update", name) or "" for pair in held.items() for _, name in pair}
     return {name: side for name, side in one_sided.items() if name not in paired}
 
 

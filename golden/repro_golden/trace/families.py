@@ -21,6 +21,7 @@ __all__ = [
     "group",
     "is_norm",
     "masks",
+    "of_group",
     "optimizer_of",
     "optimizers",
     "plain",
@@ -53,13 +54,19 @@ UNREAD = "end/unread"
 BESIDE = frozenset(FAMILIES) - {"number", "own"}
 """Those that belong to no optimizer: where several step in turn, they are read once."""
 
-_OPTIONAL = ("module", "copy", "leaf", "resting", "rng")
-"""Families whose groups say nothing where only one side has them: what is not kept is not looked at either."""
+_OPTIONAL = ("module", "copy", "leaf", "resting", "rng", "unsaved")
+"""Families whose groups say nothing where only one side has them: what is not kept is not looked at either.
+
+A buffer that no checkpoint holds acts in its module's forward pass alone, and shows in gradients. So are the numbers
+that an optimizer keeps beside its parameters' state: they act in its steps alone, and show in what these update.
+"""
 
 _RANK = re.compile(r"@\d+\Z")
 _NUMBERS = re.compile(r"(optimizer\.\d+/)*")
 """Of an optimizer, and of one of several that step in one call."""
 _NUMBERED = re.compile(r"(optimizer\.\d+/)?(.*)", re.DOTALL)
+_GROUPED = re.compile(r"((?:end/)?(?:optimizer\.\d+/)*)((?:lr|number/step)(?:/\d+)?)(@\d+)?")
+"""Numbers of an optimizer's groups: the first's has no place."""
 
 
 def plain(name: str) -> str:
@@ -93,6 +100,12 @@ def optimizer_of(name: str) -> str:
     return match[0] if match else ""
 
 
+def of_group(phase: str, name: str) -> tuple[str, str, str] | None:
+    """A number of one of an optimizer's groups, such as its learning rate: what stands before, its name, its rank."""
+    match = _GROUPED.fullmatch(name) if phase == "update" else None
+    return match and (match[1], match[2], match[3] or "")
+
+
 def skipped(rows: Iterable[Row]) -> set[str]:
     """The optimizers that made no step of a step's gradients, since a gradient scaler found some not finite."""
     told = {row.name for row in rows if row.phase == "update" and row.dtype == METRIC}
@@ -113,12 +126,15 @@ def group(phase: str, name: str) -> str | None:
     """The object that a signal belongs to, where its absence from one side is no difference; None elsewhere.
 
     A module, a copy or a generator that only one side has was not there to be compared. What the end shows is what is
-    still alive then, so all of it is one group and each object in it another.
+    still alive then, so all of it is one group and each object in it another. A number that an optimizer keeps as its
+    own is one of that optimizer's alone.
     """
     kind = family(phase, name)
     if kind is None:
         return None
     parts = plain(name).split("/")
+    if kind == "number":
+        return _RANK.sub("", name) if parts[1].startswith("own.") else None
     if kind == "end":
         inner = group(phase, "/".join(parts[1:]))
         return f"end/{inner}" if inner else "end"
