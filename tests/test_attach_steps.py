@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from repro_golden.base.errors import ReproError
+from repro_golden.compare.coverage import coverage_of
 from repro_golden.compare.step_difference import round_of
 from repro_golden.fingerprint import fingerprint
 from repro_golden.fingerprint.placement import shard
@@ -78,6 +79,29 @@ for round in range(4):
         optimizers[k].zero_grad()
 """
 
+WRAPPED = """
+import sys
+import torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Linear(3, 2)
+def __init__(self, inner):
+    torch.optim.Optimizer.__init__(self, inner.param_groups, {})
+    self.inner = inner
+    self.weight, self.bias = (p.detach().clone() for p in model.parameters())
+def step(self):
+    self.inner.step()
+    with torch.no_grad():
+        for p, slow in zip(model.parameters(), (self.weight, self.bias)):
+            p.copy_(slow.lerp_(p, 0.5))
+kind = type(sys.argv[1], (torch.optim.Optimizer,), {"__init__": __init__, "step": step})
+optimizer = kind(torch.optim.AdamW(model.parameters(), lr=0.1))
+for _ in range(3):
+    model(torch.randn(4, 3)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
 LONG = """
 import atexit, sys, time
 import torch
@@ -113,6 +137,19 @@ def test_order_plays_no_part(tmp_path: Path) -> None:
     assert {r.name for r in first.rows(3) if r.phase == "grad"} == {
         "optimizer.1/critic.bias", "optimizer.1/critic.weight"
     }  # fmt: skip
+
+
+def test_the_name_of_a_wrapper_s_class_plays_no_part(tmp_path: Path) -> None:
+    """A wrapper is before what it wraps, whatever it is called; what it keeps is no copy, and counts once."""
+    first, _ = traced(tmp_path, WRAPPED, "first", (), "Lookahead")
+    for k, name in enumerate(("Look", "Slow", "Average")):
+        other, _ = traced(tmp_path, WRAPPED, f"other{k}", (), name)
+        assert [s.root for s in other.steps] == [s.root for s in first.steps], name
+    names = {row.name for row in first.rows(0)}
+    assert {"own/weight", "optimizer.1/exp_avg/weight"} <= names
+    assert not [name for name in names if name.startswith("copy/")]
+    looked = coverage_of(first)
+    assert (looked.parameters, looked.gradients) == (2, 2)
 
 
 class _Container(torch.optim.Optimizer):

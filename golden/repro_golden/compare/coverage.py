@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from repro_golden.base.errors import ReproError
 from repro_golden.base.machine_numbers import words_of
+from repro_golden.compare.name_matching import content
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.columns_written import COLUMN, column_named, column_of
 from repro_golden.trace.families import UNREAD, family, file_of, group, plain
@@ -142,7 +143,7 @@ def coverage_of(trace: Trace, alone: Mapping[str, str] | None = None, *, hashes:
     logged = any(not _OPTIMIZERS.fullmatch(name) for name in (*metrics, *shown))
     end, left_out = (trace.end or {}).get("unread", {}), (trace.end or {}).get("machine", ())
     try:
-        rows = [row for index in _telling(trace) for row in trace.rows(index)]
+        steps = [trace.rows(index) for index in _telling(trace)]
     except ReproError:  # a golden run of which only the step log was fetched
         return Coverage(
             metrics=len(metrics), unread=end, alone=objects, columns_alone=columns_alone, shown=shown, logged=logged,
@@ -151,9 +152,13 @@ def coverage_of(trace: Trace, alone: Mapping[str, str] | None = None, *, hashes:
     kinds: Counter[str] = Counter()
     files = set[str]()
     modules: Counter[str] = Counter()
+    every = (row for rows in steps for row in rows)
+    again = _again(steps)
     for phase, name, kind, column in sorted(
-        {(row.phase, row.name, _kind(row), column_of(row) or "") for row in rows if hashes or row.dtype != DIGEST}
+        {(row.phase, row.name, _kind(row), column_of(row) or "") for row in every if hashes or row.dtype != DIGEST}
     ):
+        if (phase, name) in again:
+            continue
         if {group(phase, name) or family(phase, name), file_of(phase, name), column} & alone.keys():
             continue
         kinds[kind] += plain(name) != UNREAD
@@ -183,6 +188,18 @@ def coverage_of(trace: Trace, alone: Mapping[str, str] | None = None, *, hashes:
         left_out=left_out,
         logged=logged,
     )
+
+
+def _again(steps: Sequence[Sequence[Row]]) -> set[tuple[str, str]]:
+    """Phase and name of what two optimizers show that step in one call: a wrapper's are those of what it wraps."""
+    again, other = set[tuple[str, str]](), set[tuple[str, str]]()
+    for rows in steps:
+        shown = {row.key: content(row) for row in rows if row.phase in ("grad", "update")}
+        for row in rows:
+            bare = replace(row, name=plain(row.name)) if row.key in shown else row
+            if bare.name != row.name and _kind(row) in ("gradient", "parameter"):
+                (again if shown.get(bare.key) == content(row) else other).add((row.phase, row.name))
+    return again - other
 
 
 def _telling(trace: Trace) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from repro_golden.recording.attach.alive.readings import Held, Reading, learning_rates
+from repro_golden.recording.attach.alive.readings import Held, Reading, Tensors, learning_rates
 from repro_golden.recording.attach.settings import Settings
 
 __all__ = ["left", "resting"]
@@ -65,5 +65,5 @@ def left(met: Met, held_of: Callable[[Any], Held], unread: dict[str, str]) -> It
         prefix = f"optimizer.{k}/" if k else ""
         for kind, reading in held_of(optimizer).kinds():
             yield prefix + kind, reading
-        rates = learning_rates(optimizer).items()
-        yield prefix, Reading({name: torch.as_tensor(rate, dtype=torch.float64) for name, rate in rates}, {})
+        rates = Tensors((n, torch.as_tensor(r, dtype=torch.float64)) for n, r in learning_rates(optimizer).items())
+        yield prefix, Reading(rates, {})

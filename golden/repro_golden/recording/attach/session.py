@@ -28,7 +28,7 @@ from repro_golden.recording.attach.alive.generators import states
 from repro_golden.recording.attach.alive.names import Names
 from repro_golden.recording.attach.alive.parts import any_quantized, any_to_open, of_parts
 from repro_golden.recording.attach.alive.readable import readable
-from repro_golden.recording.attach.alive.readings import CLOSED, TIMES, Held, Reading, learning_rates
+from repro_golden.recording.attach.alive.readings import CLOSED, TIMES, Held, Reading, Tensors, learning_rates
 from repro_golden.recording.attach.by_hand import ByHand
 from repro_golden.recording.attach.guard import harmless, without_collection
 from repro_golden.recording.attach.identify import loaded, main_tree, places
@@ -149,7 +149,7 @@ class Session:
         there = self.around.readings(self._step, held, end=end)
         for prefix, reading in self.passes.beside(there, held, self._gone, end=end):
             yield prefix, self._wanted(prefix, reading)
-        yield "rng/", self._wanted("rng/", Reading(states(seeded=True), {}))
+        yield "rng/", self._wanted("rng/", Reading(Tensors(states(seeded=True)), {}))
 
     def _wanted(self, prefix: str, reading: Reading) -> Reading:
         return reading.but(lambda name: self.settings.ignores(prefix + name)) if self.settings.ignore else reading
@@ -185,7 +185,7 @@ class Session:
             self._signals = Signals()
         group = value if isinstance(value, Mapping) else {"": value}
         if any_quantized(group.values()) or any_to_open(group.values()):
-            value = of_parts(dict(group), name, self._gone)
+            value = of_parts(group, name, self._gone)
         if self.operations is not None:
             self.operations.observed(phase, name, value)
         tap(self.settings, (self._step, phase, name), value, places or (), self._labels.count)
@@ -358,7 +358,7 @@ class Session:
             for name, parameter in held.parameters.items():
                 if id(parameter) in given:
                     gradients.tensors[name] = given[id(parameter)][1]
-            self._read("grad", "", Reading(dict(sorted(gradients.tensors.items())), gradients.places))
+            self._read("grad", "", Reading(Tensors(sorted(gradients.tensors.items())), gradients.places))
         self._hand.open = True
         return False
 

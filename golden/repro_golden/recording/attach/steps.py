@@ -208,6 +208,7 @@ class Labels:
 
     def __init__(self) -> None:
         self._made_at = ByIdentity[int]()
+        self._classes: dict[str, list[str]] = {}  # by what they update, in the order in which they stepped first
         self._alike: dict[str, tuple[int, int]] = {}  # how many of one generation, and the step at which it began
         self._copies = ByIdentity[bool]()
         self._holders: dict[tuple[str, int], weakref.ref[Any]] = {}
@@ -230,14 +231,18 @@ class Labels:
             self._copies.put(optimizer, copied)
 
     def of(self, optimizer: Any, parameters: Mapping[str, Any], step: int) -> str:
-        """Label an optimizer by what tells it from others in every rank and run: its class, and what it updates.
+        """Label an optimizer by what tells it from others in every rank and run: what it updates, and its class.
 
-        Those alike in both are counted, in the order in which they step first. One that was made after another such has
-        stepped takes its place. A copy takes that of one that is gone: what it is a copy of may step on.
+        Of classes that update the same, as a wrapper and what it wraps, the first to step is the first, for a name says
+        nothing. Those alike in both are counted, in the order in which they step first. One that was made after another
+        such has stepped takes its place. A copy takes that of one that is gone: what it is a copy of may step on.
         """
         looks = [(name, tuple(p.shape), str(p.dtype)) for name, p in parameters.items()]
-        about = repr((looks, type(optimizer).__qualname__))
-        label = f"{next(iter(parameters), '')} {hashlib.sha256(about.encode()).hexdigest()[:8]}"
+        label = f"{next(iter(parameters), '')} {hashlib.sha256(repr(looks).encode()).hexdigest()[:8]}"
+        classes = self._classes.setdefault(label, [])
+        if (name := type(optimizer).__qualname__) not in classes:
+            classes.append(name)
+        label = f"{label} {classes.index(name):04d}"
         alike, first = self._alike.get(label, (0, step))
         place = alike
         if (self._made_at.get(optimizer) or 0) > first:

@@ -187,8 +187,8 @@ class Beside:
         self._put_mapped(out, read)
         out["leaf/"] = readable("leaf/", Reading(lone, {}), self.unread)
         self._generators = [(name, g) for name, g in self._generators if sys.getrefcount(g) > 3]
-        out["rng/own/"] = Reading({name: g.get_state() for name, g in self._generators}, {})
-        out["scaler/"] = Reading(dict(self._scales()), {})
+        out["rng/own/"] = Reading(Tensors((name, g.get_state()) for name, g in self._generators), {})
+        out["scaler/"] = Reading(Tensors(self._scales()), {})
         yield from sorted(out.items())
 
     def _of_modules(self, read: set[int]) -> dict[str, Reading]:
@@ -221,9 +221,9 @@ class Beside:
             if id(tensor) in read or id(tensor) in taken or not self._is_there(f"{whole}{path}", tensor):
                 continue
             read.add(id(tensor))
-            held = readable(whole, Reading({path: tensor}, {}), self.unread)
+            held = readable(whole, Reading(Tensors({path: tensor}), {}), self.unread)
             known = out.setdefault(whole, Reading(Tensors(), Places()))
-            out[whole] = Reading(known.tensors | held.tensors, known.places)
+            out[whole] = Reading(Tensors(known.tensors | held.tensors), known.places)
 
     def _scales(self) -> Iterator[tuple[str, torch.Tensor]]:
         for number, known in enumerate(self._scalers):

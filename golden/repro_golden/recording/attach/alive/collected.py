@@ -12,6 +12,7 @@ import torch
 from repro_golden.fingerprint.kinds import PLAIN_TENSORS
 from repro_golden.recording.attach.alive.names import modules_of
 from repro_golden.recording.attach.alive.reached import is_tensor
+from repro_golden.recording.attach.alive.readings import Tensors
 
 __all__ = ["Alive"]
 
@@ -64,4 +65,6 @@ def _kind(type_: type) -> int:
         return 1
     if type_ in PLAIN_TENSORS:
         return 2
+    if type_ is Tensors:
+        return -1
     return 3 if issubclass(type_, dict) else 4 if type_ is list else -1

@@ -13,7 +13,7 @@ import torch
 from repro_golden.fingerprint.placement import Placement
 from repro_golden.recording.attach.alive import megatron
 from repro_golden.recording.attach.alive.opened import leaves
-from repro_golden.recording.attach.alive.readings import Places, Reading, is_leaf
+from repro_golden.recording.attach.alive.readings import Places, Reading, Tensors, is_leaf
 
 __all__ = ["ModulePlan", "Owned", "Owning", "Part", "Root"]
 
@@ -96,7 +96,7 @@ class Owned(NamedTuple):
         """All of it, by the prefix of its names."""
         read = self.tensors.__getitem__
         return {
-            whole: Reading(dict(zip(paths, map(read, at), strict=True)), dict(places))
+            whole: Reading(Tensors(zip(paths, map(read, at), strict=True)), dict(places))
             for whole, paths, at, places in self.groups
         }
 

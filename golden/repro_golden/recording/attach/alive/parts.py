@@ -6,7 +6,7 @@ import contextlib
 import functools
 import hashlib
 import operator
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,10 +14,9 @@ import torch
 from repro_golden.fingerprint.kinds import PLAIN_TENSORS
 from repro_golden.recording.attach.alive.opened import leaves
 from repro_golden.recording.attach.alive.reached import is_tensor
+from repro_golden.recording.attach.alive.readings import Tensors
 
 __all__ = ["any_quantized", "any_to_open", "local_part", "of_parts"]
-
-Tensors = dict[str, torch.Tensor]
 
 
 def any_quantized(values: Iterable[Any]) -> bool:
@@ -127,7 +126,7 @@ def _plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device))
 
 
-def of_parts(tensors: Tensors, prefix: str = "", unread: dict[str, str] | None = None) -> Tensors:
+def of_parts(tensors: Mapping[str, torch.Tensor], prefix: str = "", unread: dict[str, str] | None = None) -> Tensors:
     """Tensors with bytes of their own.
 
     The codes of a quantized one have its name, scale and zero point are beside; what a wrapper is around, and what a
@@ -140,11 +139,11 @@ def of_parts(tensors: Tensors, prefix: str = "", unread: dict[str, str] | None =
     """
     to_open = any_to_open(tensors.values())
     if not to_open and not any_quantized(tensors.values()):
-        return tensors
+        return tensors if type(tensors) is Tensors else Tensors(tensors)
     out = Tensors()
     if to_open:
         closed = dict[str, str]()
-        tensors = dict(part for pair in tensors.items() for part in _opened(*pair, closed, set()))
+        tensors = Tensors(part for pair in tensors.items() for part in _opened(*pair, closed, set()))
         if unread is not None:
             unread |= {prefix + name: why for name, why in closed.items()}
     for name, tensor in tensors.items():

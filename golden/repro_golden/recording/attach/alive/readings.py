@@ -35,7 +35,13 @@ __all__ = [
     "learning_rates",
 ]
 
-Tensors = dict[str, torch.Tensor]
+
+class Tensors(dict[str, torch.Tensor]):
+    """Tensors by name, as they are read: of a type of its own, for a search would take a dict for the program's."""
+
+    __slots__ = ()
+
+
 Places = dict[str, Placement]
 
 _NOTHING: dict[Any, Any] = {}
@@ -51,7 +57,7 @@ class Reading(NamedTuple):
         """The same without the tensors of some names."""
         names = [name for name in self.tensors if not leave_out(name)]
         places = {name: self.places[name] for name in names if name in self.places}
-        return Reading({name: self.tensors[name] for name in names}, places)
+        return Reading(Tensors((name, self.tensors[name]) for name in names), places)
 
 
 class Held:
@@ -67,7 +73,7 @@ class Held:
     def __init__(
         self,
         optimizer: Any,
-        parameters: Tensors,
+        parameters: Mapping[str, torch.Tensor],
         places: Places,
         called: Callable[[torch.nn.Module], str] | None = None,
     ) -> None:
@@ -81,7 +87,7 @@ class Held:
     @property
     def parameters(self) -> Tensors:
         """Those that are alive, by name."""
-        return {name: p for name, known in self._parameters.items() if (p := known()) is not None}
+        return Tensors((name, p) for name, known in self._parameters.items() if (p := known()) is not None)
 
     def weights(self) -> Reading:
         """The parameters; a slice of those that are gathered later."""
@@ -169,14 +175,14 @@ class Held:
                 kind = "main" if kind == "master_param" else kind
                 held = readings.get(kind)
                 if held is None:
-                    held = readings[kind] = Reading({}, {})
+                    held = readings[kind] = Reading(Tensors(), {})
                 self._shard(*held, name, value, parameter, None if main is None else main.flat)
             CLOSED.update({f"{kind}/{name}": why for kind, why in closed.items()})
         if optimizer is not None:
             read = set(map(id, parameters.values()))
             _beside(optimizer, states or _NOTHING, read, self._called, readings, numbers)
         if numbers:
-            readings["number"] = Reading({kind: _tensor_of(values) for kind, values in sorted(numbers.items())}, {})
+            readings["number"] = Reading(Tensors((kind, _tensor_of(v)) for kind, v in sorted(numbers.items())), {})
         return {kind: readings[kind] for kind in sorted(readings)}
 
     def kinds(self, *, state: bool = True) -> Iterator[tuple[str, Reading]]:
@@ -275,7 +281,7 @@ def _alike(states: Mapping[Any, Any], parameters: Tensors) -> dict[str, Tensors]
         for kind, values in kinds.items()
     ):
         return None
-    return {kind: dict(zip(parameters, values, strict=True)) for kind, values in kinds.items()}
+    return {kind: Tensors(zip(parameters, values, strict=True)) for kind, values in kinds.items()}
 
 
 def _slice(place: Placement | None, shape: tuple[int, ...], start: int, stop: int) -> Placement:
@@ -337,7 +343,7 @@ def _beside(
         name = path if used[path] == 1 else f"{path}#{used[path] - 1}"
         if isinstance(value, torch.Tensor):
             if id(value) not in parameters and (in_state or (not value.requires_grad and is_leaf(value))):
-                readings.setdefault("own", Reading({}, {})).tensors[name] = value
+                readings.setdefault("own", Reading(Tensors(), {})).tensors[name] = value
         elif measures_time(path) or is_clock(value):
             TIMES.add(f"own.{name}")
         else:

@@ -268,7 +268,7 @@ class _Content:
     def rows(self) -> Tensors:
         """By the names that they have in the trace."""
         why = dict[str, str]()
-        tensors = dict(sorted(readable("", Reading(self._tensors, {}), why).tensors.items()))
+        tensors = Tensors(sorted(readable("", Reading(self._tensors, {}), why).tensors.items()))
         self._dark += why.values()
         # where the numbers of one list end and those of the next begin
         lengths = self._lengths.items() if len(self._lengths) > 1 else ()
