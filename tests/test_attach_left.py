@@ -9,6 +9,8 @@ import pytest
 import warm_kit
 from conftest import environment
 
+from repro_golden.trace import Trace
+
 BEGIN = """\
 import os, torch
 from torch import nn
@@ -188,6 +190,72 @@ for step in steps(model, Wrapper(torch.optim.SGD(model.parameters(), lr=0.2 if o
     )
     assert code == 1
     assert "differs at step 0, phase update" in said
+
+
+def test_what_an_optimizer_keeps_in_forms_of_its_own_is_read(tmp_path: Path) -> None:
+    """A state that is no mapping, and parameters by keys, are looked into; an optimizer without groups is named."""
+    code, said = diff(
+        tmp_path,
+        """
+import dataclasses, types
+@dataclasses.dataclass
+class Moments:
+    m: dict
+class Own(torch.optim.Optimizer):
+    def __init__(self, model, form):
+        super().__init__(model.parameters(), {"lr": 0.1})
+        self._all = self.param_groups[0]["params"]
+        zeros = [torch.full_like(p, 2.0 if other and form is Moments else 1.0) for p in self._all]
+        self.state = form(zeros)
+        self.param_groups[0]["params"] = dict(enumerate(self._all))
+        if form is len:
+            del self.param_groups
+    def zero_grad(self):
+        for p in self._all:
+            p.grad = None
+    @torch.no_grad()
+    def step(self):
+        for p in self._all:
+            p.sub_(p.grad.sign(), alpha=0.1)
+forms = [list, tuple, lambda zeros: types.SimpleNamespace(m=zeros), Moments, len]
+models = [net() for _ in forms]
+for model, optimizer in [(m, Own(m, form)) for m, form in zip(models, forms)]:
+    list(steps(model, optimizer, 2))
+""",
+    )
+    assert code == 1, said
+    assert "differs at step 6, phase update, signal optimizer.3/own/state.m.0: float32 [4, 3]" in said
+    assert "signals that differ in that step: 4 in update" in said
+    rows = Trace(tmp_path / "t0").rows
+    told = [{row.name for row in rows(step) if "own/state" in row.name} for step in (0, 2, 4)]
+    assert told == [
+        {f"{begin}{k}" for k in range(4)}
+        for begin in ("own/state.", "optimizer.1/own/state.", "optimizer.2/own/state.m.")
+    ]
+    assert "the parameters of Own (it has no param_groups)" in said
+
+
+def test_a_state_that_cannot_be_asked_for_ends_the_recording_alone(tmp_path: Path) -> None:
+    """What the program's own code raises when we ask it is no signal handler's: the program goes on."""
+    program = """
+class Own(torch.optim.SGD):
+    @property
+    def state(self):
+        raise RuntimeError("call state_dict")
+    @state.setter
+    def state(self, value):
+        pass
+    def step(self):
+        pass
+model = net()
+list(steps(model, Own(model.parameters(), 0.1), 2))
+print("the end was reached")
+"""
+    (tmp_path / "train.py").write_text(BEGIN + program)
+    words = [sys.executable, "-m", "repro", "trace", "--out", "t", "--", sys.executable, "train.py"]
+    done = warm_kit.run(words, tmp_path, environment() | {"OTHER": "0"})
+    assert "the end was reached" in done.stdout and "Traceback" not in done.stderr
+    assert (done.returncode, "the recorder failed at step 0: RuntimeError: call state_dict" in done.stderr) == (2, True)
 
 
 def test_each_buffer_without_plain_bytes_is_named(tmp_path: Path) -> None:

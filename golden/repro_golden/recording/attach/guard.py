@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import functools
 import gc
-import os
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-import repro_golden
-
 __all__ = ["harmless", "without_collection"]
-
-_OURS = (
-    "<",  # generated code
-    *(str(Path(str(module.__file__)).resolve().parent) + os.sep for module in (repro_golden, torch, os)),
-)
-"""Where code that is at work here lies, beside installed packages: ours, torch's and the standard library's."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,7 +29,7 @@ def harmless(method: F) -> F:
             with self.lock, _disable_current_modes(), torch._C.DisableTorchFunction():
                 return method(self, *args, **kwargs)
         except Exception as error:
-            if _of_the_program(error):
+            if _of_a_handler(error):
                 self.dead = True
                 raise
             self.fail(error)
@@ -69,10 +59,20 @@ def without_collection(method: F) -> F:
     return call  # type: ignore[return-value]
 
 
-def _of_the_program(error: Exception) -> bool:
-    """Whether a signal handler of the program raised it while we were at work."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    file = trace.tb_frame.f_code.co_filename if trace is not None else ""
-    return not file.startswith(_OURS) and not {"site-packages", "dist-packages"} & set(Path(file).parts)
+def _of_a_handler(error: Exception) -> bool:
+    """Whether a signal handler of the program raised it while we were at work.
+
+    What we ask of the program's objects may raise too, from the same files: a handler is told by one of its arguments,
+    the frame that it interrupted.
+    """
+    interrupted, trace = None, error.__traceback__
+    while trace is not None:
+        given: Iterable[Any] = () if interrupted is None else trace.tb_frame.f_locals.values()
+        if any(each is interrupted or (type(each) is tuple and _holds(each, interrupted)) for each in given):
+            return True
+        interrupted, trace = trace.tb_frame, trace.tb_next
+    return False
+
+
+def _holds(several: tuple[Any, ...], item: Any) -> bool:
+    return any(each is item for each in several)

@@ -21,7 +21,7 @@ from repro_golden.recording.attach.alive.module_plan import ModulePlan, Part, Ro
 from repro_golden.recording.attach.alive.names import walk
 from repro_golden.recording.attach.alive.reached import Reached, is_tensor
 from repro_golden.recording.attach.alive.readable import all_readable, is_packed, readable
-from repro_golden.recording.attach.alive.readings import Places, Reading, Tensors, is_leaf
+from repro_golden.recording.attach.alive.readings import Places, Reading, Tensors, groups_of, is_leaf, parameters_of
 from repro_golden.recording.attach.alive.variables import names_of, of_type, variables
 from repro_golden.recording.attach.by_identity import ByIdentity
 
@@ -258,7 +258,7 @@ class Beside:
         alive = Alive.now()
         held = {id(p): p for p in parameters}
         for optimizer in alive.optimizers:
-            held |= {id(p): p for group in optimizer.param_groups for p in group["params"]}
+            held |= {id(p): p for group in groups_of(optimizer) for p in parameters_of(group)}
         before, self._held = self._held, set(held)
         self._find_roots(self._still(alive.modules))
         self._optimizers = [weakref.ref(optimizer) for optimizer in alive.optimizers]
@@ -360,7 +360,7 @@ class Beside:
     def _find_wholes(self) -> list[Counter[tuple[int, ...]]]:
         """The shapes of each optimizer's parameters, and of each root's."""
         optimizers = [o for reference in self._optimizers if (o := reference()) is not None]
-        shapes = [shapes_of(p for g in o.param_groups for p in g["params"]) for o in optimizers]
+        shapes = [shapes_of(p for g in groups_of(o) for p in parameters_of(g)) for o in optimizers]
         for root in self._roots:
             modules = [part.module() for part in root.parts]
             shapes.append(

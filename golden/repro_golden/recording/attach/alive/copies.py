@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -43,7 +43,8 @@ class Owned(NamedTuple):
                 if tensor is not None:
                     tensors[id(tensor)] = tensor
         for optimizer in optimizers:
-            for state in list(optimizer.state.values()):
+            kept: Any = optimizer.state
+            for state in list(kept.values()) if isinstance(kept, Mapping) else [kept]:
                 for value in list(state.values()) if type(state) is dict else [state]:
                     if is_tensor(value):
                         others.append(value)

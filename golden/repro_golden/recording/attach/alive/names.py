@@ -12,7 +12,7 @@ import torch
 
 from repro_golden.fingerprint.placement import Placement
 from repro_golden.recording.attach.alive import megatron
-from repro_golden.recording.attach.alive.readings import Held
+from repro_golden.recording.attach.alive.readings import Held, groups_of, parameters_of
 from repro_golden.recording.attach.by_identity import ByIdentity
 
 __all__ = ["Names", "modules_of", "walk"]
@@ -43,7 +43,7 @@ class Names:
         """
         groups = megatron.parameters(optimizer)
         if groups is None:
-            groups = [group["params"] for group in optimizer.param_groups]
+            groups = [parameters_of(group) for group in groups_of(optimizer)]
         parameters = [p for group in groups for p in group]
         known = self._held.get(optimizer)
         if known is not None and _are(known[0], parameters):

@@ -124,7 +124,7 @@ def _attributes(item: Any) -> dict[str, Any] | None:
     known = False
     for kind in type(item).__mro__:
         for name, member in vars(kind).items():
-            if type(member) is types.MemberDescriptorType:  # a slot
+            if type(member) is types.MemberDescriptorType and name != "__dict__":  # a slot
                 known = True
                 with contextlib.suppress(AttributeError):  # one that is empty
                     held[name] = member.__get__(item, kind)

@@ -30,9 +30,11 @@ __all__ = [
     "Tensors",
     "folded",
     "gradients_of",
+    "groups_of",
     "handed_to",
     "is_leaf",
     "learning_rates",
+    "parameters_of",
 ]
 
 
@@ -148,7 +150,8 @@ class Held:
         if copies.tensors:
             readings["main"] = copies
         optimizer = self._optimizer()
-        states = None if mains else getattr(optimizer, "state", _NOTHING)
+        kept = getattr(optimizer, "state", _NOTHING)
+        states = None if mains else kept if isinstance(kept, Mapping) or megatron.is_megatron(optimizer) else _NOTHING
         numbers: dict[str, list[float]] = {}
         alike = None if states is None or self._places else _alike(states, parameters)
         for kind, tensors in (alike or {}).items():
@@ -180,7 +183,7 @@ class Held:
             CLOSED.update({f"{kind}/{name}": why for kind, why in closed.items()})
         if optimizer is not None:
             read = set(map(id, parameters.values()))
-            _beside(optimizer, states or _NOTHING, read, self._called, readings, numbers)
+            _beside(optimizer, _NOTHING if mains else kept, read, self._called, readings, numbers)
         if numbers:
             readings["number"] = Reading(Tensors((kind, _tensor_of(v)) for kind, v in sorted(numbers.items())), {})
         return {kind: readings[kind] for kind in sorted(readings)}
@@ -238,6 +241,18 @@ class Held:
             places[name] = place
 
 
+def groups_of(optimizer: Any) -> Sequence[Mapping[str, Any]]:
+    """The groups of an optimizer; none of one that has let go of them."""
+    groups: Sequence[Mapping[str, Any]] = getattr(optimizer, "param_groups", ())
+    return groups
+
+
+def parameters_of(group: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The parameters of a group, which may have them by keys of its own."""
+    given = group["params"]
+    return list(given.values() if isinstance(given, Mapping) else given)
+
+
 def gradients_of(optimizer: Any) -> dict[int, tuple[torch.Tensor]]:
     """The gradients that there are, by id of their parameter.
 
@@ -245,7 +260,7 @@ def gradients_of(optimizer: Any) -> dict[int, tuple[torch.Tensor]]:
     """
     # of whatever passes for an optimizer: who reads it says what is wrong with it, and a handler's exception passes
     with contextlib.suppress(AttributeError, KeyError, TypeError):
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = [p for group in groups_of(optimizer) for p in parameters_of(group)]
         return {id(p): (grad,) for p in parameters if (grad := p.grad) is not None}
     return {}
 
@@ -258,8 +273,8 @@ def handed_to(optimizer: Any) -> list[Any]:
     inner = vars(optimizer).get("optimizers")
     if type(inner) is not list or not inner or not all(isinstance(each, torch.optim.Optimizer) for each in inner):
         return [optimizer]
-    held = {id(p) for each in inner for group in each.param_groups for p in group["params"]}
-    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    held = {id(p) for each in inner for group in groups_of(each) for p in parameters_of(group)}
+    own = {id(p) for group in groups_of(optimizer) for p in parameters_of(group)}
     return [optimizer] if own - held or optimizer.state or Held(optimizer, {}, {}).state() else inner
 
 
@@ -322,21 +337,26 @@ CLOSED: dict[str, str] = {}
 
 def _beside(
     optimizer: Any,
-    states: Mapping[Any, Any],
+    states: Any,
     parameters: Set[int],
     called: Callable[[torch.nn.Module], str] | None,
     readings: dict[str, Reading],
     numbers: dict[str, list[float]],
 ) -> None:
-    """What an optimizer keeps that is no parameter's, whose ids are given, but for what the clock decides."""
+    """What an optimizer keeps that is no parameter's, whose ids are given, but for what the clock decides.
+
+    A state that is no mapping says of nothing in it whose it is: all of it is looked into, as ``own/state``.
+    """
     items = states.items() if isinstance(states, Mapping) else ()
     # keys that were read are left out, and no others: a copy of a parameter is a key too, and so is one that was its
     loose = {key: value for key, value in items if (key if type(key) is int else id(key)) not in parameters}
-    attributes = {} if megatron.is_megatron(optimizer) else vars(optimizer)
+    ours = megatron.is_megatron(optimizer)  # whose state may answer as a mapping does, and be none
+    whole_state = {} if ours or isinstance(states, Mapping) else {"state": states}
+    attributes = {} if ours else vars(optimizer)
     own = {k: v for k, v in attributes.items() if not k.startswith("_") and k not in _OURS}
     closed = dict[str, str]()
     used = Counter[str]()
-    kept = ((True, *pair) for pair in leaves(loose, "", called, closed))
+    kept = ((True, *pair) for pair in leaves(whole_state or loose, "", called, closed))
     shown = ((False, *pair) for pair in leaves(own, "", called, nested=False))
     for in_state, path, value in itertools.chain(kept, shown):
         used[path] += 1
@@ -349,7 +369,9 @@ def _beside(
         else:
             numbers[f"own.{name}"] = [value]
     CLOSED.update({f"own/{name}": why for name, why in closed.items()})
-    for number, group in enumerate(getattr(optimizer, "param_groups", ())):
+    if not hasattr(optimizer, "param_groups"):
+        CLOSED[f"the parameters of {type(optimizer).__name__}"] = "it has no param_groups"
+    for number, group in enumerate(groups_of(optimizer)):
         if isinstance(group.get("step"), (int, float)):
             numbers[f"step/{number}" if number else "step"] = [group["step"]]
 
@@ -369,7 +391,7 @@ def _tensor_of(values: list[float]) -> torch.Tensor:
 
 def learning_rates(optimizer: Any) -> dict[str, float | torch.Tensor]:
     """``lr`` of the first group, ``lr/K`` of the others."""
-    groups = megatron.groups(optimizer) if megatron.is_megatron(optimizer) else optimizer.param_groups
+    groups = megatron.groups(optimizer) if megatron.is_megatron(optimizer) else groups_of(optimizer)
     rates = {f"lr/{k}" if k else "lr": group.get("lr") for k, group in enumerate(groups)}
     numbers = {name: float(rate) for name, rate in rates.items() if isinstance(rate, (int, float))}
     return numbers | {name: rate for name, rate in rates.items() if isinstance(rate, torch.Tensor)}
