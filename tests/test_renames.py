@@ -262,6 +262,19 @@ def test_a_rename_that_turns_a_round_is_no_difference(tmp_path: Path, old: list[
     for round_ in (0, 1):
         changed = rounds_of(new, 2 * len(old), {(round_, name): b"bit" for name in new[:1]})
         assert not compare(a, Trace(write(tmp_path / f"c{round_}", changed))).equal
+    beside = [
+        [replace(r, lanes=tensor_row("update", "x", b"other").lanes) if r.name == "rng/torch" else r for r in rows]
+        for rows in rounds_of(new, 2 * len(old))
+    ]
+    divergence = first_difference(a, Trace(write(tmp_path / "d", beside)))
+    assert divergence is not None and (divergence.step, divergence.signal) == (len(old) - 1, "rng/torch")
+
+
+def test_a_count_under_another_name_is_a_rename(tmp_path: Path) -> None:
+    """The number of steps, of which each group may have its own, is known by its bits as every number is."""
+    a, b = ([[*run_of(OLD, 1)[0], tensor_row("update", f"number/{name}", b"1")]] for name in ("step", "count"))
+    comparison = compare(*two(tmp_path, a, b))
+    assert comparison.equal and dict(comparison.renames.names) == {"step": "count"}
 
 
 @given(st.data())

@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 _POSITIONAL = re.compile(r"param_groups\.\d+\.\d+")
+_RATE = re.compile(r"lr(?:/\d+)?")
 _OPTIMIZER = re.compile(r"((?:start/)?)(optimizer\.\d+/)?(.*)", re.DOTALL)
 _OPTIMIZER_LABEL = re.compile(r"optimizer\.\d+/")
 _ROUND = "round"
@@ -70,11 +71,11 @@ def content(row: Row) -> Content:
 def by_tail(row: Row) -> Part:
     """What stands behind the last ``/``: the parameter, module or column. A metric's name is one part.
 
-    Of a number of an optimizer's group it is which that is.
+    Of the rate of an optimizer's group it is which that is.
     """
-    if (of := of_group(row.phase, row.name)) is not None:
-        before, number, rank = of
-        return Part(before, number, rank, before + rank)
+    if (of := of_group(row.phase, row.name)) is not None and of_groups(of[1]):
+        before, rate, rank = of
+        return Part(before, rate, rank, before + rank)
     head, slash, tail = ("", "", row.name) if row.dtype == METRIC else row.name.rpartition("/")
     return Part(head + slash, tail, "", head + slash)
 
@@ -110,15 +111,16 @@ def positional(part: str) -> bool:
 
 
 def of_groups(part: str) -> bool:
-    """Whether a part is a number of an optimizer's group, whose place is no name either, in no step."""
-    return of_group("update", part) is not None
+    """Whether a part is the rate of an optimizer's group, whose place is no name either, in no step."""
+    return _RATE.fullmatch(part) is not None
 
 
 def regrouped(rows_a: Iterable[Row], rows_b: Iterable[Row]) -> bool:
     """Whether optimizers have the same rates on both sides of a step, and not for the same groups."""
     sides = []
     for rows in (rows_a, rows_b):
-        rates = [(of[0], of[1], of[2], content(row)) for row in rows if (of := of_group(row.phase, row.name))]
+        numbers = [(of, content(row)) for row in rows if (of := of_group(row.phase, row.name))]
+        rates = [(before, name, rank, bits) for (before, name, rank), bits in numbers if of_groups(name)]
         sides.append((Counter(rates), Counter((before, rank, bits) for before, _, rank, bits in rates)))
     return sides[0][0] != sides[1][0] and sides[0][1] == sides[1][1]
 

@@ -239,7 +239,10 @@ def _aligned(a: Trace, b: Trace, lengths: tuple[int, int], *, strict: bool) -> A
     renamed = Alignment(b) if strict else _renamed(a, b, index)
     if index == 0 and not strict and first_other_chain(a, renamed.trace) == 0 and (turned := _in_order_of(a, b)):
         whole = _renamed(a, turned, 0)
-        if first_other_chain(a, whole.trace) is None:  # else steps would be told under numbers that are not their own
+        other = first_other_chain(a, whole.trace)
+        found = [] if other is None else differing(a.rows(other), whole.trace.rows(other), unlike(a, whole.trace))
+        # else steps would be told under numbers that are not their own; what lives beside stands with the same step
+        if other is None or (found and all(_beside(row) for _, row, _ in found)):
             return whole
     rows, told = (a.rows(index), renamed.trace.rows(index)), unlike(a, renamed.trace)
     if not one_sided(*rows, told) and differing(*rows, told):
