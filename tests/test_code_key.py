@@ -59,9 +59,9 @@ def add_latin(root: Path) -> None:
     (root / os.fsdecode(b"caf\xe9.py")).write_text("")
 
 
-def in_golden(root: Path, name: str) -> None:
-    (root / "golden" / name).parent.mkdir(parents=True)
-    (root / "golden" / name).touch()
+def in_golden(root: Path, name: str, text: str = "") -> None:
+    (root / "golden" / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / "golden" / name).write_text(text)
 
 
 CHANGES: dict[str, tuple[Callable[[Path], object], list[str], list[str]]] = {
@@ -72,7 +72,14 @@ CHANGES: dict[str, tuple[Callable[[Path], object], list[str], list[str]]] = {
     "begins with golden": (lambda root: (root / "golden words").write_text("x"), [".", "golden words"], ["core"]),
     "name": (lambda root: (root / "train.sh").rename(root / "run.sh"), ["."], ["core"]),
     "bytes": (add_latin, ["."], ["core"]),
-    "golden": (lambda root: in_golden(root, "runs/x"), ["golden"], [".", "core"]),
+    "golden": (lambda root: in_golden(root, "runs/machine/x.dvc"), ["golden"], [".", "core"]),
+    "kept by git": (lambda root: in_golden(root, "runs/machine/x/trace/header.json"), ["golden"], [".", "core"]),
+    "case": (lambda root: in_golden(root, "cases/x.toml", '[case]\nname = "x"\n'), ["golden"], [".", "core"]),
+    "rollouts": (lambda root: in_golden(root, "rollouts/x/index.json", '{"rollouts": []}'), ["golden"], [".", "core"]),
+    "no case": (lambda root: in_golden(root, "cases/x.toml", "lr = 0.1"), [".", "golden"], ["core"]),
+    "beside cases": (lambda root: in_golden(root, "cases/base.json"), [".", "golden"], ["core"]),
+    "beside runs": (lambda root: in_golden(root, "runs/machine/x/data.json"), [".", "golden"], ["core"]),
+    "beside rollouts": (lambda root: in_golden(root, "rollouts/x/prompts.txt"), [".", "golden"], ["core"]),
     "prompts": (lambda root: in_golden(root, "prompts.txt"), [".", "golden"], ["core"]),
     "package": (lambda root: in_golden(root, "model.py"), [".", "golden"], ["core"]),
     "package below": (lambda root: in_golden(root, "nets/small/model.py"), [".", "golden"], ["core"]),
@@ -116,7 +123,7 @@ def test_the_key_is_git_s_own(tmp_path: Path, form: str) -> None:
     whole = repo.git("rev-parse", "HEAD^{tree}")
     assert code_keys(git, [head], ["."]).of(head) == whole
     assert code_keys(git, [head], ["core"]).of(head) == repo.git("rev-parse", "HEAD:core")
-    in_golden(repo.root, "cases/x")
+    in_golden(repo.root, "cases/x.toml", "[case]\n")
     for name in ("golden/check.json", "golden/dvc.yaml", ".dvc", ".dvcignore"):
         (repo.root / name).write_text("x")
     gitlink(repo, "1")
@@ -126,7 +133,7 @@ def test_the_key_is_git_s_own(tmp_path: Path, form: str) -> None:
     (repo.root / "golden" / "model.py").write_text("x")
     gitlink(repo, "1")
     package = repo.git("rev-parse", "HEAD")
-    for name in ("cases/x", "check.json", "dvc.yaml"):
+    for name in ("cases/x.toml", "check.json", "dvc.yaml"):
         repo.git("rm", "--quiet", "--cached", f"golden/{name}")
     repo.git("rm", "--quiet", "--cached", ".dvc", ".dvcignore")
     repo.git("commit", "--quiet", "--message", "The package alone")
@@ -175,7 +182,7 @@ def linked(root: Path) -> tuple[Repo, list[str]]:
     (root / "hidden" / "to").symlink_to("../closed")
     (root / "hidden" / "b").symlink_to("to/../real")  # by its letters it stays, and it does not
     commits = [repo.commit("One")]
-    for name in ("real/train.py", "word", "golden/runs/run", "real/train.py"):
+    for name in ("real/train.py", "word", "golden/runs/machine/run.dvc", "real/train.py"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(str(len(commits)))
         commits.append(repo.commit(name))
@@ -231,9 +238,9 @@ def test_a_symlink_into_what_is_recorded(tmp_path: Path) -> None:
     (repo.root / "src").unlink()
     (repo.root / "src").symlink_to("golden")
     commits = [repo.commit("To golden")]
-    (repo.root / "golden" / "runs" / "run").write_text("other")
+    (repo.root / "golden" / "runs" / "machine" / "run.dvc").write_text("other")
     commits.append(repo.commit("Record"))
-    for path in ("src", "src/runs/run", "."):
+    for path in ("src", "src/runs/machine/run.dvc", "."):
         keys = code_keys(find_checkout(repo.root).git, commits, [path])
         assert keys.of(commits[0]) != keys.of(commits[1]), path
 
@@ -451,7 +458,7 @@ def test_what_lies_beside_golden_runs_is_code(tmp_path: Path) -> None:
     checkout, case = find_checkout(repo.root), find_case(repo.root, "toy")
     (repo.root / "golden" / "check.json").write_text("{}")
     assert checkout.place(case).commit == commit
-    for name in ("prompts.txt", "nets/small/model.py"):
+    for name in ("prompts.txt", "nets/small/model.py", "cases/base.json", "cases/base.toml", "runs/data.json"):
         (repo.root / "golden" / name).parent.mkdir(parents=True, exist_ok=True)
         (repo.root / "golden" / name).write_text("")
         assert checkout.place(case).commit is None
@@ -471,6 +478,19 @@ def test_tracked_data_in_golden_is_replayed(tmp_path: Path) -> None:
     done = repo.repro("report", "pr", "HEAD~1..HEAD", "--json", "--", sys.executable, "train.py", "--steps", "2")
     (result,) = json.loads(done.stdout)["results"]
     assert result["verdict"] == "moved", done.stderr
+
+
+def test_data_where_recording_writes_is_code(tmp_path: Path) -> None:
+    """A search names the commit that changes a file of the program's own in golden/cases, where no case has to be."""
+    repo = Repo(tmp_path / "repo")
+    in_golden(repo.root, "cases/base.json", "0")
+    repo.git("init", "--quiet", "--initial-branch=main")
+    for text in ("one", "two"):
+        note(repo, text)
+    in_golden(repo.root, "cases/base.json", "1")
+    culprit = repo.commit("Other data")
+    note(repo, "three")
+    names(repo, culprit, "import sys; sys.exit(int(open('golden/cases/base.json').read()))")
 
 
 def test_a_script_that_the_case_names_is_code(tmp_path: Path) -> None:

@@ -90,10 +90,10 @@ def refuse_explained(scheduler: Scheduler, first: tuple[Request, Answer], again:
         if _unlike(answer, _once_more(scheduler, at_home, answer), "its replay now"):
             return
     names, paths = " and ".join(map(short, commits)), ", ".join(history.paths)
-    raise NotVerifiableError(
-        f"{names} have the same code in {paths} and say otherwise, each of them again: what decides lies outside of "
-        f"{paths}; widen it (`--path`, or subject.path of the case)"
-    )
+    same = f"{names} have the same code in {paths} and say otherwise, each of them again: what decides"
+    if "." in history.paths:
+        raise NotVerifiableError(f"{same} is in no file of theirs, but may be a commit's id, date or message")
+    raise NotVerifiableError(f"{same} lies outside of {paths}; widen it (`--path`, or subject.path of the case)")
 
 
 def _of_a_checkout(scheduler: Scheduler, golden: GoldenRun, point: str, unlike: str) -> NotVerifiableError:

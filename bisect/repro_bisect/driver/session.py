@@ -86,8 +86,11 @@ def commits_of(checkout: Checkout, case: Case, spec: str, options: Options, *, f
     history.require(options.paths or [case.subject.path])
     check_rollouts(checkout, case)
     if len({history.tree(c) for c in (history.good, *history.parents)}) == 1:
+        changes = f"no commit of {spec} changes"
+        if "." in paths:
+            raise NotVerifiableError(f"{changes} a file beside cases and recordings, so nothing is to be replayed")
         raise NotVerifiableError(
-            f"no commit of {spec} changes {', '.join(paths)}/, the code of {case.name}, so nothing is to be replayed: "
+            f"{changes} {', '.join(paths)}/, the code of {case.name}, so nothing is to be replayed: "
             "widen subject.path (or --path) if what it reads lies elsewhere"
         )
     return history

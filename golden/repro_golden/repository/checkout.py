@@ -97,10 +97,8 @@ class Checkout:
         left_out = [str(path) for path in folders if all(map(_OF_TRACES.fullmatch, self._files_in(path)))]
         if folder.is_relative_to(self.root) and folder != self.root:
             left_out += [str(folder.relative_to(self.root))]
-        left_out = [
-            *not_code(self.root),
-            *(path for path in left_out if not self.git.names("ls-files", "-z", "--", path)),
-        ]
+        untracked = (path for path in left_out if not self.git.names("ls-files", "-z", "--", path))
+        left_out = [*not_code(self.root), *(f":(top,exclude,literal){path}" for path in untracked)]
         return commit if commit and not _changed(self.git, [PurePosixPath()], left_out) else None
 
     def paths(self, case: Case, own: Sequence[str] = ()) -> list[str]:
@@ -171,13 +169,9 @@ class Checkout:
         inner = [where, *where.parents][: len(PurePosixPath(path).parts)]
         if any(folder.is_symlink() or (folder / ".git").exists() for folder in inner):
             return True
-        spec, *left_out = (
-            (f":(top,literal){path}",)
-            if inner
-            else (":(top)", *(f":(top,exclude,literal){name}" for name in not_code(self.root)))
-        )
+        specs = [f":(top,literal){path}"] if inner else [":(top)", *not_code(self.root)]
         listed = ("ls-files", "--cached", "--others", "--exclude-standard", "-z")
-        return bool(self.git.names(*listed, "--", spec, *left_out))
+        return bool(self.git.names(*listed, "--", *specs))
 
 
 def _outside(name: str, paths: Sequence[str]) -> bool:
@@ -201,8 +195,8 @@ def _changed(
 ) -> bool:
     """Whether the working tree has paths otherwise than the last commit, or not at all, also in submodules.
 
-    No filter runs. A file that one has rewritten counts as changed unless the index knows it, as after `git status`,
-    or Git LFS keeps its content.
+    What is left out is in git's words. No filter runs. A file that one has rewritten counts as changed unless the
+    index knows it, as after `git status`, or Git LFS keeps its content.
     """
     git = git.without_filters()
     entries = (entry.partition("\t") for entry in git.names("ls-files", "--stage", "-z"))
@@ -211,7 +205,7 @@ def _changed(
     # of what lies inside a submodule, all of the submodule counts
     paths = [next((s for s in submodules if path.is_relative_to(s)), path) for path in paths]
     specs = [f":(top,literal){path}" if path.parts else ":(top)" for path in paths]  # a literal dot would be a name
-    specs += [f":(top,exclude,literal){name}" for name in left_out]
+    specs += left_out
     status = (
         "status",
         "--porcelain",

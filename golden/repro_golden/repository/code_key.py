@@ -9,8 +9,10 @@ filters), so it is in the key too.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -21,13 +23,21 @@ from repro_golden.repository.git import Git, GitFailedError
 __all__ = ["CodeKeys", "code_keys", "not_code"]
 
 _GOLDEN = "golden"
-_WRITTEN = (
-    *("cases", "runs", "rollouts", "nights", "dvc.yaml", "dvc.lock", "check.json", "check-steps.json", ".gitignore"),
-)
-"""What recording itself writes into ``golden/``, where a program's data or a package may lie as well."""
 _OF_DVC = (".dvc", ".dvcignore")
+_WRITTEN: Mapping[str, re.Pattern[bytes] | None] = {
+    **dict.fromkeys(("dvc.yaml", "dvc.lock", "check.json", "check-steps.json", ".gitignore")),
+    "cases/*.toml": re.compile(rb"^\s*\[\s*case\s*\]", re.MULTILINE),
+    **{f"{folder}/**/{name}": None for folder in ("runs", "rollouts", "nights") for name in ("*.dvc", ".gitignore")},
+    **dict.fromkeys(("runs/*/*/run.json", "runs/*/*/trace/**", "rollouts/**/[0-9]*.safetensors", "nights/*/*/*.json")),
+    "rollouts/**/index.json": re.compile(rb'"rollouts"'),
+}
+"""The files that recording itself writes into ``golden/``, and what stands in those whose names others may give.
+
+A program's data or a package may lie beside them, in any of these folders.
+"""
 NOT_CODE = (*_OF_DVC, *(f"{_GOLDEN}/{name}" for name in _WRITTEN))
 """What recording itself writes into a repository: it is no part of the code of a subject that is all of it."""
+_MADE = {folder for folder, _, rest in (name.partition("/") for name in _WRITTEN) if rest}
 _ELSEWHERE = (*_OF_DVC, _GOLDEN)
 """The same where ``golden`` is a symlink or a submodule: what is written lies in another place."""
 
@@ -143,18 +153,32 @@ def code_keys(git: Git, commits: Iterable[str], paths: Sequence[str]) -> CodeKey
     return CodeKeys(paths, keys, whole, attributes, elsewhere)
 
 
-def not_code(root: Path, of_commit: Sequence[str] = NOT_CODE) -> Sequence[str]:
-    """What of a working tree is no code, where that of its commit is known: a folder may have been exchanged since."""
+def not_code(root: Path, of_commit: Sequence[str] = NOT_CODE) -> list[str]:
+    """Git's words for all of a working tree but what is no code, where that of its commit is known.
+
+    A folder may have been exchanged since, and so may a file that lies where recording writes.
+    """
     golden = root / _GOLDEN
     if of_commit and (golden.is_symlink() or (golden / ".git").exists()):
-        return _ELSEWHERE
-    return of_commit
+        of_commit = _ELSEWHERE
+    left_out = [f"glob){name}" for name in of_commit]
+    for name, mark in _WRITTEN.items():
+        spec = f"glob){_GOLDEN}/{name}"
+        files = [path for path in golden.glob(name) if path.is_file()] if mark and spec in left_out else []
+        ours = [path for path in files if mark and not path.is_symlink() and mark.search(path.read_bytes())]
+        if len(ours) < len(files):
+            left_out.remove(spec)
+            left_out += [f"literal){path.relative_to(root)}" for path in ours]
+    return [f":(top,exclude,{spec}" for spec in left_out]
 
 
 def same_beside(git: Git, one: str, other: str) -> bool:
     """Whether two commits have the same files, but for what recording writes; False where one of them is not here."""
-    left_out = [f":(top,exclude,literal){name}" for name in not_code(git.folder)]
-    return one == other or git.tells("diff-tree", "--quiet", "-r", one, other, "--", ":(top)", *left_out)
+    try:
+        keys = code_keys(git, [one, other], ["."])
+    except GitFailedError:
+        return False
+    return keys.of(one) == keys.of(other)
 
 
 class _Trees:
@@ -162,6 +186,7 @@ class _Trees:
 
     def __init__(self, git: Git) -> None:
         self._git, self._known = git, dict[str, bytes]()
+        self._stripped = dict[tuple[str, str], bytes | None]()  # by tree and path in golden: the id of what is code
         self.through: dict[str, set[tuple[PurePosixPath, str]]] = {}  # by root: symlinks on the way to a path
         self.elsewhere: set[str] = set()  # roots in which golden is a symlink or a submodule
 
@@ -171,7 +196,7 @@ class _Trees:
         if not parts:
             self._read(roots.values())
             goldens = {tree: self._below(_Entry(_TREE, tree), _GOLDEN.encode(), b"") for tree in set(roots.values())}
-            self._read(entry.id for entry in goldens.values() if entry and entry.mode == _TREE)
+            self._strip(entry.id for entry in goldens.values() if entry and entry.mode == _TREE)
             whole = {tree: self._whole(tree, golden) for tree, golden in goldens.items()}
             return {commit: whole[tree] for commit, tree in roots.items()}
         entries: dict[str, _Entry | None] = {tree: _Entry(_TREE, tree) for tree in set(roots.values())}
@@ -195,9 +220,39 @@ class _Trees:
             self.elsewhere.add(tree)
             changed[_GOLDEN.encode()] = None
         elif golden and golden.mode == _TREE:
-            rest = _without(self._known[golden.id], dict.fromkeys(map(os.fsencode, _WRITTEN)), len(tree))
-            changed[_GOLDEN.encode()] = bytes.fromhex(_tree_id(rest, len(tree))) if rest else None
+            changed[_GOLDEN.encode()] = self._stripped[golden.id, ""]
         return _tree_id(_without(self._known[tree], changed, len(tree)), len(tree))
+
+    def _strip(self, goldens: Iterable[str]) -> None:
+        """Find what of trees that are ``golden`` is code: a git process for each level of folders, and one for files.
+
+        Only the folders that recording makes are looked into.
+        """
+        levels = [{(tree, "") for tree in goldens} - self._stripped.keys()]
+        entries = dict[tuple[str, str], list[tuple[str, _Entry]]]()
+        while levels[-1]:
+            self._read(tree for tree, _ in levels[-1])
+            for tree, path in levels[-1]:
+                length, content = len(tree) // 2, self._known[tree]
+                entries[tree, path] = [
+                    (f"{path}{os.fsdecode(name)}", _Entry(mode, content[end - length : end].hex()))
+                    for mode, name, _, end in _entries(content, length)
+                ]
+            inner = [entry for folder in levels[-1] for entry in entries[folder]]
+            levels.append({(e.id, f"{path}/") for path, e in inner if e.mode == _TREE and path.split("/")[0] in _MADE})
+        files = [(path, e) for inner in entries.values() for path, e in inner if e.mode == _FILE]
+        asked = {e.id: mark for path, e in files if (mark := _WRITTEN.get(_pattern_of(path)))}
+        marked = {blob for blob, text in _contents(self._git, list(asked), "blob").items() if asked[blob].search(text)}
+        for tree, path in (folder for level in reversed(levels) for folder in level):
+            changed = dict[bytes, bytes | None]()
+            for name, entry in entries[tree, path]:
+                pattern, key = _pattern_of(name), os.fsencode(name.removeprefix(path))
+                if entry.mode == _TREE and (entry.id, f"{name}/") in self._stripped:
+                    changed[key] = self._stripped[entry.id, f"{name}/"]
+                elif entry.mode == _FILE and pattern and (_WRITTEN[pattern] is None or entry.id in marked):
+                    changed[key] = None
+            rest = _without(self._known[tree], changed, len(tree))
+            self._stripped[tree, path] = bytes.fromhex(_tree_id(rest, len(tree))) if rest else None
 
     def _below(self, entry: _Entry | None, name: bytes, rest: bytes) -> _Entry | None:
         if entry and entry.mode in (_SUBMODULE, _LINK):
@@ -231,6 +286,21 @@ class _Trees:
     def _read(self, trees: Iterable[str]) -> None:
         """Read trees that are not known yet, all by one process."""
         self._known |= _contents(self._git, [tree for tree in dict.fromkeys(trees) if tree not in self._known], "tree")
+
+
+def _pattern_of(path: str) -> str:
+    """The pattern of `_WRITTEN` that is for a file in ``golden``; '' where it is nothing of ours."""
+    parts = path.split("/")
+    return next((pattern for pattern in _WRITTEN if _matches(parts, pattern.split("/"))), "")
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """As git's ``:(glob)``."""
+    if not (parts and pattern):
+        return not parts and set(pattern) <= {"**"}
+    if pattern[0] == "**":
+        return _matches(parts, pattern[1:]) or _matches(parts[1:], pattern)
+    return fnmatch.fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
 def _contents(git: Git, ids: Sequence[str], kind: str) -> dict[str, bytes]:

@@ -261,7 +261,7 @@ def beside_commits(git: Git, linked: Sequence[str] = (), since: float = 0.0) -> 
         linked: Those that every worktree has too are left out.
         since: Of those, what was written since then; seconds, as `time.time` has it.
     """
-    specs = [":(top)", *(f":(top,exclude,literal){name}" for name in [*not_code(git.folder), *linked])]
+    specs = [":(top)", *not_code(git.folder), *(f":(top,exclude,literal){name}" for name in linked)]
     listed = git.names("ls-files", "--others", "--directory", "-z", "--", *specs)
     names = [
         name
