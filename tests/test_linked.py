@@ -24,6 +24,7 @@ from trace_kit import write
 
 from repro_bisect.driver.circumstances import refuse_explained
 from repro_bisect.predicates.predicates import Bitwise
+from repro_bisect.probe.answers import Skip, unusable
 from repro_bisect.probe.around import watched_rollouts
 from repro_bisect.probe.executors import Outcome, Task
 from repro_bisect.probe.prober import Prober
@@ -310,6 +311,26 @@ def test_what_is_missing_for_another_reason(mixed: Repo) -> None:
             assert missing_from(place, f"FileNotFoundError: No such file or directory: {line}", []) == "", line
         assert missing_from(place, "loss of data/deep/a.txt is nan", []) == ""
         assert "commit it if it is code" in missing_from(place, "python: can't open file 'new.py'", [])
+
+
+def test_a_module_that_the_checkout_alone_has_built(mixed: Repo) -> None:
+    """An extension that was built in the checkout is no path to link: it is to be built at each commit."""
+    (mixed.root / ".gitignore").write_text("*.so\nbuild/\n")
+    for name in ("build/lib/kern.cpython-311-x86_64-linux-gnu.so", "src/pkg/_C.so"):
+        (mixed.root / name).parent.mkdir(parents=True)
+        (mixed.root / name).touch()
+    with worktree(mixed) as place:
+        said = "ModuleNotFoundError: No module named 'kern'"
+        assert missing_from(place, said, []) == "", "a copy is not what the program imports"
+        (mixed.root / "kern.cpython-311-x86_64-linux-gnu.so").touch()
+        missing = missing_from(place, said, [])
+        assert missing.startswith("kern is built in your checkout (kern.cpython-311-x86_64-linux-gnu.so, ")
+        assert "build_ext" in missing and not links_in(missing)
+        error = unusable("GOOD", Skip(f"crashes before its first update: {said} ({missing})"))
+        assert "choose another end" not in error
+        said = "ImportError: cannot import name '_C' from 'pkg' (/tmp/at/tree/src/pkg/__init__.py)"
+        assert missing_from(place, said, []).startswith("pkg._C is built in your checkout (src/pkg/_C.so, ")
+        assert missing_from(place, "ModuleNotFoundError: No module named 'wandb'", []) == ""
 
 
 # -- golden runs

@@ -1,4 +1,4 @@
-"""A file that a program did not find in a worktree, and that lies in the user's checkout where no commit holds it."""
+"""What a program did not find in a worktree, and what lies in the user's checkout where no commit holds it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.repository.checkout import Place
 from repro_golden.repository.git import Git
 
-__all__ = ["links_in", "missing_from"]
+__all__ = ["links_in", "missing_from", "names_cure"]
 
 _SAYS_SO = re.compile(
     r"no such file|\berrno 2\b|FileNotFoundError|not found|not exist|n't exist|no file\b"
@@ -25,6 +25,12 @@ _SAYS_SO = re.compile(
 It need not be exact: what counts is that the line names something which is in the checkout and not in the worktree.
 """
 _QUOTED = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|<([^<>\n]+)>|`([^`\n]+)`")
+_MODULE = re.compile(
+    r"No module named '([\w.]+)'|cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'"
+)
+_BUILT = "is built in your checkout"
+_NOT_BUILT_HERE = frozenset({"build", "dist", "site-packages", "dist-packages"})
+"""Folders that hold copies of what is built."""
 _LINES, _LONGEST = 50, 4096
 
 
@@ -38,13 +44,18 @@ def missing_from(place: Place, output: str, linked: Sequence[str]) -> str:
     """
     if place.home is None:
         return ""
-    lines = [line for line in output.splitlines()[-_LINES:] if _SAYS_SO.search(line)]
+    ended = output.splitlines()[-_LINES:]
+    lines = [line for line in ended if _SAYS_SO.search(line)]
+    modules = [found for line in reversed(ended) for found in _MODULE.findall(line)]
     try:
         checkout = _Untracked(Git(place.home), place.root)
         for text in dict.fromkeys(text for line in reversed(lines) for text in _paths(line)):
             for name in checkout.named_by(text):
                 if (link := checkout.top_of(name)) and not any(PurePosixPath(link).is_relative_to(n) for n in linked):
                     return checkout.told(name, link)
+        for whole, name, package in modules:
+            if built := checkout.built(whole or f"{package}.{name}"):
+                return built
     except (ReproError, OSError):  # the checkout of another machine
         return ""
     return ""
@@ -53,6 +64,11 @@ def missing_from(place: Place, output: str, linked: Sequence[str]) -> str:
 def links_in(message: str) -> list[str]:
     """What a message of `missing_from` says to link."""
     return [shlex.split(link)[0] for link in re.findall(r"`--link (.+?)` before --", message)]
+
+
+def names_cure(message: str) -> bool:
+    """Whether a message says what to do about something that a program did not find."""
+    return bool(links_in(message)) or _BUILT in message
 
 
 def _paths(line: str) -> Iterator[str]:
@@ -89,6 +105,20 @@ class _Untracked:
 
     def _is_missing(self, name: PurePosixPath) -> bool:
         return not os.path.lexists(self._root / name) and os.path.lexists(self._git.folder / name)
+
+    def built(self, module: str) -> str:
+        """What to do where a module was built in the checkout alone; '' where none was."""
+        path = module.replace(".", "/")
+        specs = [f":(top,glob)**/{path}{ending}" for ending in (".so", ".*.so", ".pyd", ".*.pyd")]
+        found = [PurePosixPath(name) for name in self._git.names("ls-files", "--others", "-z", "--", *specs)]
+        found = [name for name in found if not _NOT_BUILT_HERE & set(name.parts) and self._is_missing(name)]
+        if not found:
+            return ""
+        file = min(found, key=lambda name: len(name.parts))
+        return (
+            f"{module} {_BUILT} ({file}, which git does not track) and in no commit's worktree: have the command build "
+            'it, or setup = "{python} setup.py build_ext --inplace" in [subject] of a case, or what builds it here'
+        )
 
     def top_of(self, name: str) -> str:
         """The highest folder above a path, or the path itself, in which git tracks nothing; '' where it is tracked.
