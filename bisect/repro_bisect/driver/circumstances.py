@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from repro_bisect.axes.axis import short
 from repro_bisect.probe.answers import Answer, Code, unlike_before
+from repro_bisect.probe.company import DisturbedError
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
 from repro_golden.base.errors import NotVerifiableError
@@ -19,7 +20,7 @@ from repro_golden.repository.linked import what_decides
 from repro_golden.store.golden import GoldenRun
 from repro_golden.trace import Trace
 
-__all__ = ["made_together", "refuse_changed_world", "refuse_explained"]
+__all__ = ["made_together", "refuse_changed_world", "refuse_disturbed", "refuse_explained"]
 
 
 def made_together(scheduler: Scheduler, these: Iterable[Request], those: Iterable[Request]) -> bool:
@@ -55,6 +56,33 @@ def refuse_changed_world(scheduler: Scheduler, sides: Sequence[tuple[str, Sequen
             raise _changed(name, unlike)
 
 
+def refuse_disturbed(scheduler: Scheduler, *sides: tuple[Request, Answer]) -> None:
+    """What contradicts itself, or others, was replayed beside other probes: is that the program's doing, or theirs?
+
+    Exit codes are weighed as noisy ones are. Once a program has differed from itself alone, that is not asked again.
+
+    Args:
+        scheduler: Where replays run.
+        sides: Replays of one point: what was asked for, and what came of it.
+
+    Raises:
+        DisturbedError: two replays that are alone agree, and one of these is another.
+    """
+    traces = [(request, answer) for request, answer in sides if isinstance(answer, Trace)]
+    beside = [answer for request, answer in traces if scheduler.prober.was_beside(request)]
+    if not beside or scheduler.differs_alone:
+        return
+    request, answer = min(traces, key=lambda side: len(side[1].steps))
+    scheduler.say(f"{short(request.point)} was replayed beside other probes: twice more, alone")
+    now, again = (
+        scheduler.ask(replace(_bare(scheduler, request, answer), alone=True))[0] for _ in range(2)
+    )  # one after the other
+    if _unlike(now, again, "a replay alone"):
+        scheduler.differs_alone = True
+    elif any(_unlike(now, answer, "a replay beside other probes") for answer in beside):
+        raise DisturbedError(f"{short(request.point)} has other numbers alone than beside other probes")
+
+
 def refuse_explained(scheduler: Scheduler, first: tuple[Request, Answer], again: tuple[Request, Answer]) -> None:
     """Two replays of one key differ: is that no noise, but what no commit holds, or other code than the key's?
 
@@ -67,8 +95,10 @@ def refuse_explained(scheduler: Scheduler, first: tuple[Request, Answer], again:
         again: Likewise, later.
 
     Raises:
+        DisturbedError: it is what ran beside them.
         NotVerifiableError: so it is: it says the same twice more, or each the same again at its own commit.
     """
+    refuse_disturbed(scheduler, first, again)
     prober, history = scheduler.prober, scheduler.history
     if golden := prober.golden(first[0]):
         if not _unlike(again[1], _once_more(scheduler, *again), "another replay now"):

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from repro_bisect.axes.axis import Axis, short
 from repro_bisect.driver.confirm import Confirmed, Interval, confirm
 from repro_bisect.driver.endpoints import Endpoints
 from repro_bisect.driver.noisy import SURE, NoisyAnswer, NoisySearch
-from repro_bisect.driver.range_search import UNTESTABLE, RangeSearch
+from repro_bisect.driver.range_search import RangeSearch
 from repro_bisect.driver.result import BisectResult, Culprit, Outcome
 from repro_bisect.driver.searching import Searching
-from repro_bisect.driver.session import Options, session
+from repro_bisect.driver.session import Options, session, undisturbed
 from repro_bisect.predicates.predicates import Bitwise, Exit, first_violation, known_violation, predicate_of
-from repro_bisect.probe.answers import Skip, judge, trace_of, unusable
+from repro_bisect.probe.answers import UNTESTABLE, Skip, judge, trace_of, unusable
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
@@ -50,11 +50,16 @@ def bisect_range(checkout: Checkout, case: Case, axis: Axis, watch: Watch, optio
         MachineFailureError: the machine failed; the same command resumes.
     """
     predicate = predicate_of(options.when, case.compare, checkout.root)
-    with session(checkout, case, axis, predicate, watch, options, golden_first=True) as (scheduler, golden):
-        endpoints = Endpoints(
-            scheduler, golden, checkout.state / "states", open_end=options.open_end, quick=options.quick
-        )
-        return Bisection(scheduler, endpoints, options).explained(checkout, explain=options.explain)
+
+    def search(options: Options) -> BisectResult:
+        with session(checkout, case, axis, predicate, watch, options, golden_first=True) as (scheduler, golden):
+            endpoints = Endpoints(
+                scheduler, golden, checkout.state / "states", open_end=options.open_end, quick=options.quick
+            )
+            return Bisection(scheduler, endpoints, options).explained(checkout, explain=options.explain)
+
+    result, remarks = undisturbed(search, watch, options)
+    return replace(result, remarks=[*remarks, *result.remarks])
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 from repro_bisect.axes.axis import PointInfo, short
 from repro_bisect.axes.axis import before as point_before
-from repro_bisect.driver.circumstances import refuse_changed_world, refuse_explained
+from repro_bisect.driver.circumstances import refuse_changed_world, refuse_disturbed, refuse_explained
 from repro_bisect.driver.range_search import RangeSearch
 from repro_bisect.driver.result import Culprit
 from repro_bisect.explain.driver import Recorded
@@ -158,6 +158,8 @@ def confirm(
         again = Request(interval.bad, steps, stage="confirmation", run=2, partial=True, full=True)
         last = trace_of(scheduler.ask(again)[0], "BAD")
     if others and interval.last and (differs := first_difference(interval.last, last)):
+        whole = Request(interval.bad, steps)
+        refuse_disturbed(scheduler, (whole, interval.last), (replace(whole, run=2 if once else 0), last))
         noise = f"two replays of BAD differ at {differs}"
         scheduler.say(f"FLAKY {short(interval.bad)}: {noise}")
         explains = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from repro_bisect.axes.sets import FlagSet
 from repro_bisect.driver.confirm import Confirmed, Interval, confirm
@@ -11,7 +11,7 @@ from repro_bisect.driver.endpoints import Endpoints
 from repro_bisect.driver.range_search import RangeSearch, Tested
 from repro_bisect.driver.result import BisectResult, Outcome
 from repro_bisect.driver.searching import Searching
-from repro_bisect.driver.session import Options, session
+from repro_bisect.driver.session import Options, session, undisturbed
 from repro_bisect.predicates.predicates import Exit, known_violation, predicate_of
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
@@ -64,9 +64,14 @@ def minimal_set(checkout: Checkout, case: Case, axis: FlagSet, watch: Watch, opt
         MachineFailureError: the machine failed; the same command resumes.
     """
     predicate = predicate_of(options.when, case.compare, checkout.root)
-    with session(checkout, case, axis, predicate, watch, options) as (scheduler, _):
-        endpoints = Endpoints(scheduler, None, checkout.state / "states", open_end=options.open_end)
-        return _Reduction(scheduler, axis, endpoints).explained(checkout, explain=options.explain)
+
+    def search(options: Options) -> SetResult:
+        with session(checkout, case, axis, predicate, watch, options) as (scheduler, _):
+            endpoints = Endpoints(scheduler, None, checkout.state / "states", open_end=options.open_end)
+            return _Reduction(scheduler, axis, endpoints).explained(checkout, explain=options.explain)
+
+    result, remarks = undisturbed(search, watch, options)
+    return replace(result, remarks=[*remarks, *result.remarks])
 
 
 class _Reduction(Searching[SetResult]):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from repro_bisect.axes.axis import Varied, short
 from repro_bisect.axes.commits import History
-from repro_bisect.driver.circumstances import refuse_explained
+from repro_bisect.driver.circumstances import refuse_disturbed, refuse_explained
 from repro_bisect.driver.confirm import Interval
 from repro_bisect.driver.noisy import HOPELESS
 from repro_bisect.driver.range_search import verdict_of_code
@@ -271,6 +271,7 @@ class Endpoints:
         else:
             how = unlike_before(last, answer, asked.steps, "a second replay of BAD", "two replays of BAD differ")
         if how:
+            refuse_disturbed(self.scheduler, (asked, last), (replace(asked, run=1), answer))
             self.noise = how
             return
         self.scheduler.record(asked.point, Verdict.GOOD)

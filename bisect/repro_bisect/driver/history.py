@@ -11,7 +11,7 @@ from repro_bisect.axes.axis import Axis, short
 from repro_bisect.driver.circumstances import refuse_explained
 from repro_bisect.driver.drift import Drift, HistoryResult, Rename, Row, drift
 from repro_bisect.driver.result import in_order
-from repro_bisect.driver.session import Options, session
+from repro_bisect.driver.session import Options, session, undisturbed
 from repro_bisect.predicates.predicates import Bitwise, looked_between
 from repro_bisect.probe.answers import Answer, Code, differ_twice, trace_of, unlike_before, unusable
 from repro_bisect.probe.executors import Signal
@@ -53,8 +53,13 @@ def history_of(checkout: Checkout, case: Case, axis: Axis, watch: Watch, options
         MachineFailureError: the machine failed; the same command resumes.
     """
     predicate = Bitwise(strict=case.compare.strict)
-    with session(checkout, case, axis, predicate, watch, options, golden_first=True) as (scheduler, golden):
-        return _History(scheduler, golden, every=options.every).run()
+
+    def search(options: Options) -> HistoryResult:
+        with session(checkout, case, axis, predicate, watch, options, golden_first=True) as (scheduler, golden):
+            return _History(scheduler, golden, every=options.every).run()
+
+    result, _ = undisturbed(search, watch, options)
+    return result
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from repro_bisect.axes.axis import short
+from repro_bisect.driver.circumstances import refuse_disturbed
 from repro_bisect.predicates.predicates import Bitwise
-from repro_bisect.probe.answers import Answer, Code, Skip, judge
+from repro_bisect.probe.answers import UNTESTABLE, UNTESTABLE_CODE, Answer, Code, Skip, judge
 from repro_bisect.probe.one_step import Shortcut
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import PendingProbe, Scheduler
@@ -19,10 +20,7 @@ from repro_golden.trace import Row, Trace
 from repro_golden.trace.columns_written import column_of
 from repro_golden.trace.families import group
 
-__all__ = ["UNTESTABLE", "RangeSearch", "Tested", "verdict_of_code"]
-
-UNTESTABLE = "exit 125"
-"""Why a commit is skipped that says so itself, as it would to `git bisect run`."""
+__all__ = ["RangeSearch", "Tested", "verdict_of_code"]
 
 
 @dataclass(frozen=True)
@@ -143,13 +141,20 @@ class RangeSearch:
             self.tested[twin] = tested
             try:
                 self.search = self.search.with_verdict(twin, verdict, detail if verdict is Verdict.SKIP else "")
-            except ContradictionError:  # the numbers moved and came back: there is a culprit below all the same
+            except ContradictionError:
+                self._refuse_disturbed(commit, tested)
+                # the numbers moved and came back: there is a culprit below all the same
                 self.scheduler.say(
                     f"{verdict.value} {short(twin)} contradicts what is known: the numbers moved more than once"
                 )
             self.scheduler.record(twin, verdict, detail)
         self.scheduler.say(f"{verdict.value:<4} {short(commit)} {detail}", self.search)
         self.scheduler.know(twins, tested.diagnosis)
+
+    def _refuse_disturbed(self, commit: str, tested: Tested) -> None:
+        state = self.shortcut.state if tested.one_step and self.shortcut else None
+        asked = Request(commit, 1, start=state) if state else Request(commit, tested.bound, tested.baseline)
+        refuse_disturbed(self.scheduler, (asked, tested.answer))
 
     def verdict(self, tested: Tested) -> tuple[Verdict, str]:
         """What a tested commit is, and why."""
@@ -204,6 +209,6 @@ def verdict_of_code(code: int) -> tuple[Verdict, str]:
     """As `git bisect run` reads an exit code below 128."""
     if code == 0:
         return Verdict.GOOD, "exit 0"
-    if code == 125:
+    if code == UNTESTABLE_CODE:
         return Verdict.SKIP, UNTESTABLE
     return Verdict.BAD, f"exit {code}"

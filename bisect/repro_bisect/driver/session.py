@@ -6,13 +6,15 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from repro_bisect.axes.axis import Axis
 from repro_bisect.axes.commits import History
 from repro_bisect.predicates.predicates import Exit, Predicate
 from repro_bisect.probe.around import watched_rollouts
+from repro_bisect.probe.company import DisturbedError
 from repro_bisect.probe.executors import Executor
 from repro_bisect.probe.executors.local import Local, default_jobs
 from repro_bisect.probe.prober import Prober
@@ -30,7 +32,9 @@ from repro_golden.store.rollouts import Rollouts, place_of
 from repro_golden.subjects import identity_of, kind_of
 from repro_golden.subjects.environments.cache import forget
 
-__all__ = ["Options", "check_rollouts", "commits_of", "fetched_rollouts", "session"]
+__all__ = ["Options", "check_rollouts", "commits_of", "fetched_rollouts", "session", "undisturbed"]
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -150,9 +154,21 @@ def session(
             scheduler = Scheduler(prober, axis, pool, watch, began)
             try:
                 yield scheduler, golden
-            except BaseException:  # what is under way never outlives it
-                scheduler.cancel(scheduler.pending_probes.values())
+            except BaseException as error:  # what is under way never outlives it
+                scheduler.clear()
+                if isinstance(error, DisturbedError):
+                    prober.disown()
                 raise
+
+
+def undisturbed(search: Callable[[Options], R], watch: Watch, options: Options) -> tuple[R, list[str]]:
+    """What a search finds; where its probes disturb each other, what it finds when they run one by one, and why."""
+    try:
+        return search(options), []
+    except DisturbedError as error:
+        why = str(error)
+    watch(Event(f"{why}: from the beginning, with -j 1"))
+    return search(replace(options, jobs=1)), [f"{why}: it was done"]
 
 
 def check_rollouts(checkout: Checkout, case: Case) -> Rollouts:

@@ -7,15 +7,22 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from repro_bisect.predicates.predicates import Own, Predicate, UnjudgedError, first_violation
-from repro_bisect.probe.reasons import OTHER_CODE
+from repro_bisect.probe.reasons import ABSENT, OTHER_CODE
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.compare.traces import Divergence, first_difference
 from repro_golden.recording.operations.stream import Stream
 from repro_golden.repository.linked import LEADS_OUT
-from repro_golden.subjects.missing import links_in
+from repro_golden.subjects.missing import names_cure
 from repro_golden.trace import Trace
 
-__all__ = ["Answer", "Code", "Recording", "Skip", "differ_twice", "judge", "trace_of", "unlike_before", "unusable"]
+__all__ = [
+    "UNTESTABLE", "UNTESTABLE_CODE", "Answer", "Code", "Recording", "Skip", "differ_twice", "is_told", "judge",
+    "trace_of", "unlike_before", "unusable",
+]  # fmt: skip
+
+UNTESTABLE_CODE = 125
+"""By which a commit says that it cannot be tested, as it would to `git bisect run`."""
+UNTESTABLE = f"exit {UNTESTABLE_CODE}"
 
 
 @dataclass(frozen=True)
@@ -98,9 +105,14 @@ def unusable(name: str, answer: Answer) -> str:
     why = f"exit {answer.code}" if isinstance(answer, Code) else "it left no trace"
     why = answer.reason if isinstance(answer, Skip) else why
     known = f" ({answer.diagnosis})" if isinstance(answer, Skip) and answer.diagnosis else ""
-    cured = links_in(why) or LEADS_OUT in why or why.startswith(OTHER_CODE)
-    other_end = "" if cured else "; choose another end for the range"
+    end = name.startswith(("GOOD", "BAD")) and not is_told(why)
+    other_end = "; choose another end for the range" if end else ""
     return f"{name} cannot be tested: {why}{known}{other_end}"
+
+
+def is_told(reason: str) -> bool:
+    """Whether the reason of a skip names its cause, and the cure."""
+    return names_cure(reason) or LEADS_OUT in reason or reason.startswith((OTHER_CODE, ABSENT))
 
 
 def differ_twice(first: Trace, again: Trace, name: str, asked: int | None = None) -> Divergence | None:

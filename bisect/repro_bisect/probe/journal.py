@@ -10,10 +10,11 @@ import fcntl
 import functools
 import os
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from repro_bisect.probe.reasons import MOVED
 from repro_golden.base.canonical import digest_framed, frame, parse_json
 from repro_golden.base.errors import MachineFailureError
 from repro_golden.trace.model import RECORDER, checked, to_checked_line
@@ -125,6 +126,15 @@ class Journal:
     def trace_path(self, entry: Entry) -> Path:
         """Where the trace of a probe lies: below the journal, or where its entry says, if that is a whole path."""
         return self.folder / "probes" / entry.folder
+
+    def drop(self, made: Iterable[tuple[str, int]]) -> None:
+        """Have finished probes, by key and number, be made anew when they are asked for again."""
+        for key, run in list(made):
+            self.add(Entry(key, run, "", MOVED, 0, 0.0, "", search=self.search), None)
+
+    def disown(self) -> None:
+        """`drop` all that whoever has it open has made."""
+        self.drop(made for made, entry in self._entries.items() if entry.search == self.search)
 
     def add(self, entry: Entry, trace: Path | None, *, lasting: bool = True) -> None:
         """Keep a finished probe: its trace first, then its line.

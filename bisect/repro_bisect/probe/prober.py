@@ -14,12 +14,14 @@ from typing import TypeAlias
 from repro_bisect.axes.axis import Axis, short
 from repro_bisect.predicates.predicates import Exit, Own, Predicate, UnjudgedError, first_violation
 from repro_bisect.probe import recordings, states
-from repro_bisect.probe.answers import Answer, Code, Recording, Skip
+from repro_bisect.probe.answers import UNTESTABLE, UNTESTABLE_CODE, Answer, Code, Recording, Skip, is_told
 from repro_bisect.probe.around import Surroundings
+from repro_bisect.probe.company import Company, DisturbedError
 from repro_bisect.probe.cost import Bill, Cost, Stage
-from repro_bisect.probe.executors import Executor, Outcome, Signal, State, Task
+from repro_bisect.probe.executors import Executor, Outcome, State, Task
 from repro_bisect.probe.journal import Entry, Journal, probe_key
-from repro_bisect.probe.reasons import MOVED, depends_on_the_question, reason_of
+from repro_bisect.probe.left import dumped, ended_itself, trace_in, undumped
+from repro_bisect.probe.reasons import depends_on_the_question, reason_of
 from repro_bisect.probe.request import Made, Request
 from repro_golden.base.canonical import digest
 from repro_golden.base.clean import without_colours
@@ -31,7 +33,7 @@ from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Checkout
 from repro_golden.store.golden import GoldenRun
 from repro_golden.subjects.watched import Watched
-from repro_golden.trace import Trace, dump_path
+from repro_golden.trace import Trace
 
 __all__ = ["Prober"]
 
@@ -98,6 +100,7 @@ class Prober:
         self._golden = first
         self._first = {self.key(history.good): first.trace} if first else {}
         self._tried: set[tuple[str, int]] = set()
+        self._company, self._beside, self._borne_out = Company(), set[tuple[str, int]](), set[str]()
 
     def probe(
         self,
@@ -159,7 +162,7 @@ class Prober:
         stood = around.moment
         with scratch_folder(self._scratch, "states") as folder:
             outcome = self._run(task, folder, cancel, progress)
-            trace = _trace(folder / "trace")
+            trace = trace_in(folder / "trace")
             if outcome.failure is None and around.lasted(stood):
                 states.keep(folder / "states", kept)
         self._charge("search", len(trace.steps) if trace else 0, time.monotonic() - began)
@@ -201,10 +204,11 @@ class Prober:
         folder = self._scratch / f"operations-{uuid.uuid4().hex[:8]}"
         folder.mkdir()
         outcome = self._run(task, folder, cancel, progress)
-        trace, seconds = _trace(folder / "trace"), round(time.monotonic() - began, 3)
+        self._beside.update([(self.key(asked.point, asked.start), asked.run)] * outcome.beside)
+        trace, seconds = trace_in(folder / "trace"), round(time.monotonic() - began, 3)
         made = len(trace.steps) if trace else 0
         self._charge(asked.stage, made, seconds)
-        if outcome.failure and not (trace and asked.partial and _ran_itself(outcome)):
+        if outcome.failure and not (trace and asked.partial and outcome.ran_itself):
             return Skip(reason_of(outcome.failure, self.git))
         streams = recordings.streams_of(folder)
         if trace is None or not any(record.step == steps[0] for record in trace.steps):
@@ -237,11 +241,13 @@ class Prober:
 
     def forget(self, *made: Recording) -> None:
         """Have recordings made anew when they are asked for again: a replay beside them had other numbers."""
-        for recording in made:
-            if recording.key:
-                with self._lock:
-                    entry = Entry(recording.key, recording.run, "", MOVED, 0, 0.0, "", search=self.search)
-                    self._journal.add(entry, None)
+        with self._lock:
+            self._journal.drop((recording.key, recording.run) for recording in made if recording.key)
+
+    def disown(self) -> None:
+        """Have all that this search made be made anew when it is asked for again: probes disturbed each other."""
+        with self._lock:
+            self._journal.disown()
 
     def _operations_key(
         self, asked: Request, steps: tuple[int, int], values: Sequence[int], changed: Sequence[str]
@@ -266,10 +272,10 @@ class Prober:
             return replace(recording, trace=Trace(kept))
         lasting = trace.directory.parent == self._journal.folder / "probes"  # both entries name the one folder
         name = trace.directory.name if lasting else str(trace.directory)
-        undumped, made = _undumped(trace.directory, asked), self._journal.find(recording.key, recording.run)
+        made = self._journal.find(recording.key, recording.run)
         with self._lock:
             entry = Entry(
-                key, asked.run, commit, "", steps, recording.seconds, name, undumped=undumped,
+                key, asked.run, commit, "", steps, recording.seconds, name, undumped=undumped(trace.directory, asked),
                 search=made.search if made else "",
             )  # fmt: skip
             self._journal.add(entry, None, lasting=lasting)
@@ -287,6 +293,10 @@ class Prober:
         key = self.key(asked.point, asked.start)
         entry = None if self._is_first(key, asked) else self._journal.find(key, asked.run)
         return Made(entry.commit, entry.search) if entry else self._unkept.get((key, asked.run))
+
+    def was_beside(self, asked: Request) -> bool:
+        """Whether the answer to a request was made in this search while another probe ran."""
+        return (self.key(asked.point, asked.start), asked.run) in self._beside
 
     def golden(self, asked: Request) -> GoldenRun | None:
         """The golden run that answers a request."""
@@ -333,8 +343,7 @@ class Prober:
         """A journalled probe that answers the question: long enough, or already violating."""
         if self._is_first(key, asked):
             return self._first[key]
-        entry = self._journal.find(key, asked.run)
-        if entry is None:
+        if (entry := self._journal.find(key, asked.run)) is None:
             return None
         # what refused an end in an earlier search is asked again: the file that it lacked, say, is in no key
         earlier = (key, asked.run) not in self._tried
@@ -347,9 +356,9 @@ class Prober:
             return None if refused else Code(entry.code)
         try:
             trace = Trace(self._journal.trace_path(entry))
-            enough = len(trace.steps) >= asked.steps or _ended_itself(trace)
+            enough = len(trace.steps) >= asked.steps or ended_itself(trace)
             enough = enough or (not asked.whole and self._violates(trace, asked))
-            enough = enough and {*entry.undumped, *_dumped(trace.directory, asked.dump)} >= set(asked.dump)
+            enough = enough and {*entry.undumped, *dumped(trace.directory, asked.dump)} >= set(asked.dump)
         except ReproError:  # damaged: replay it
             return None
         return trace.until(asked.steps) if enough else None
@@ -364,21 +373,17 @@ class Prober:
             return False
 
     def _replay(
-        self,
-        task: Task,
-        asked: Request,
-        key: str,
-        cancel: threading.Event | None,
-        progress: Progress | None,
+        self, task: Task, asked: Request, key: str, cancel: threading.Event | None, progress: Progress | None
     ) -> Answer:
         around, began = self._around.of(self._case(asked.point)), time.monotonic()
         self._tried.add((key, asked.run))
         stood = around.moment
         with scratch_folder(self._scratch, "probe") as folder:
-            outcome = self._run(task, folder, cancel, progress)
-            trace = _trace(folder / "trace")
+            outcome = self._run(task, folder, cancel, progress, alone=asked.alone)
+            self._beside.update([(key, asked.run)] * outcome.beside)
+            trace = trace_in(folder / "trace")
             reason = reason_of(outcome.failure, self.git) if outcome.failure else ""
-            own = trace if _ran_itself(outcome) else None
+            own = trace if outcome.ran_itself else None
             if reason and own and (asked.partial or (not asked.start and self._violates(own, asked))):
                 reason = ""  # it crashed only after its numbers had moved
             lasting = around.lasted(stood)
@@ -392,8 +397,11 @@ class Prober:
             steps, seconds = len(trace.steps) if trace else 0, round(time.monotonic() - began, 3)
             self._charge(asked.stage, steps, seconds)
             skip = Skip(reason, diagnosis=self._diagnosis(outcome.failure)) if reason and outcome.failure else None
-            if skip and task.start and _unready(outcome):
+            if skip and task.start and outcome.unready:
                 return replace(skip, unready=True)  # says something of the state, not yet of the commit
+            why = skip.reason if skip else UNTESTABLE if outcome.code == UNTESTABLE_CODE else ""
+            if why and outcome.beside and why not in self._borne_out and not is_told(why):
+                return self._alone(why, task, asked, key, cancel, progress)
             trace_path = self._keep(
                 task.commit, asked, key, skip, steps, seconds, folder / "trace", outcome.code, lasting=lasting
             )
@@ -401,12 +409,36 @@ class Prober:
             return skip
         return Code(outcome.code) if outcome.code is not None else Trace(trace_path)
 
-    def _run(self, task: Task, folder: Path, cancel: threading.Event | None, progress: Progress | None) -> Outcome:
+    def _alone(
+        self, why: str, task: Task, asked: Request, key: str, cancel: threading.Event | None, progress: Progress | None
+    ) -> Answer:
+        """What a probe says alone that was skipped beside others; what bears a reason out does so for all of them.
+
+        Raises:
+            DisturbedError: it is not skipped.
+        """
+        answer = self._replay(task, replace(asked, alone=True), key, cancel, progress)
+        if not (isinstance(answer, Skip) or answer == Code(UNTESTABLE_CODE)):
+            raise DisturbedError(f"{short(task.commit)} can be tested alone, and not beside other probes ({why})")
+        self._borne_out.add(why)
+        return answer
+
+    def _run(
+        self,
+        task: Task,
+        folder: Path,
+        cancel: threading.Event | None,
+        progress: Progress | None,
+        *,
+        alone: bool = False,
+    ) -> Outcome:
         if progress and not isinstance(task.predicate, Exit):  # whose programs leave no trace that could grow
             progress(0, task.steps)
         told = None if progress is None else lambda steps: progress(steps, task.steps)
         try:
-            return self.executor.run(task, folder, cancel, told)
+            with self._company.run(alone=alone, cancel=cancel) as run:
+                outcome = self.executor.run(task, folder, cancel, told)
+            return replace(outcome, beside=run.beside)
         except AbsentError as error:
             return Outcome(ChildFailure("absent", -1, str(error), str(folder / "log")))
 
@@ -438,7 +470,7 @@ class Prober:
         name = "" if skip or code is not None else f"{key}-{asked.run}-{uuid.uuid4().hex[:8]}"
         reason, known = (skip.reason, skip.diagnosis) if skip else ("", "")
         entry = Entry(
-            key, asked.run, commit, reason, steps, seconds, name, code, known, _undumped(trace, asked),
+            key, asked.run, commit, reason, steps, seconds, name, code, known, undumped(trace, asked),
             self.search,
         )  # fmt: skip
         if name and size_of(trace / "dumps") > _DUMPED:  # for this bisect only
@@ -466,35 +498,3 @@ class Prober:
     def close(self) -> None:
         """Remove what is not journalled."""
         self._exit.close()
-
-
-def _dumped(trace: Path, signals: Sequence[Signal]) -> list[Signal]:
-    """Those of the signals whose whole content lies beside a trace."""
-    return [signal for signal in signals if dump_path(trace, *signal).exists()]
-
-
-def _undumped(trace: Path, asked: Request) -> tuple[Signal, ...]:
-    """Those whose whole content was asked for, and does not lie there."""
-    return tuple(sorted(set(asked.dump) - set(_dumped(trace, asked.dump))))
-
-
-def _trace(folder: Path) -> Trace | None:
-    if not (folder / "steps.jsonl").exists():
-        return None
-    trace = Trace(folder)
-    return trace if trace.steps else None
-
-
-def _unready(outcome: Outcome) -> bool:
-    return outcome.failure is not None and outcome.failure.stage in ("load", "start", "step")
-
-
-def _ran_itself(outcome: Outcome) -> bool:
-    """Whether the steps of a run that failed are the commit's: not other code's, nor of flags that took no effect."""
-    return outcome.failure is None or outcome.failure.stage in ("step", "record", "timeout")
-
-
-def _ended_itself(trace: Trace) -> bool:
-    """Whether a program made fewer steps than it was asked for and ended well: it would again."""
-    end = trace.end or {}
-    return len(trace.steps) < trace.header.steps and end.get("reason") == "finished" and end.get("exit") == 0

@@ -29,6 +29,7 @@ class Request:
             journalled, and its trace goes when the prober closes.
         partial: Take what a crashing commit left, if that is at least one step, instead of skipping it.
         start: State to start from.
+        alone: Wait until no other probe runs, and have none begin.
         keep: Steps before which the state is saved on the way, and the folder where it is kept (`States.folder`).
     """
 
@@ -41,6 +42,7 @@ class Request:
     dump: Sequence[Signal] = ()
     partial: bool = False
     start: State | None = None
+    alone: bool = False
     keep: tuple[Sequence[int], Path] | None = None
 
     @property

@@ -86,6 +86,7 @@ class Scheduler:
 
     Attributes:
         case: What is run, with as many steps as are asked for.
+        differs_alone: Whether a point differs from itself where no other probe runs.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Scheduler:
         self.skips: dict[str, str] = {}
         self.diagnoses: dict[str, str] = {}
         self.rounds: list[float] = []
+        self.differs_alone = False
 
     @property
     def predicate(self) -> Predicate:

@@ -83,10 +83,22 @@ class Outcome:
     Attributes:
         failure: Why it ended before its time, or None.
         code: The program's exit code, where that was what was asked for.
+        beside: Whether another one ran at the same time.
     """
 
     failure: ChildFailure | None = None
     code: int | None = None
+    beside: bool = False
+
+    @property
+    def unready(self) -> bool:
+        """Whether it failed where the state that it started from may be to blame."""
+        return self.failure is not None and self.failure.stage in ("load", "start", "step")
+
+    @property
+    def ran_itself(self) -> bool:
+        """Whether its steps are the commit's: not other code's, nor of flags that took no effect."""
+        return self.failure is None or self.failure.stage in ("step", "record", "timeout")
 
 
 class Executor(Protocol):
