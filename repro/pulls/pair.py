@@ -14,6 +14,7 @@ from repro_bisect.axes.commits import Commits, History, merge_bases, refuse_cut_
 from repro_bisect.driver.circumstances import made_together, refuse_changed_world, refuse_explained
 from repro_bisect.driver.commits import bisect_range
 from repro_bisect.driver.drift import Drift, drift
+from repro_bisect.driver.pins import not_installed
 from repro_bisect.driver.result import BisectResult, Culprit
 from repro_bisect.driver.session import Options, fetched_rollouts, session
 from repro_bisect.predicates.predicates import Bitwise
@@ -397,6 +398,9 @@ class _Pair:
         (again,) = scheduler.ask(Request(scheduler.history.bad, self.case.steps, stage="ends", full=True, run=1))
         how = unlike_before(first, again, self.case.steps, "a second replay of HEAD", "two replays of HEAD differ")
         whole = isinstance(again, Trace) and len(again.steps) >= len(first.steps)
+        ends = (scheduler.history.commit(end) for end in (scheduler.history.good, scheduler.history.bad))
+        if not how and (pins := not_installed(self.case, scheduler.prober.git, *ends)):
+            self.notes.append(pins)
         if not how or (whole and self.case.compare.mode == "bounds" and not self._beyond(first, again)):
             return compared
         return replace(compared, verdict="flaky", flaky=how)

@@ -11,6 +11,7 @@ from repro_bisect.axes.commits import History
 from repro_bisect.driver.circumstances import refuse_disturbed, refuse_explained
 from repro_bisect.driver.confirm import Interval
 from repro_bisect.driver.noisy import HOPELESS
+from repro_bisect.driver.pins import NOT_FOUND, not_installed
 from repro_bisect.driver.range_search import verdict_of_code
 from repro_bisect.predicates.predicates import Bitwise, Exceeds, first_violation, known_violation
 from repro_bisect.probe.answers import Answer, Code, Skip, differ_twice, judge, trace_of, unlike_before, unusable
@@ -148,7 +149,7 @@ class Endpoints:
         first = ahead(slots - len(waiting)) if spare and ahead else ()
         probes = {point: self.scheduler.submit(Request(point, steps, baseline)) for point in first}
         answers = dict(zip(started, self.scheduler.results(list(started.values())), strict=True))
-        self.last = last = trace_of(answers["BAD"], "BAD")
+        self.last = last = self._trace_of(answers["BAD"], "BAD")
         if again is None:
             if not spare:
                 again, steps = self._again(good, baseline, last)
@@ -212,7 +213,7 @@ class Endpoints:
         keep = (chosen_steps(case), self.states(good).folder) if isinstance(self.scheduler.predicate, Bitwise) else None
         asked = [Request(good, case.steps, stage="ends", run=run) for run in range(2 if beside else 1)]
         asked[0] = replace(asked[0], keep=keep)
-        baseline, *again = (trace_of(answer, "GOOD") for answer in self.scheduler.ask(*asked))
+        baseline, *again = (self._trace_of(answer, "GOOD") for answer in self.scheduler.ask(*asked))
         if self._open_end and len(baseline.steps) < case.steps:
             self.scheduler.shorten(len(baseline.steps))
         self.remarks += self.scheduler.tell_length("GOOD", baseline)
@@ -277,6 +278,24 @@ class Endpoints:
         self.scheduler.record(asked.point, Verdict.GOOD)
         self._tell_end(baseline, last)
         self._tell_beside()
+        self._tell(self.not_installed())
+
+    def _trace_of(self, answer: Answer, name: str) -> Trace:
+        """As `trace_of`; where a package is not found, files that pin packages and differ are told of first."""
+        if isinstance(answer, Skip) and NOT_FOUND.search(answer.reason):
+            self._tell(self.not_installed())
+        return trace_of(answer, name)
+
+    def not_installed(self) -> str:
+        """See `pins.not_installed`."""
+        history, scheduler = self.scheduler.history, self.scheduler
+        ends = (history.commit(end) for end in (history.good, history.bad))
+        return not_installed(scheduler.case, scheduler.prober.git, *ends)
+
+    def _tell(self, text: str) -> None:
+        if text:
+            self.scheduler.say(text)
+            self.remarks.append(text)
 
     def _tell_beside(self) -> None:
         """Tell what the user's program may have read and no replay had, where no golden run says that it decides."""
@@ -286,9 +305,8 @@ class Endpoints:
         # a folder of data is missed aloud
         names = [n for n in beside_commits(self.scheduler.prober.git, subject.link) if not n.endswith("/")]
         if names:
-            text = f"no replay had {in_few_words(names)} of your checkout, which no commit holds: --link what decides"
-            self.scheduler.say(text)
-            self.remarks.append(text)
+            beside = in_few_words(names)
+            self._tell(f"no replay had {beside} of your checkout, which no commit holds: --link what decides")
 
     def _again(self, good: str, baseline: Trace, last: Trace) -> tuple[Trace, int]:
         """GOOD's second replay and its steps, no further than BAD's violation.

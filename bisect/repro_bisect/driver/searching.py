@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from repro_bisect.axes.axis import before as point_before
 from repro_bisect.driver.confirm import Interval
 from repro_bisect.driver.endpoints import Endpoints
+from repro_bisect.driver.pins import NOT_FOUND
 from repro_bisect.driver.range_search import RangeSearch, Tested
 from repro_bisect.driver.result import BisectResult, Culprit, Outcome, in_order
 from repro_bisect.explain.driver import Recorded, explain
@@ -134,6 +135,7 @@ class Searching(ABC, Generic[R]):
             more: Fields of `result_type` that only some searches know.
         """
         good, bad, scheduler = self.history.good, self.history.bad, self.scheduler
+        lacks = any(map(NOT_FOUND.search, scheduler.skips.values())) and self.endpoints.not_installed()
         return self.result_type(
             outcome=outcome,
             good=good,
@@ -155,6 +157,7 @@ class Searching(ABC, Generic[R]):
             looked=looked_between(self.predicate, self.endpoints.baseline, self.endpoints.last),
             remarks=[
                 *self.endpoints.remarks,
+                *([lacks] if lacks else []),
                 *(f"{place} was changed meanwhile" for place in scheduler.prober.changed),
             ],
             seconds=time.monotonic() - self._began,
