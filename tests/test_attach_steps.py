@@ -14,15 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from repro_bisect.probe.answers import Skip, unusable
+from repro_bisect.probe.reasons import reason_of
 from repro_golden.base.errors import ReproError
 from repro_golden.compare.coverage import coverage_of
 from repro_golden.compare.step_difference import round_of
 from repro_golden.fingerprint import fingerprint
 from repro_golden.fingerprint.placement import shard
 from repro_golden.recording.attach.alive.readings import gradients_of, handed_to
-from repro_golden.recording.attach.collect import Gathering, merge_rows
+from repro_golden.recording.attach.collect import Gathering, OtherRanksError, merge_rows
 from repro_golden.recording.attach.order import as_planted, may_be
 from repro_golden.recording.attach.steps import Steps
+from repro_golden.replay.children import ChildFailure
+from repro_golden.repository.git import Git
 from repro_golden.trace import Header, Row, Trace
 from repro_golden.trace.families import optimizers
 from repro_golden.trace.frames import pack
@@ -457,5 +461,14 @@ def test_a_rank_twice_or_missing_is_an_error(tmp_path: Path) -> None:
         finish()
     (raw / "rank-00000-7.json").unlink()
     (raw / "rank-00000-7.log").unlink()
-    with pytest.raises(ReproError, match=r"1 of 2 ranks recorded steps \(missing: \[1\]"):
+    with pytest.raises(OtherRanksError, match=r"1 of 2 ranks recorded steps \(missing: \[1\]"):
         finish()
+    for rank in (0, 1, 2):
+        (raw / f"rank-{rank:05d}.log").write_bytes(pack(0, [row], "a"))
+        (raw / f"rank-{rank:05d}.json").write_text(json.dumps(about | {"rank": rank, "world": 3}))
+    with pytest.raises(
+        OtherRanksError, match="3 ranks recorded steps, and 2 are asked for: `--ranks 3` before --"
+    ) as more:
+        finish()
+    reason = reason_of(ChildFailure("ranks", 1, str(more.value), ""), Git(tmp_path))
+    assert "crash" not in reason and "another end" not in unusable("GOOD", Skip(reason))

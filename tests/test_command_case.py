@@ -166,6 +166,9 @@ def test_ranks_of_a_launcher(program: Repo, tmp_path: Path) -> None:
     assert (len(trace.steps), trace.complete, trace.header.identity["layout"]["ranks"]) == (3, True, "2")
     with pytest.raises(ChildFailure, match=r"1 of 2 ranks recorded steps \(missing: \[1\]"):
         run(program, case(command=COMMAND, ranks=2), tmp_path / "missing", Run(3, trace=str(tmp_path / "other")))
+    with pytest.raises(ChildFailure, match="`--ranks 2` before --") as more:
+        run(program, case(command=launcher), tmp_path / "more", Run(3, trace=str(tmp_path / "third")))
+    assert more.value.stage == "ranks"
 
 
 @pytest.mark.whole

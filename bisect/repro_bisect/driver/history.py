@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from repro_bisect.axes.axis import Axis, short
-from repro_bisect.driver.circumstances import refuse_explained
+from repro_bisect.driver.circumstances import refuse_disturbed, refuse_explained
 from repro_bisect.driver.drift import Drift, HistoryResult, Rename, Row, drift
 from repro_bisect.driver.result import in_order
 from repro_bisect.driver.session import Options, session, undisturbed
@@ -116,7 +116,7 @@ class _History:
         )
         if differs := differ_twice(first, again, "GOOD"):
             refuse_explained(self.scheduler, (requests[0], first), (requests[1], again))
-            raise self._noisy_good(differs)
+            raise self._noisy_good(f"{_FLAKY} at {differs}")
         self.scheduler.tell_length("GOOD", first)
         lengths = len(first.steps), len(last.steps)
         self.steps = min(lengths)
@@ -152,9 +152,9 @@ class _History:
         index = first_divergent_index(a, b, strict=self.strict)
         return index is not None and index < self.steps
 
-    def _noisy_good(self, differs: object) -> NotVerifiableError:
+    def _noisy_good(self, why: str) -> NotVerifiableError:
         return NotVerifiableError(
-            f"GOOD {short(self.axis.good)} is FLAKY, two replays of it differ at {differs}: a changelog of noise is "
+            f"GOOD {short(self.axis.good)} is FLAKY, {why}: a changelog of noise is "
             "none; make it deterministic, or start the range at a commit that is"
         )
 
@@ -182,14 +182,16 @@ class _History:
         return bool(pending)
 
     def _submit(self, job: _Job) -> None:
+        self.scheduler.submit(self._request(job), job)
+
+    def _request(self, job: _Job) -> Request:
         asked = Request(job.point, self.scheduler.case.steps)
         if job.again:
             asked = replace(asked, stage="confirmation", run=1)
         if job.signal:
             steps = job.signal[0] - self._trace(job.point).header.first_step + 1
             asked = Request(job.point, steps, stage="confirmation", run=_REPLAY, partial=True, dump=[job.signal])
-
-        self.scheduler.submit(asked, job)
+        return asked
 
     def _trace(self, point: str) -> Trace:
         return self.traces[self.axis.tree(point)]
@@ -219,6 +221,8 @@ class _History:
             first = self._trace(job.point)
             steps = job.signal[0] - first.header.first_step + 1 if job.signal else self.steps
             if unlike := unlike_before(first, answer, steps, "a second replay of it", _FLAKY):
+                asked = Request(job.point, self.scheduler.case.steps), self._request(job)
+                refuse_disturbed(self.scheduler, (asked[0], first), (asked[1], answer))
                 self._is_flaky(job.point, unlike)
         elif self.axis.tree(job.point) in self.lost:  # it was under way
             return

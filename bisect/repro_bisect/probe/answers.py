@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from repro_bisect.predicates.predicates import Own, Predicate, UnjudgedError, first_violation
-from repro_bisect.probe.reasons import ABSENT, OTHER_CODE
+from repro_bisect.probe.reasons import ABSENT, OTHER_CODE, OTHER_RANKS
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.compare.traces import Divergence, first_difference
 from repro_golden.recording.operations.stream import Stream
@@ -112,7 +112,7 @@ def unusable(name: str, answer: Answer) -> str:
 
 def is_told(reason: str) -> bool:
     """Whether the reason of a skip names its cause, and the cure."""
-    return names_cure(reason) or LEADS_OUT in reason or reason.startswith((OTHER_CODE, ABSENT))
+    return names_cure(reason) or LEADS_OUT in reason or reason.startswith((OTHER_CODE, OTHER_RANKS, ABSENT))
 
 
 def differ_twice(first: Trace, again: Trace, name: str, asked: int | None = None) -> Divergence | None:

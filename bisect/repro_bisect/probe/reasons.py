@@ -7,10 +7,11 @@ from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.git import Git
 from repro_golden.repository.linked import leads_out
 
-__all__ = ["ABSENT", "MOVED", "OTHER_CODE", "depends_on_the_question", "reason_of"]
+__all__ = ["ABSENT", "MOVED", "OTHER_CODE", "OTHER_RANKS", "depends_on_the_question", "reason_of"]
 
 ABSENT = "lacks what it needs"
 OTHER_CODE = "does not run its own code"
+OTHER_RANKS = "trains on other ranks than are asked for"
 _OUT_OF_TIME = "runs out of time"
 _CRASHES = "crashes at step"
 _UNRECORDED = "is not recorded whole from step"
@@ -35,6 +36,7 @@ def reason_of(failure: ChildFailure, git: Git) -> str:
         "record": f"{_UNRECORDED} {failure.step}",
         "timeout": _OUT_OF_TIME,
         "other": OTHER_CODE,
+        "ranks": OTHER_RANKS,
         "absent": ABSENT,
     }[failure.stage]
     return without_colours(f"{what}: {failure.message}{leads_out(git, failure.message)}")

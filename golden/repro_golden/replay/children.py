@@ -44,7 +44,7 @@ __all__ = [
     "watched",
 ]
 
-Stage = Literal["import", "contract", "build", "load", "start", "step", "record", "timeout", "other", "absent"]
+Stage = Literal["import", "contract", "build", "load", "start", "step", "record", "timeout", "other", "ranks", "absent"]
 
 BITS_DEFAULTS = {
     "PYTHONHASHSEED": "0",

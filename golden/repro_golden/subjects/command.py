@@ -19,7 +19,7 @@ from repro_golden.case.file import Case, CommandSubject
 from repro_golden.case.python_of import named_by, same_python
 from repro_golden.compare.renames import Parting
 from repro_golden.recording.attach import strangers
-from repro_golden.recording.attach.collect import Gathering, read_terminal
+from repro_golden.recording.attach.collect import Gathering, OtherRanksError, read_terminal
 from repro_golden.recording.attach.identify import Built, marked
 from repro_golden.recording.attach.order import as_planted
 from repro_golden.recording.attach.run import environment_for, said_of
@@ -31,6 +31,7 @@ from repro_golden.replay.children import (
     ChildFailure,
     Run,
     RunResult,
+    Stage,
     blame_the_machine,
     blame_the_network,
     last_line,
@@ -434,10 +435,17 @@ def _gathered(
             blame_the_machine(code, job.log)
             if steps == 0 or not job.recorded:
                 _refuse(job, steps, code)
-        raise ChildFailure("start" if steps == 0 else "step", steps, str(error), str(job.log)) from None
+        itself = bool(code and not wrong)  # else it was ended by us, or did all that it was to
+        raise ChildFailure(_stage_of(error, steps, itself), steps, str(error), str(job.log)) from None
     if not parted and collected.steps < run.steps:
         _refuse(job, collected.steps, code, collected.short)
     return RunResult(collected.steps, parted, collected.terminal, [])
+
+
+def _stage_of(error: ReproError, steps: int, failed: bool) -> Stage:
+    if isinstance(error, OtherRanksError) and not failed:
+        return "ranks"
+    return "step" if steps else "start"
 
 
 def _bare(job: _Job, code: int) -> RunResult:

@@ -25,7 +25,11 @@ from repro_golden.trace.frames import FrameReader
 from repro_golden.trace.model import METRIC, RECORDER
 from repro_golden.trace.writer import digest_row
 
-__all__ = ["Collected", "Gathering", "read_terminal"]
+__all__ = ["Collected", "Gathering", "OtherRanksError", "read_terminal"]
+
+
+class OtherRanksError(ReproError):
+    """What trained were more ranks, or fewer, than the case asks for."""
 
 
 @dataclass(frozen=True)
@@ -402,7 +406,13 @@ class Gathering:
         want = self._wanted(ranks)
         if present != list(range(want)):
             missing = sorted(set(range(want)) - set(present))
-            raise ReproError(
+            if len(present) > want:
+                made = len(present)
+                raise OtherRanksError(
+                    f"{made} ranks recorded steps, and {want} {'are' if want > 1 else 'is'} asked for: "
+                    f"`--ranks {made}` before --, or ranks = {made} in [resources] of the case"
+                )
+            raise OtherRanksError(
                 f"{len(present)} of {want} ranks recorded steps (missing: {missing or 'none'}, found: {present}): "
                 "resources.ranks (--ranks) says how many there must be"
             )
