@@ -406,10 +406,10 @@ class Gathering:
         want = self._wanted(ranks)
         if present != list(range(want)):
             missing = sorted(set(range(want)) - set(present))
-            if len(present) > want:
-                made = len(present)
+            made = max(len(present), *(0 if self._others else int(rank.about["world"]) for rank in ranks))
+            if made > want:  # whichever of them were seen first
                 raise OtherRanksError(
-                    f"{made} ranks recorded steps, and {want} {'are' if want > 1 else 'is'} asked for: "
+                    f"{made} ranks train, and {want} {'are' if want > 1 else 'is'} asked for: "
                     f"`--ranks {made}` before --, or ranks = {made} in [resources] of the case"
                 )
             raise OtherRanksError(
