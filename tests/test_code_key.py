@@ -260,25 +260,6 @@ def test_a_pull_request_behind_a_symlink(tmp_path: Path) -> None:
         assert history.tree(history.good) != history.tree(history.bad)
 
 
-def test_many_commits_are_looked_up_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of git's processes does not grow with the number of commits."""
-    repo = Repo(tmp_path / "repo")
-    repo.root.mkdir()
-    repo.git("init", "--quiet", "--initial-branch=main")
-    commits = [note(repo, str(number), "core/train.py") for number in range(12)]
-    git = find_checkout(repo.root).git
-
-    def processes(commits: list[str]) -> int:
-        trace = tmp_path / f"trace-{len(commits)}"
-        monkeypatch.setenv("GIT_TRACE2_EVENT", str(trace))
-        keys = code_keys(git, commits, [".", "core"])
-        monkeypatch.delenv("GIT_TRACE2_EVENT")
-        assert len({keys.of(commit) for commit in commits}) == len(commits)
-        return trace.read_text().count('"event":"start"')
-
-    assert processes(commits) == processes(commits[:2]) == 3
-
-
 # -- what has no code
 
 
