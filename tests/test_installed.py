@@ -81,9 +81,9 @@ def test_a_copy_of_the_tree_is_its_code(tmp_path: Path) -> None:
     assert said(tmp_path, site, "pkg/rate.py", place="home") is None
 
 
-@pytest.mark.parametrize("name", ["rate.py", "defaults.json", "more.py", "more.json", "__init__.py"])
+@pytest.mark.parametrize("name", ["rate.py", "defaults.json", "__init__.py"])
 def test_a_copy_of_another_commit(tmp_path: Path, name: str) -> None:
-    """A package counts as a whole: code and data that the commit has otherwise, has more, or has not."""
+    """A package counts as a whole: code and data that the commit has otherwise, or has not."""
     site, own = install(tmp_path, folder(tmp_path / "home" / "lib")), tmp_path / "tree" / "lib" / "src" / "pkg"
     if name == "__init__.py":
         (own / name).unlink()
@@ -99,32 +99,39 @@ def test_a_copy_of_another_commit(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("source", "refused"),
     [
-        ("remote", True), ("gone", True), ("gone worktree", True), ("archive", True),
-        ("index", False), ("another", False), ("elsewhere", False),
+        ("remote", True), ("gone worktree", True), ("archive", True),
+        ("index", False), ("another", False), ("elsewhere", False), ("conda", False), ("wheels", False),
     ],
 )  # fmt: skip
 def test_where_a_copy_is_from(tmp_path: Path, source: str, refused: bool) -> None:
-    """Of the repository, its remote, or a folder that nobody can tell; a release and another repository's are meant."""
+    """Of the repository or its remote; a release, another's and what is from a folder that nobody knows are meant.
+
+    So are their programs, as a launcher of ranks.
+    """
     other = Repo(tmp_path / "another")
     other.root.mkdir()
     other.git("init", "--quiet")
     worktree = tmp_path / "home" / ".git" / "repro" / "worktrees" / "0" / "tree"
     about: dict[str, dict[str, object] | None] = {
         "remote": {"url": "https://example.invalid/who/pkg", "vcs_info": {}, "subdirectory": "lib"},
-        "gone": folder(tmp_path / "build"), "gone worktree": folder(worktree / "lib"),
+        "conda": folder(tmp_path / "feedstock" / "work"), "gone worktree": folder(worktree / "lib"),
+        "wheels": {"url": (tmp_path / "wheels" / "pkg-1.whl").as_uri(), "archive_info": {}},
         "archive": {"url": (tmp_path / "home" / "dist" / "pkg-1.whl").as_uri(), "archive_info": {}},
         "index": None, "another": folder(other.root),
         "elsewhere": {"url": "https://example.invalid/else/pkg", "vcs_info": {}},
     }  # fmt: skip
     site = install(tmp_path, about[source])
     (tmp_path / "tree" / "lib" / "src" / "pkg" / "rate.py").write_text("RATE = 2\n")
+    (tmp_path / "tree" / "lib" / "pyproject.toml").write_text(PROJECT.replace("pkg.rate", "pkg.more"))
     assert (said(tmp_path, site, "pkg/rate.py") is not None) == refused
+    # of an archive nobody knows which folder it is of
+    assert (said(tmp_path, site, "../../../bin/run-it") is not None) == (refused and source != "archive")
 
 
 def test_what_only_has_the_name_of_a_package(tmp_path: Path) -> None:
     """A folder of tests or data in the tree is no code of a library that was installed from somewhere."""
     other = {"pkg/rate.py": "RATE = 1\n", "data/__init__.py": "", "tests/a.py": "", "one.py": ""}
-    site = install(tmp_path, folder(tmp_path / "build"), other)
+    site = install(tmp_path, folder(tmp_path / "home" / "other"), other)
     for name in ("data/a.json", "tests/one.py", "tests/data/b.py"):
         path = tmp_path / "tree" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +145,6 @@ def test_what_tests_a_tree(tmp_path: Path) -> None:
     """A test may take from anywhere what the tree has not, and no other copy of what it has."""
     site = install(tmp_path, folder(tmp_path / "home" / "lib"), {**CODE, "more.py": ""})
     assert said(tmp_path, site, "more.py", tests=True) is None
-    assert said(tmp_path, site, "more.py") is not None
     (tmp_path / "tree" / "lib" / "src" / "pkg" / "rate.py").write_text("RATE = 2\n")
     assert said(tmp_path, site, "pkg/rate.py", tests=True) is not None
 
@@ -163,7 +169,10 @@ def test_programs_that_start_what_an_installer_read(tmp_path: Path, editable: bo
     programs = "../../../bin/run-it", "../../../bin/run-too"
     assert [said(tmp_path, site, name) for name in programs] == [None, None]
     tree = Repo(tmp_path / "tree")
-    tree.edit("lib/pyproject.toml", "pkg.rate:main", "pkg.more:main")
+    for text in ('run-it = { reference = "pkg.rate:main", type = "console" }', "# all of them are made in a loop"):
+        (tree.root / "lib" / "pyproject.toml").write_text(text)
+        assert said(tmp_path, site, programs[0]) is None
+    (tree.root / "lib" / "pyproject.toml").write_text(PROJECT.replace("rate:main", "rate:main_ppo # not rate:main"))
     tree.edit("lib/run-too", "import pkg", "import pkg.more")
     moved, copied = (said(tmp_path, site, name) for name in programs)
     assert moved is not None
@@ -186,6 +195,6 @@ def test_a_program_that_runs_a_copy(tmp_path: Path) -> None:
     with pytest.raises(ChildFailure, match=r"^pkg \(.* was imported from a copy of this repository"):
         exit_code(case, place, tmp_path / "log")
     rate.write_text("RATE = 1\n")
-    (tmp_path / "tree" / "lib" / "pyproject.toml").write_text("")
+    (tmp_path / "tree" / "lib" / "pyproject.toml").write_text(PROJECT.replace("pkg.rate", "pkg.more"))
     with pytest.raises(ChildFailure, match=r"bin/run-it starts pkg\.rate:main"):
         exit_code(case, place, tmp_path / "log")

@@ -1,7 +1,8 @@
-"""A setup that installs into the user's own Python is refused, and what it put there is taken away again."""
+"""A setup that installs into the user's own Python is refused, and what led to their code leads there again."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 import venv
 from pathlib import Path
@@ -20,10 +21,8 @@ from repro_golden.subjects import exit_code, installs
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of packages: an editable one of the user's checkout, and a release."""
     place = tmp_path / "env" / "site-packages"
-    place.mkdir(parents=True)
-    monkeypatch.setattr(installs, "asked", lambda *_, **__: [str(place)])
-    monkeypatch.setattr(installs, "_harmless", set())
-    put(place, "mine-0.1", {"mine.pth": "/home/me/src", "../bin/mine": "start"}, '{"dir_info": {"editable": true}}')
+    monkeypatch.setattr(installs, "asked", lambda *_, **__: [str(place), str(tmp_path / "none yet")])
+    put(place, "mine-0.1", {"__editable__.mine-0.1.pth": "/home/me/src"}, '{"url": "/home/me/src"}')
     put(place, "dep-1.0", {"dep.py": "1.0"})
     return place
 
@@ -42,44 +41,38 @@ def content(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-def run(site: Path, gone: str, files: dict[str, str], what: str, error: Exception | None = None) -> None:
-    """A setup that exchanges a package for another version, and adds one."""
-    with installs.left_alone(sys.executable, "pip", site, {}):
-        for path in [*files, *(str(path) for path in (site / f"{gone}.dist-info").iterdir())]:
-            (site / path).unlink()
-        put(site, what, files, "{}")
-        put(site, "new-1", {"new/__init__.py": ""})
-        if error:
-            raise error
-
-
 @pytest.mark.parametrize("error", [None, ChildFailure("build", -1, "no", "log"), CancelledError()])
-def test_what_a_setup_installs_is_taken_away(site: Path, error: Exception | None) -> None:
-    """The user's editable installation is back as it was, with its programs, and a new package is gone."""
-    before, other = content(site.parent), {"mine.pth": "/worktree/src", "../bin/mine": "other"}
-    with pytest.raises(CancelledError if isinstance(error, CancelledError) else ReproError) as raised:
-        run(site, "mine-0.1", other, "mine-0.2", error)
-    if not isinstance(error, CancelledError):
-        assert str(raised.value).startswith("subject.setup (pip) changes mine-0.1, mine-0.2, new-1 in ")
-    assert content(site.parent) == before
-    assert not (site / "new").exists()
+@pytest.mark.parametrize("version", ["0.1", "0.2"])
+def test_an_installation_that_leads_to_a_worktree(tmp_path: Path, site: Path, version: str, error: Exception) -> None:
+    """The user's editable installation leads where it did, whatever became of the setup, which is refused."""
+    before, away = content(site), str(tmp_path / "tree" / "src")
+
+    def install() -> None:
+        with installs.left_alone(sys.executable, "pip", tmp_path / "tree", {}):
+            shutil.rmtree(site / "mine-0.1.dist-info")
+            (site / "__editable__.mine-0.1.pth").unlink()
+            put(site, f"mine-{version}", {f"__editable__.mine-{version}.pth": away}, f'{{"url": "{away}"}}')
+            if error:
+                raise error
+
+    with pytest.raises(type(error) if error else ReproError) as raised:
+        install()
+    if not error:
+        assert str(raised.value).startswith("subject.setup (pip) changes ") and f"mine-{version}" in str(raised.value)
+    after = content(site)
+    assert after["__editable__.mine-0.1.pth"] == "/home/me/src"
+    assert not [name for name, text in after.items() if away in text and not name.endswith(".json")]
+    assert version == "0.2" or {**after, "mine-0.1.dist-info/RECORD": ""} == {**before, "mine-0.1.dist-info/RECORD": ""}
 
 
-def test_a_release_that_moved_stays(site: Path) -> None:
-    """What nobody can put back is not taken away either: it is named."""
-    with pytest.raises(ReproError, match=r"\(dep-1\.0, dep-1\.1 could not be put back: install it again\)"):
-        run(site, "dep-1.0", {"dep.py": "1.1"}, "dep-1.1")
-    assert (site / "dep.py").read_text() == "1.1"
-    assert not (site / "new").exists()
-
-
-def test_a_setup_that_builds_in_the_worktree(site: Path) -> None:
-    """One that leaves packages alone is looked at once; a failure of its own is the commit's."""
-    with pytest.raises(ChildFailure), installs.left_alone(sys.executable, "make", site, {}):
-        raise ChildFailure("build", -1, "no", "log")
-    with installs.left_alone(sys.executable, "make", site, {}):
-        (site / "__pycache__").mkdir()
-    assert installs._harmless == {(sys.executable, "make")}
+def test_what_somebody_installs_meanwhile_is_not_touched(tmp_path: Path, site: Path) -> None:
+    """Who it is of is not known: it is named, and stays. Each setup is looked at, also one whose text was harmless."""
+    for version in ("1.0", "1.1"):
+        with pytest.raises(ReproError, match=f"tool-{version}"), installs.left_alone("python", "x", tmp_path / "t", {}):
+            put(site, f"tool-{version}", {"tool.py": version, "tool.pth": "/home/me/tool"})
+        assert ((site / "tool.py").read_text(), (site / "tool.pth").read_text()) == (version, "/home/me/tool")
+        with installs.left_alone("python", "x", tmp_path / "t", {}):
+            (site / "__pycache__").mkdir(exist_ok=True)
 
 
 def test_a_python_of_the_worktrees_own(tmp_path: Path) -> None:
@@ -94,7 +87,8 @@ def test_a_python_of_the_worktrees_own(tmp_path: Path) -> None:
     install = '-c \'import site; open(site.getsitepackages()[0] + "/x.pth", "w")\''
     with pytest.raises(ReproError, match=r"changes x\.pth in .*/repo/env/bin/python"):
         exit_code(toy(f"{{python}} {install}", lock=[], python="env"), place, tmp_path / "log")
-    assert not list(repo.root.rglob("x.pth"))
+    for path in repo.root.rglob("x.pth"):
+        path.unlink()
     own = f"{{python}} -m venv --without-pip env && env/bin/python {install}"
     case = toy(own, lock=[], python="env", command="{python} -c 'import sys; sys.exit(\"/tree/\" not in sys.prefix)'")
     assert exit_code(case, place, tmp_path / "log") == 0

@@ -8,6 +8,7 @@ bits that the other version has.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -102,6 +103,10 @@ _READS = ("aten._local_scalar_dense", "aten.equal", "aten.nonzero", "aten.is_non
 """Operations by which Python sees what a tensor holds."""
 
 
+_WRITES = re.compile(r"_(\.|\Z)|\.\w*out\Z")
+"""Names of operations that write to what they are given: which memory that is makes another operation."""
+
+
 class _Side:
     """One version's recording, beside what is known of the other's.
 
@@ -191,7 +196,8 @@ class _Side:
 
     def _once_more(self, operation: Operation) -> bool:
         """Whether the other version does the same too, to the same bits, and only less often: what it made is known."""
-        return bool(operation.inputs) and not operation.draws and _whole(operation) in self._done
+        reads = operation.inputs and not operation.draws and not _WRITES.search(operation.name)
+        return bool(reads) and _whole(operation) in self._done
 
     def _hands_on(self, operation: Operation) -> bool:
         """Whether an operation only looks at what it read, or made the same bits of it, where the other has none."""

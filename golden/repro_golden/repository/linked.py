@@ -99,8 +99,9 @@ class Linked:
 
     def _is_apart(self, name: str) -> bool:
         """Whether a file is of a Python environment, or named by DVC in each commit."""
-        folders = (self._root / parent for parent in PurePosixPath(name).parents)
-        return _within(name, self._ours) or any((folder / "pyvenv.cfg").exists() for folder in folders)
+        folders = [self._root / parent for parent in PurePosixPath(name).parents]
+        known = any((folder / mark).exists() for folder in folders for mark in ("pyvenv.cfg", "conda-meta"))
+        return known or "site-packages" in PurePosixPath(name).parts or _within(name, self._ours)
 
     def _holds_tracked(self, name: PurePosixPath) -> bool:
         return any(PurePosixPath(path).is_relative_to(name) for path in self._tracked)

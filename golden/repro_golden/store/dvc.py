@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from repro_golden.base.canonical import digest, write_atomic
@@ -152,6 +152,31 @@ class Dvc:
         self.run("move", *self._relative((source, target)))
 
     def push(self, *pointers: Path) -> str:
+        """`_push_all` of those that are as they were written; then the others are refused.
+
+        Raises:
+            ReproError: the repository has no DVC, or a pointer is not as it was written (see `dirty`).
+            MachineFailureError: see there.
+        """
+        return self._of_true(pointers, self._push_all)
+
+    def pull(self, *pointers: Path) -> str:
+        """`_pull_all` of those that are as they were written; then the others are refused.
+
+        Raises:
+            ReproError: the repository has no DVC, or a pointer is not as it was written (see `dirty`); or see there.
+            MachineFailureError: see there.
+        """
+        return self._of_true(pointers, self._pull_all)
+
+    def _of_true(self, pointers: Sequence[Path], act: Callable[[Sequence[Path]], str]) -> str:
+        self.check()
+        false = [pointer for pointer in pointers if fault(self.root, pointer)]
+        message = act([pointer for pointer in pointers if pointer not in false]) if len(false) < len(pointers) else ""
+        self._refuse_false(false)
+        return message
+
+    def _push_all(self, pointers: Sequence[Path]) -> str:
         """Copy tracked content to the remote; DVC's own summary line is returned.
 
         DVC keeps a list of what is to be pushed, and a push that was killed leaves a part of it, by which every later
@@ -160,12 +185,9 @@ class Dvc:
         folder shows its files. Others are asked whether they have what was pushed.
 
         Raises:
-            ReproError: the repository has no DVC, or a pointer is not as it was written (see `dirty`).
             MachineFailureError: it could not be pushed, or is not there afterwards; or the cache has lost it, and the
                 remote has not all of it.
         """
-        self.check()
-        self._refuse_false(pointers)
         lost = self._lost(pointers)
         here = [pointer for pointer in pointers if pointer not in lost]
         message = self._push(here) if here else ""
@@ -228,18 +250,15 @@ class Dvc:
         default = re.search(r"^\S+\s+(/.+?)\s+\(default\)$", self.run("remote", "list"), re.MULTILINE)
         return folder if default and ((folder := Path(default[1])) / "files" / "md5").is_dir() else None
 
-    def pull(self, *pointers: Path) -> str:
+    def _pull_all(self, pointers: Sequence[Path]) -> str:
         """Fetch tracked content from the remote into the working tree. Local changes are never overwritten.
 
         What came damaged does not stay in DVC's cache: the next pull asks for it again.
 
         Raises:
-            ReproError: the repository has no DVC, a pointer is not as it was written (see `dirty`), or what came is not
-                what it stands for.
+            ReproError: what came is not what a pointer stands for.
             MachineFailureError: it could not be fetched.
         """
-        self.check()
-        self._refuse_false(pointers)
         cache = self._cache()
         try:
             self._lost(pointers)

@@ -32,8 +32,8 @@ RUN_FORMAT = 1
 CASE_LOST = f"it has a golden run, and no case: bring {CASES}/{{}}.toml back"
 """What is said of such a name, which belongs in it."""
 _PREVIOUS = "~"  # CASE~CHAIN is a baseline that a later one replaced
-_TRACE = ("header.json", "steps.jsonl", "rank-00000.parquet")
-"""Files of its trace that no golden run can do without; the last is another's where its trace was not sealed."""
+_PARTS = ("run.json", "trace/header.json", "trace/steps.jsonl", "trace/rank-00000.parquet")
+"""Files that no golden run can do without; the last is another's where its trace was not sealed."""
 
 
 @dataclass(frozen=True)
@@ -176,12 +176,12 @@ class Store:
         """
         path = self.run_path(machine, case)
         self._fetch(path, "run.json")  # a pull that was cut short leaves the rest
+        if path.exists() and (part := _lost(path)):
+            raise self._a_part(path, part)
         record = read_json(path / "run.json", "golden run")
         check_format(record.get("format"), RUN_FORMAT, f"the golden run {path}")
         if lost := {"chain", "case", "identity", "recorded", "proofs", "rollouts"} - record.keys():
             raise ReproError(f"{path}/run.json is damaged (no {min(lost)}): `dvc checkout {path}.dvc` brings it back")
-        if part := _lost(path):
-            raise self._a_part(path, part)
         try:
             return GoldenRun(path, checked(record))
         except (ValueError, TypeError) as error:
@@ -448,7 +448,7 @@ def _aside(path: Path, chain: str) -> Path:
 def _lost(path: Path) -> str:
     """A file that a golden run needs and that is not there; empty where it has all."""
     sealed = not (path / "trace" / "rank-00000.log").exists()
-    return next((f"trace/{name}" for name in _TRACE[: 2 + sealed] if not (path / "trace" / name).exists()), "")
+    return next((name for name in _PARTS[: 3 + sealed] if not (path / name).exists()), "")
 
 
 def write_record(directory: Path, record: dict[str, Any]) -> None:

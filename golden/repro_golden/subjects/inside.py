@@ -34,9 +34,8 @@ print(json.dumps({
 """
 
 SITES = """\
-import json, os, site
-folders = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-print(json.dumps([f for f in folders + site.getsitepackages() if os.path.isdir(f)]))
+import json, site
+print(json.dumps(([site.getusersitepackages()] if site.ENABLE_USER_SITE else []) + site.getsitepackages()))
 """
 
 BEHIND = '''\

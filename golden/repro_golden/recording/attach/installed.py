@@ -18,13 +18,18 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from repro_golden.recording.attach.working_trees import in_a_tree, is_alike, is_remote, origin_in, real
+from repro_golden.recording.attach.working_trees import is_alike, is_remote, origin_in, real
 
 __all__ = ["TESTS", "Copy", "copies", "said"]
 
 TESTS = re.compile(r"(^|/)(tests?/|conftest\.py$|test_[^/]*\.py$|[^/]*_test\.py$)")
 """Tests, by their paths."""
 _COMPILED = (".so", ".pyd")
+_STAMPED = ("_version.py", "__version__.py")
+"""Files that builds write a version into."""
+_WORKTREE = re.compile(r"\.git/repro/worktrees/[^/]+/tree(?:/(.*))?")
+_ENVIRONMENTS = "/repro/environments/"
+"""Where environments are that a case's `lock` decides."""
 _PROJECT = ("pyproject.toml", "setup.cfg", "setup.py")
 """Files that make a folder one that can be installed, and name its entry points."""
 
@@ -37,8 +42,7 @@ class Copy:
         site: The folder that it is imported from.
         files: The modules and data in it, as seen from there.
         programs: Of each program by its path what it starts, ``module:function``; '' for one that is a copy itself.
-        project: The folder in the tree under test that it was made of, or may have been.
-        sure: Whether it is known to be of this repository; else what the tree does not have is no copy of it.
+        project: The folder in the tree under test that it was made of.
         own: Whether it was made of the tree under test itself, so that what is compiled is of it.
     """
 
@@ -46,7 +50,6 @@ class Copy:
     files: frozenset[str]
     programs: dict[str, str]
     project: str
-    sure: bool
     own: bool
 
     def has(self, path: str) -> bool:
@@ -98,25 +101,24 @@ def _read(site: str, note: str, place: str, home: str | None) -> Copy | None:
     return None
 
 
-def _source(about: Any, place: str, home: str | None) -> tuple[str, bool, bool] | None:
-    """`project`, `sure` and `own` of a package; None where it is not of this repository.
-
-    An archive that lies in the repository, and a folder that is in no repository, may be made of it, or of another.
-    """
+def _source(about: Any, place: str, home: str | None) -> tuple[str, bool] | None:
+    """`project` and `own` of a package; None where nothing says that it is of this repository."""
     here, address = real(place), urlsplit(about["url"])
     if "vcs_info" in about:
         inside = os.path.join(here, about.get("subdirectory") or "")  # noqa: PTH118
-        return (os.path.normpath(inside), True, False) if is_remote(about["url"], here) else None
+        return (os.path.normpath(inside), False) if is_remote(about["url"], here) else None
     if address.scheme != "file":
         return None
     folder = real(unquote(address.path))
     origin = origin_in(folder, place, home)
-    if origin is None:
-        return None if in_a_tree(folder) else (here, False, False)
+    if origin is None or not origin.sure:
+        return None
+    if "dir_info" not in about:  # an archive that was built of it lies in it
+        return here, False
     inside = os.path.relpath(folder, origin.top)
-    if "dir_info" not in about or not origin.sure or f"{inside}/".startswith(".git/"):  # a worktree that is gone
-        return here, False, False
-    return origin.counterpart(folder), True, origin.top == here
+    if worktree := _WORKTREE.fullmatch(inside):  # it may be gone
+        return os.path.normpath(os.path.join(here, worktree[1] or "")), False  # noqa: PTH118
+    return origin.counterpart(folder), origin.top == here
 
 
 def said(copy: Copy, name: str, path: str, place: str, *, tests: bool) -> str | None:
@@ -135,29 +137,31 @@ def said(copy: Copy, name: str, path: str, place: str, *, tests: bool) -> str | 
     inside = path[len(copy.site) + 1 :].replace(os.sep, "/")
     top, _, rest = inside.partition("/")
     twin = _twin(copy, top)
+    if twin is None:  # the project may call it otherwise
+        return None
     if inside.endswith(_COMPILED):
-        if copy.own or not (copy.sure or twin):
+        if copy.own or _ENVIRONMENTS in f"{copy.site}/":  # whose key is what it was built of
             return None
         return (
             f"{what} was compiled when it was installed, which tells nothing of the commit under test: let "
             "subject.setup of a case build it in each worktree ({python} setup.py build_ext --inplace)"
         )
-    if twin is None and (tests or not copy.sure):
-        return None
-    other = _other(copy, inside, os.path.join(twin or copy.project, rest if twin else inside), tests)  # noqa: PTH118
-    if other is None and twin and rest and not (tests and TESTS.search(inside)):
+    other = _other(copy, inside, os.path.join(twin, rest) if rest else twin, tests)  # noqa: PTH118
+    if other is None and rest and not (tests and TESTS.search(inside)):
         other = _beside(copy, top, twin)
     if other is None:
         return None
     return (
         f"{what} was imported from a copy of this repository that was installed, not from the commit under test, where "
-        f"{os.path.relpath(other, real(place))} is not the same: let relative paths name the code, as PYTHONPATH=src "
-        "before repro or in subject.env of a case"
+        f"{os.path.relpath(other, real(place))} is not the same: let a relative path name the code, as PYTHONPATH="
+        f"{os.path.relpath(os.path.dirname(twin), real(place))} before repro or in subject.env of a case"  # noqa: PTH120
     )
 
 
 def _other(copy: Copy, inside: str, there: str, tests: bool) -> str | None:
     """What the tree should have for a file of a copy, where it has not; what a build makes is in no tree."""
+    if os.path.basename(there) in _STAMPED:  # noqa: PTH119
+        return None
     if os.path.lexists(there):
         return None if is_alike(os.path.join(copy.site, inside), there) else there  # noqa: PTH118
     from repro_golden.recording.attach.identify import ignored
@@ -175,15 +179,13 @@ def _listed(project: str) -> Sequence[str]:
 
 @functools.cache
 def _twin(copy: Copy, top: str) -> str | None:
-    """What the tree has for a top-level module or package of a copy: in any folder, or in one that can be installed."""
+    """What the tree has for a top-level module or package of a copy, in whichever folder."""
     files = _listed(copy.project)
     folders = {
         "/".join(parts[: parts.index(top)])
         for parts in (name.split("/") for name in files)
         if top in parts and (parts[-1] == top or parts[-1].endswith(".py"))
     }
-    if not copy.sure:
-        folders = {one for one in folders if one in ("", "src") or _is_project(one.removesuffix("/src"), files)}
     own = [path for path in copy.files if path.split("/")[0] == top]
 
     def fits(folder: str) -> tuple[int, int]:
@@ -193,24 +195,14 @@ def _twin(copy: Copy, top: str) -> str | None:
     return os.path.join(copy.project, min(folders, key=fits), top) if folders else None  # noqa: PTH118
 
 
-def _is_project(folder: str, files: Sequence[str]) -> bool:
-    return any(f"{folder}/{name}" in files for name in _PROJECT)
-
-
 @functools.cache
 def _beside(copy: Copy, top: str, twin: str) -> str | None:
-    """A file of a package in the tree that is not the same in its copy.
-
-    What the copy has none of (sources of what is compiled, tests, papers) no installer takes.
-    """
+    """A file of a package's copy that is not the same in the tree; what installers left out is not known."""
     from repro_golden.recording.attach.identify import ignored
 
     mine = {path[len(top) + 1 :] for path in copy.files if path.startswith(f"{top}/") and not path.endswith(_COMPILED)}
-    prefix = f"{os.path.relpath(twin, copy.project)}/".replace(os.sep, "/")
-    theirs = {name[len(prefix) :] for name in _listed(copy.project) if name.startswith(prefix)}
-    endings = {os.path.splitext(name)[1] for name in mine}  # noqa: PTH122
-    missing = [name for name in theirs - mine if os.path.splitext(name)[1] in endings and not TESTS.search(name)]  # noqa: PTH122
-    there = {name: os.path.join(twin, name) for name in sorted({*mine, *missing})}  # noqa: PTH118
+    mine = {name for name in mine if os.path.basename(name) not in _STAMPED}  # noqa: PTH119
+    there = {name: os.path.join(twin, name) for name in sorted(mine)}  # noqa: PTH118
     gone = [path for path in there.values() if not os.path.lexists(path)]
     made = ignored(copy.project, gone) if gone else frozenset()
     others = (
@@ -225,7 +217,10 @@ def _said_of_program(copy: Copy, path: str, place: str) -> str | None:
     """The line for a program that the project under test does not define like that."""
     name, starts = os.path.basename(path), copy.programs[path]  # noqa: PTH119
     if starts:
-        if any(f"{name}={starts}" in re.sub(r"[\s\"']", "", text) for text in _texts(copy.project, _PROJECT)):
+        said = [re.sub(r"(?m)#.*$", "", text) for text in _texts(copy.project, _PROJECT)]
+        told, same = (rf"(?<![\w.-]){re.escape(word)}(?![\w.-])" for word in (name, starts))
+        # a project that does not write it so may make it in another way
+        if any(re.search(same, text) for text in said) or not any(re.search(told, text) for text in said):
             return None
         what = f"starts {starts}, as it did when it was installed, and the commit under test does not say that"
     else:

@@ -242,7 +242,7 @@ class Session:
         """The program has made an optimizer of torch's, or a copy of one."""
         self.has_optimizer = True
         self._labels.made(optimizer, self._step, copied=copied)
-        self.passes.optimizer_made(optimizer, copied=copied)
+        self.passes.optimizer_made(optimizer)
 
     @harmless
     def passed(self, given: Iterable[Any], *, inner: bool = False) -> None:

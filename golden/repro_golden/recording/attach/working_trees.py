@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["Origin", "below", "in_a_tree", "is_alike", "is_remote", "origin_in", "real", "real_file"]
+__all__ = ["Origin", "below", "is_alike", "is_remote", "origin_in", "real", "real_file"]
 
 
 class Origin(NamedTuple):
@@ -117,11 +117,6 @@ def _is_of_same(top: str, here: str) -> bool | None:
     if one is None or other is None or one == other:
         return None if None in (one, other) else True
     return not _names(one).isdisjoint(_names(other))
-
-
-def in_a_tree(folder: str) -> bool:
-    """Whether a folder lies in a working tree of any repository."""
-    return _top(folder) is not None
 
 
 def is_remote(url: str, here: str) -> bool:

@@ -62,7 +62,8 @@ _NO_REQUIREMENTS = (".bz2", ".cfg", ".conf", ".gz", ".ini", ".tgz", ".toml", ".w
 
 def _refuse_paths(who: str, text: str, tops: Collection[Path]) -> None:
     """Refuse what leads back to a checkout: every commit would get what it has today, whatever it has itself."""
-    if top := next((top for top in tops if f"{top}/" in text), None):
+    begins = r"(?:^|[\s\"'=,;@])(?:file:(?://[\w.]*)?)?"  # a host's name, and its paths, are no place here
+    if top := next((top for top in tops if re.search(rf"{begins}{re.escape(str(top))}/", text, re.MULTILINE)), None):
         raise ValueError(f"{who} names {top}: write a path that is relative, and add what it names to subject.lock")
 
 
