@@ -262,8 +262,12 @@ def beside_commits(git: Git, linked: Sequence[str] = (), since: float = 0.0) -> 
         linked: Those that every worktree has too are left out.
         since: Of those, what was written since then; seconds, as `time.time` has it.
     """
-    specs = [":(top)", *not_code(git.folder), *(f":(top,exclude,literal){name}" for name in linked)]
+    ours = not_code(git.folder)
+    specs = [":(top)", *ours, *(f":(top,exclude,literal){name}" for name in linked)]
     listed = git.names("ls-files", "--others", "--directory", "-z", "--", *specs)
+    if any(name.startswith("golden/") for name in listed):  # a folder is listed also where nothing else is in it
+        others = git.names("ls-files", "--others", "-z", "--", ":(top,literal)golden", *ours)
+        listed = [n for n in listed if not n.startswith("golden/") or any(other.startswith(n) for other in others)]
     names = [
         name
         for name in listed
