@@ -18,7 +18,7 @@ from repro_golden.base.canonical import digest, write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.extras import require
 from repro_golden.base.processes import StandstillError, output_of, tree_of
-from repro_golden.repository.dvc_files import is_little, md5_at, overlap, same
+from repro_golden.repository.dvc_files import is_little, is_torn, md5_at, overlap, same
 from repro_golden.repository.git import Git
 from repro_golden.store.pulled import (
     check_pulled,
@@ -171,6 +171,7 @@ class Dvc:
 
     def _of_true(self, pointers: Sequence[Path], act: Callable[[Sequence[Path]], str]) -> str:
         self.check()
+        self._refuse_false([pointer for pointer in pointers if is_torn(pointer)])  # DVC does nothing beside such a one
         false = [pointer for pointer in pointers if fault(self.root, pointer)]
         message = act([pointer for pointer in pointers if pointer not in false]) if len(false) < len(pointers) else ""
         self._refuse_false(false)

@@ -217,7 +217,7 @@ def _swapping(swap: Callable[[Any, Any], None], session: Any) -> Callable[[Any, 
     @functools.wraps(swap)
     def call(t1: Any, t2: Any) -> None:
         again: list[Callable[[], None]] = []
-        for known in (session.names, session.around):  # also of a recorder that has failed
+        for known in (session.names, session.around, session.passes):  # also of a recorder that has failed
             try:
                 again.append(known.let_go(t1, t2))
             except Exception as error:  # noqa: BLE001 - the program goes on

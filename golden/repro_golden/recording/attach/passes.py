@@ -89,6 +89,14 @@ class Passes:
         self._steps += 1
         self._count, self._optimizers = 0, ()
 
+    def let_go(self, *tensors: torch.Tensor) -> Callable[[], None]:
+        """Refer to none of some tensors, whose content is exchanged; what is returned takes them up again."""
+        ids = set(map(id, tensors))
+        mine = [p for known in self._known if (p := known()) is not None and id(p) in ids]
+        self._known = [known for known in self._known if id(known()) not in ids]
+        self._trained = tuple(p for p in self._trained if id(p) not in ids)
+        return lambda: self._known.extend(map(weakref.ref, mine))
+
     def beside(
         self,
         readings: Iterable[tuple[str, Reading]],
