@@ -131,25 +131,42 @@ def test_a_pointer_that_git_renamed_is_not_called_damage(kept: Kept) -> None:
 # -- a part of it
 
 
-@pytest.mark.parametrize("name", ["header.json", "steps.jsonl", "rank-00000.parquet"])
+def test_a_pointer_that_is_not_as_it_was_written_stops_no_other(kept: Kept) -> None:
+    """What all are asked for is done of the others first; then it is refused."""
+    old = kept.pointer.with_name("old.dvc")
+    old.write_text(kept.pointer.read_text())
+    for act in (kept.dvc.push, kept.dvc.pull):
+        shutil.rmtree(kept.run)
+        with pytest.raises(ReproError, match=r"old\.dvc was renamed without its content"):
+            act(old, kept.pointer)
+        shutil.rmtree(kept.run, ignore_errors=True)
+        kept.dvc.pull(kept.pointer)  # it was pushed
+    shutil.rmtree(kept.run)
+    with pytest.raises(ReproError, match="renamed"):
+        kept.dvc.pull(old, kept.pointer)
+    assert (kept.run / "run.json").exists()
+
+
+@pytest.mark.parametrize("name", ["trace/header.json", "trace/steps.jsonl", "trace/rank-00000.parquet"])
 def test_a_golden_run_that_lost_a_file_is_told_with_the_cure(kept: Kept, name: str) -> None:
     """Each file that a comparison may need is missed at once, and a pull brings it back."""
-    (kept.run / "trace" / name).unlink()
-    with pytest.raises(ReproError, match=rf"m/toy has no trace/{name}: `repro golden pull toy` brings it back$"):
+    (kept.run / name).unlink()
+    with pytest.raises(ReproError, match=rf"m/toy has no {name}: `repro golden pull toy` brings it back$"):
         kept.store.read("m", "toy")
-    if name == "header.json":
+    if name == "trace/header.json":
         kept.store.push([kept.pointer])  # of what the pointer names, which is whole
         kept.dvc.pull(kept.pointer)
         assert kept.store.load("m", "toy")
 
 
-def test_half_a_golden_run_is_not_pushed(kept: Kept) -> None:
+@pytest.mark.parametrize("name", ["run.json", "trace/rank-00000.parquet"])
+def test_half_a_golden_run_is_not_pushed(kept: Kept, name: str) -> None:
     """Where a pointer itself stands for a part, no pull helps: it is told so, and goes to no remote."""
-    (kept.run / "trace" / "rank-00000.parquet").unlink()
+    (kept.run / name).unlink()
     kept.without_note()
     kept.dvc.run("add", str(kept.run))
     for ask in (lambda: kept.store.push([kept.pointer]), lambda: kept.store.load("m", "toy")):
-        with pytest.raises(ReproError, match=r"rank-00000\.parquet: toy\.dvc stands for no more: .*`git rm "):
+        with pytest.raises(ReproError, match=rf"{name}: toy\.dvc stands for no more: .*`git rm "):
             ask()
 
 
