@@ -14,6 +14,20 @@ import warm_kit
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.families import family
 
+NETWORKS = """\
+import os, torch
+from torch import nn
+other = os.environ["OTHER"] == "1"
+torch.set_num_threads(1)
+torch.manual_seed(0)
+def net():
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+def loss_of(model):
+    x = torch.randn(8, 3)
+    return (model(x) - x.sum(-1, keepdim=True)).square().mean()
+"""
+"""The beginning of programs that do something else where the variable OTHER is 1."""
+
 PRELUDE = """
 import hashlib, os, random, sys
 import numpy, torch

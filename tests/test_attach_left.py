@@ -7,21 +7,14 @@ from pathlib import Path
 
 import pytest
 import warm_kit
+from attach_kit import NETWORKS
 from conftest import environment
 
 from repro_golden.trace import Trace
 
-BEGIN = """\
-import os, torch
-from torch import nn
-other = os.environ["OTHER"] == "1"
-torch.set_num_threads(1)
-torch.manual_seed(0)
-def net():
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-def loss_of(model):
-    x = torch.randn(8, 3)
-    return (model(x) - x.sum(-1, keepdim=True)).square().mean()
+BEGIN = (
+    NETWORKS
+    + """\
 def steps(model, optimizer, count):
     for step in range(count):
         optimizer.zero_grad()
@@ -29,6 +22,7 @@ def steps(model, optimizer, count):
         optimizer.step()
         yield step
 """
+)
 
 
 def diff(folder: Path, program: str) -> tuple[int, str]:

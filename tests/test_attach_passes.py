@@ -9,22 +9,15 @@ from typing import Any
 
 import pytest
 import warm_kit
+from attach_kit import NETWORKS
 from conftest import environment
 
 from repro_golden.trace import Trace
 
-BEGIN = """\
-import os, torch
-from torch import nn
-other = os.environ["OTHER"] == "1"
+BEGIN = (
+    NETWORKS
+    + """\
 rate = 0.03 if other else 0.01
-torch.set_num_threads(1)
-torch.manual_seed(0)
-def net():
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-def loss_of(model):
-    x = torch.randn(8, 3)
-    return (model(x) - x.sum(-1, keepdim=True)).square().mean()
 def step(model, optimizer):
     optimizer.zero_grad()
     loss_of(model).backward()
@@ -35,6 +28,7 @@ def by_hand(parameters, rate=rate):
         p.data -= rate * p.grad.sign()
         p.grad = None
 """
+)
 BY_HAND = {
     "after an optimizer": """
 def main():

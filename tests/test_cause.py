@@ -256,6 +256,23 @@ def test_memory_that_is_written_through_a_view_has_both_makers() -> None:
     assert lines(cause(a, b))[1:] == (3, 3)
 
 
+def test_what_is_done_once_more() -> None:
+    """To the same bits it begins nothing; what it is a part of does. A write to other memory is not the same again."""
+    (a, x, y), (b, u, v) = pair()
+    a.show(a.neg(a.scale(a.mul(x, y, 1), 2, 2), 3))
+    half = b.mul(u, v, 1)
+    b.show(b.scale(b.add(half, b.mul(u, v, 2), 2), 3, 3))
+    assert line(cause(a, b).after) == 3
+    a, b = Tape(), Tape()
+    for tape in (a, b):
+        first, second, more = tape.given(3), tape.given(3), tape.given(4)
+        tape.add_(first, more, 1)
+        if tape is b:
+            tape.add_(second, more, 2)
+        tape.show(tape.mul(first, second, 3))
+    assert line(cause(a, b).after) == 2
+
+
 def test_only_what_leads_to_the_signal_counts() -> None:
     """Another difference, for a signal that is shown later, is not named."""
     (a, x, y), (b, u, v) = pair()

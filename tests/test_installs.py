@@ -67,10 +67,12 @@ def test_an_installation_that_leads_to_a_worktree(tmp_path: Path, site: Path, ve
 
 def test_what_somebody_installs_meanwhile_is_not_touched(tmp_path: Path, site: Path) -> None:
     """Who it is of is not known: it is named, and stays. Each setup is looked at, also one whose text was harmless."""
+    (site / "own.pth").write_text("/home/me/repro/worktrees/of/mine")
     for version in ("1.0", "1.1"):
         with pytest.raises(ReproError, match=f"tool-{version}"), installs.left_alone("python", "x", tmp_path / "t", {}):
             put(site, f"tool-{version}", {"tool.py": version, "tool.pth": "/home/me/tool"})
         assert ((site / "tool.py").read_text(), (site / "tool.pth").read_text()) == (version, "/home/me/tool")
+        assert (site / "own.pth").read_text() == "/home/me/repro/worktrees/of/mine"
         with installs.left_alone("python", "x", tmp_path / "t", {}):
             (site / "__pycache__").mkdir(exist_ok=True)
 

@@ -88,7 +88,7 @@ def noted(text: str) -> dict[str, str]:
 def relabelled(text: str) -> bool:
     """Whether a pointer names other content than it was written for; older ones, and DVC's other forms, do not say."""
     content, named = _MADE_FOR.search(_meta(text)), _md5_in(text)
-    return None not in (content, named) and content is not None and content[1] != named
+    return content is not None and named is not None and content[1] != named
 
 
 def _meta(text: str) -> str:

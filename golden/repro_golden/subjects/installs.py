@@ -72,13 +72,15 @@ def _leads(sites: Sequence[Path]) -> list[Path]:
 
 
 def _lead_back(sites: Sequence[Path], root: Path, before: Mapping[Path, bytes]) -> None:
-    """Put back what led elsewhere, and take away what else leads to a worktree: soon that leads nowhere."""
+    """Put back what led elsewhere, and take away what leads to a worktree since: soon that leads nowhere."""
 
     def away(content: bytes) -> bool:
         return str(root).encode() in content or _WORKTREES in content
 
     for path in {*before, *_leads(sites)}:
         now, old = path.read_bytes() if path.is_file() else b"", before.get(path, b"")
+        if now == old:
+            continue
         if old and not away(old) and (not now or away(now)) and path.parent.is_dir():
             path.write_bytes(old)
         elif away(now) and path.suffix != ".json":

@@ -1,6 +1,6 @@
 """Backward passes that no optimizer has made a step of, in a program that has optimizers: it may step by hand.
 
-What such steps change is read where the program goes on or ends, so it is kept alive until then.
+What such steps may have changed last is read when the program ends, so it is kept alive until then.
 """
 
 from __future__ import annotations
