@@ -75,6 +75,20 @@ def test_what_is_alive_is_found_and_called_what_the_program_calls_it() -> None:
     del optimizer
 
 
+def test_what_was_hidden_before_torch_is_not_the_program_s() -> None:
+    """What Python itself hides from the collector as it starts, as 3.12 does, is not named."""
+    try:
+        gc.freeze()
+        beside, model = Beside(), Network()
+        read(beside, 0, model.fc)
+        assert "what gc.freeze() hid" not in beside.unread
+        gc.freeze()
+        read(beside, 1, model.fc)
+        assert "what gc.freeze() hid" in beside.unread
+    finally:
+        gc.unfreeze()
+
+
 def test_what_the_program_hides_from_the_collector_stays_known() -> None:
     """`gc.freeze` takes no module away that was found before, and is named: others may be hidden by it."""
     model, target = Network(), nn.Linear(2, 2)

@@ -50,7 +50,8 @@ class Beside:
     def __init__(self) -> None:
         self.changed = True
         self.unread: dict[str, str] = {}
-        self._frozen = 0
+        self._began = gc.get_freeze_count()  # CPython 3.12 begins with some hundred; nothing of torch's is among them
+        self._frozen = False
         self._roots: list[Root] = []
         self._plan = ModulePlan()
         self._searched = ByIdentity[bool]()
@@ -165,7 +166,7 @@ class Beside:
         read = set(map(id, parameters))  # an optimizer that never steps reads nothing of what it holds
         self.unread = dict(self._packed)
         if end:
-            self._frozen = gc.get_freeze_count()  # which counts them: too dear for each step
+            self._count_frozen()
         if self._frozen:
             self.unread["what gc.freeze() hid"] = "the garbage collector, which is asked for what is alive, is not told"
         out = self._of_modules(read)
@@ -271,13 +272,17 @@ class Beside:
 
     def _still(self, modules: list[torch.nn.Module]) -> list[torch.nn.Module]:
         """Modules that are alive, with those that were and that the program has hidden from the collector since."""
-        self._frozen = gc.get_freeze_count()
+        self._count_frozen()
         if self._frozen:
             listed = set(map(id, modules))
             hidden = [module for known in self._known if (module := known()) is not None and id(module) not in listed]
             modules = [*hidden, *modules]
         self._known = [weakref.ref(module) for module in modules]
         return modules
+
+    def _count_frozen(self) -> None:
+        """Learn whether the program has hidden something from the collector; too dear for each step."""
+        self._frozen = gc.get_freeze_count() > self._began
 
     def _find_generators(self, *, end: bool = False) -> None:
         """Look from the variables, for the collector does not know them; at the end no frame leads to any.
