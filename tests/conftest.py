@@ -17,6 +17,9 @@ from examples_kit import FAST
 from hypothesis import settings
 from once_kit import once
 
+from repro_golden.repository.checkout import find_checkout
+from repro_golden.repository.worktrees import folder_for
+
 SOURCE = Path(__file__).parent.parent
 
 # as where the environment is activated: a command's program runs in the Python that PATH has first
@@ -77,6 +80,11 @@ class Repo:
         text = file.read_text()
         assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times in {path}"
         file.write_text(text.replace(old, new))
+
+    @property
+    def worktrees(self) -> list[Path]:
+        """What is left of worktrees of ours: their folders, and git's notes on any."""
+        return [*folder_for(find_checkout(self.root)).glob("*"), *(self.root / ".git" / "worktrees").glob("*")]
 
     def repro(self, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """One repro command, as a user runs it, in a process that begins warm."""

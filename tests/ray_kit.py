@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
-from conftest import environment
+from conftest import Repo, environment
 
 INSTALLED = importlib.util.find_spec("ray") is not None
 
@@ -62,8 +62,8 @@ class Node:
 
     def left(self) -> list[str]:
         """What probes left: processes, folders, worktrees and git's notes on them."""
-        folders = ["probes/*", "*/.git/repro/worktrees/*", "*/.git/worktrees/*", ".new-*"]
-        left = [str(path) for pattern in folders for path in self.folder.glob(pattern)]
+        left = [str(path) for pattern in ("probes/*", ".new-*") for path in self.folder.glob(pattern)]
+        left += [str(path) for git in self.folder.glob("*/.git") for path in Repo(git.parent).worktrees]
         return [*map(str, self.trainers()), *left]
 
 

@@ -51,9 +51,7 @@ def fingerprint_of_checkout(repo: Repo) -> dict[str, bytes]:
 
 def left_behind(repo: Repo) -> list[Path]:
     """Worktrees and scratch folders that outlived their command."""
-    state = repo.root / ".git" / "repro"
-    ps = [p for name in ("worktrees", "tmp") for p in (state / name).glob("*")]
-    return ps + list((repo.root / ".git" / "worktrees").glob("*"))
+    return [*repo.worktrees, *(repo.root / ".git" / "repro" / "tmp").glob("*")]
 
 
 @pytest.fixture

@@ -148,5 +148,4 @@ def test_whoever_ends_a_search_leaves_no_trainer(tmp_path: Path, numbers: list[s
     assert process.returncode == 130 and "Traceback" not in said, said
     assert said.splitlines()[-1].startswith("repro: interrupted"), said
     assert not [each.pid for each in psutil.process_iter(["cmdline"]) if token in (each.info["cmdline"] or ())]
-    state = repo.root / ".git" / "repro"
-    assert [*state.glob("worktrees/*"), *state.glob("tmp/*")] == []
+    assert [*repo.worktrees, *(repo.root / ".git" / "repro").glob("tmp/*")] == []

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import Repo
 
+from repro_golden.base.canonical import named_after
 from repro_golden.case.file import Case
 from repro_golden.recording.attach import installed
 from repro_golden.replay.children import ChildFailure
@@ -111,7 +112,8 @@ def test_where_a_copy_is_from(tmp_path: Path, source: str, refused: bool) -> Non
     other = Repo(tmp_path / "another")
     other.root.mkdir()
     other.git("init", "--quiet")
-    worktree = tmp_path / "home" / ".git" / "repro" / "worktrees" / "0" / "tree"
+    kept = tmp_path / "cache" / "repro" / "worktrees" / named_after(tmp_path / "home")
+    worktree = kept / "-0" / "at-0" / "tree"
     about: dict[str, dict[str, object] | None] = {
         "remote": {"url": "https://example.invalid/who/pkg", "vcs_info": {}, "subdirectory": "lib"},
         "conda": folder(tmp_path / "feedstock" / "work"), "gone worktree": folder(worktree / "lib"),

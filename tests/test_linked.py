@@ -244,6 +244,21 @@ def test_code_of_the_checkout_is_refused(mixed: Repo, command: str, refused: str
             refuse_tracked(Git(mixed.root), asked)
 
 
+def test_other_spellings_of_the_checkout(mixed: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path through a link, and a program that PATH finds, are the checkout's too; what git ignores there is data."""
+    (tmp_path / "alias").symlink_to(mixed.root)
+    tool = mixed.root / "data" / "loader.py"
+    tool.chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "load").symlink_to(tool)
+    for words in (f"a {tmp_path}/alias/data/loader.py", "sh -c 'load && true'", "loader.py"):
+        monkeypatch.setenv("PATH", f"{tmp_path}/bin:{tool.parent}:{os.environ['PATH']}")
+        with pytest.raises(ReproError, match="write data/loader.py instead"):
+            refuse_tracked(Git(mixed.root), case(words))
+    for words in (f"a {tmp_path}/alias/data/deep/a.txt", "sh -c true", "data"):
+        refuse_tracked(Git(mixed.root), case(words))
+
+
 # -- what programs print of a file that is not there
 
 FAILURES = {

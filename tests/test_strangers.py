@@ -109,6 +109,36 @@ def test_programs_that_are_not_recorded(tmp_path: Path) -> None:
     assert exit_code(case(), put(tmp_path, "tree"), tmp_path / "log") == 0
 
 
+def test_a_file_that_is_read_in_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by a variable or a link, it is no commit's unless it is the same; what git does not track is data."""
+    monkeypatch.setenv("PROJECT", str(tmp_path / "alias"))
+    home, place = tmp_path / "home", put(tmp_path, "tree", early="import os")
+    (home / "data.json").write_text("1")
+    reading = '{python} -c "import os, pathlib; {what}"'
+    for what, read in (
+        ("open(os.environ['PROJECT'] + '/src/settings.json')", "settings.json"),
+        ("os.chdir(os.environ['PROJECT']); pathlib.Path('src/one.py').read_text()", "one.py"),
+        ("open(os.environ['PROJECT'] + '/data.json'), open(os.environ['PROJECT'] + '/shared/b.json')", ""),
+        ("open('src/settings.json'), open(os.environ['PWD'] + '/src/settings.json')", ""),
+        ("open(os.environ['PROJECT'] + '/src/one.py', 'w').write('1')", ""),
+    ):
+        for name in ("settings.json", "one.py"):
+            (place.root / "src" / name).write_text("2")
+        asked = case(command=reading.replace("{what}", what))
+        if not read:
+            assert exit_code(asked, place, tmp_path / "log") == 0, what
+            continue
+        with pytest.raises(ChildFailure, match=rf"src/{read} was read in your checkout, which git tracks, and the com"):
+            exit_code(asked, place, tmp_path / "log")
+        (place.root / "src" / read).write_text("1")
+        assert exit_code(asked, place, tmp_path / "log") == 0
+    (home / "src" / "settings.json").write_text("3")
+    reads = "open(os.environ['PROJECT'] + '/src/settings.json') if step == 2 else 0"
+    put(tmp_path, "tree", early="import os", late=reads)
+    with pytest.raises(ChildFailure, match=r"settings\.json was read in your checkout"):
+        launch(case(), place, [Run(3, trace=str(tmp_path / "t"))], tmp_path / "log")
+
+
 def test_a_test_of_the_users_own(tmp_path: Path) -> None:
     """What tests the commits may lie in the checkout and in none of them; a copy of what they have may not."""
     place = put(tmp_path, "tree")

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from history_kit import TRAIN, edit, note, start
 from repro_bisect.probe.states import KEPT, States
 from repro_golden.base.errors import AbsentError, MachineFailureError, ReproError
 from repro_golden.repository.checkout import find_checkout
-from repro_golden.repository.worktrees import Worktrees
+from repro_golden.repository.worktrees import Worktrees, folder_for
 
 COMMAND = ("--", sys.executable, "train.py", "--steps", "2")
 ALLOW = ("-c", "protocol.file.allow=always")
@@ -73,6 +74,57 @@ def test_a_submodule_that_moved_the_numbers(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["culprit"]["commit"] == culprit, done.stderr
     assert {p: p.read_bytes() for p in (repo.root / ".git" / "modules").rglob("*") if p.is_file()} == before
     assert not (tmp_path / "hook-ran").exists()
+
+
+UPWARDS = """\
+import os, sys
+from pathlib import Path
+above = [folder / "limit" for folder in Path(os.environ["PWD"], "judge.py").parents]
+found = [path for path in above if path.is_file()]
+sys.exit(bool(found) and int(Path("value").read_text()) >= int(found[0].read_text()))
+"""
+
+
+def test_what_lies_above_a_worktree_is_not_the_checkout(tmp_path: Path) -> None:
+    """A program that looks for its settings in the folders above it finds its commit's or none, and never today's."""
+    repo = Repo(tmp_path / "repo")
+    repo.root.mkdir()
+    repo.git("init", "--quiet", "--initial-branch=main")
+    (repo.root / "judge.py").write_text(UPWARDS)
+    commits = []
+    for n in range(5):
+        (repo.root / "value").write_text(f"{n}")
+        if n == 3:
+            (repo.root / "limit").write_text("1")
+        commits.append(repo.commit(f"value {n}"))
+    ends = "--no-explain", "--json", "--when", "exit", "HEAD~4..HEAD"
+    done = repo.repro("bisect", *ends, "--", sys.executable, "judge.py")
+    assert json.loads(done.stdout)["culprit"]["commit"] == commits[3], done.stderr
+    assert not repo.worktrees
+
+
+def test_where_worktrees_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the user's cache, or in a folder of ours for what is temporary where that lies in a checkout or is not ours.
+
+    Where nothing serves, beside the rest of our state. Two repositories have two folders.
+    """
+    repo, other = Repo(tmp_path / "repo"), Repo(tmp_path / "more" / "repo")
+    for each in (repo, other):
+        each.root.mkdir(parents=True)
+        each.git("init", "--quiet")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("HOME", str(repo.root / "home"))
+    for cache, above in (
+        (tmp_path / "cache", tmp_path / "cache"), (repo.root / "cache", temporary), (Path("cache"), temporary),
+    ):  # fmt: skip
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+        first, second = (folder_for(find_checkout(each.root)) for each in (repo, other))
+        assert first.is_relative_to(above) and second.parent == first.parent and second != first
+    temporary.rename(repo.root / "tmp")
+    monkeypatch.setattr(tempfile, "tempdir", str(repo.root / "tmp"))
+    assert folder_for(find_checkout(repo.root)) == repo.root / ".git" / "repro" / "worktrees"
 
 
 @pytest.mark.whole
@@ -196,7 +248,7 @@ def test_lfs_content_is_put_in_its_place(tmp_path: Path) -> None:
                 assert (place.root / "data.bin").read_bytes() == b"third"
     finally:
         worktrees.close()
-    assert not list((repo.root / ".git" / "repro" / "worktrees").glob("*"))
+    assert not repo.worktrees
 
 
 def taking_in(folder: Path, outer: Repo, name: str = "part") -> Repo:
@@ -327,7 +379,7 @@ def test_a_worktree_with_read_only_folders_is_removed(tmp_path: Path) -> None:
     command = [*mortal, sys.executable, "-c", READ_ONLY, str(repo.root), head, str(tmp_path / "elsewhere")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
     assert done.returncode == 0, done.stderr
-    assert not list((repo.root / ".git" / "repro" / "worktrees").glob("*"))
+    assert not repo.worktrees
     assert len(repo.git("worktree", "list").splitlines()) == 1
     assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o500
 

@@ -9,6 +9,8 @@ from typing import Any
 
 __all__ = ["hear"]
 
+_heard: dict[str, list[Callable[..., object]]] = {}
+
 
 def hear(events: Mapping[str, Callable[..., object]]) -> None:
     """Call a function with the arguments of each event of its name, until the process ends.
@@ -18,11 +20,15 @@ def hear(events: Mapping[str, Callable[..., object]]) -> None:
     Args:
         events: Functions by the names of events.
     """
+    first, heard = not _heard, _heard
+    for name, does in events.items():
+        heard.setdefault(name, []).append(does)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in events:
-            with contextlib.suppress(Exception):
-                events[event](*arguments)
+        if event in heard:
+            for does in heard[event]:
+                with contextlib.suppress(Exception):
+                    does(*arguments)
 
-    # a function and no bound method, with which each `id`, which is an event too, takes longer
-    sys.addaudithook(hook)
+    if first:  # a function and no bound method, with which each `id`, which is an event too, takes longer
+        sys.addaudithook(hook)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import struct
 import tempfile
 import tomllib
@@ -87,6 +88,12 @@ _TOO_DEEP = "it is nested too deeply"
 def digest(*parts: bytes | str) -> str:
     """xxh3_128 over length-prefixed parts, as 32 hex digits. The prefix keeps ("ab","c") apart from ("a","bc")."""
     return digest_framed(*map(frame, parts))
+
+
+def named_after(folder: Path) -> str:
+    """The name of what is kept elsewhere for a folder, or that of a ``.git``: readable ASCII, no two are one."""
+    folder = folder.parent if folder.name == ".git" else folder
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', folder.name)}-{digest(str(folder))[:8]}"
 
 
 def digest_framed(*framed: bytes) -> str:

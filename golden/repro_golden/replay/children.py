@@ -144,10 +144,11 @@ class CancelledError(Exception):
 def base_environment(case: Case) -> dict[str, str]:
     """The environment that every kind of child starts from, with what decides bits.
 
-    Nothing of Python's search path is in it, and no secret that the case does not pass on by name.
+    Nothing of Python's search path is in it, nor of where the caller stands, and no secret that the case does not pass
+    on by name.
     """
     environment = handed_on(os.environ, case.subject.pass_env)
-    for name in ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"):
+    for name in ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PWD", "OLDPWD"):
         environment.pop(name, None)
     if trust := trust_of(os.environ):  # what it says is not handed on, and a child may run repro
         environment[VARIABLE] = trust
@@ -163,7 +164,7 @@ class Child:
     Attributes:
         command: Program and arguments.
         cwd: Where it starts.
-        environment: All of its variables.
+        environment: All of its variables, but for PWD, which is `cwd`.
         log: File that its output is added to.
         limit: Seconds it may take.
         keep: Open files of ours that it holds as long as it lives.
@@ -208,7 +209,7 @@ class Child:
             self.log.open("ab") as output,
             reserved(output),
             tree_of(
-                self.command, cwd=self.cwd, environment=self.environment, output=output,
+                self.command, cwd=self.cwd, environment={"PWD": str(self.cwd), **self.environment}, output=output,
                 keep=self.keep, bound=self.bound,
             ) as process,
         ):  # fmt: skip

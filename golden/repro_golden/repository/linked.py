@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import stat
 from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -355,7 +356,7 @@ def refuse_tracked(git: Git, case: Case) -> None:
     Raises:
         ReproError: one is named, with what to write instead.
     """
-    for name in data_of(case, git.folder):
+    for name in dict.fromkeys([*data_of(case, git.folder), *_programs(case, git.folder)]):
         inside = f":(top,literal){name}"
         if not git.names("ls-files", "-z", "--", inside):
             continue
@@ -365,6 +366,15 @@ def refuse_tracked(git: Git, case: Case) -> None:
                 f"the command names your checkout's own {name}, which git tracks: every commit would run that one "
                 f"and not its own; write {name} instead"
             )
+
+
+def _programs(case: Case, root: Path) -> Iterator[str]:
+    """The checkout's own files that words of a program's commands are found as by PATH; relative to it."""
+    subject, inside = case.subject, root.resolve()
+    for word in {part for line in subject.words for part in line.split()} if subject.templates else ():
+        found = shutil.which(word, path=subject.env.get("PATH")) if "/" not in word else None
+        if found and (place := Path(found).resolve()).is_relative_to(inside):
+            yield str(place.relative_to(inside))
 
 
 def data_of(case: Case, root: Path) -> list[str]:
@@ -377,7 +387,10 @@ def _below_root(case: Case, root: Path) -> Iterator[str]:
     subject, tops = case.subject, ("{root}/", *dict.fromkeys((f"{root}/", f"{root.resolve()}/")))
     for word in [*subject.words, *subject.env.values()] if subject.templates else ():
         for part in [word, *re.split(r"[=:,;|&()<>\"'\s]+", word)]:
-            for top in (top for top in tops if part.startswith(top)):
+            top = next((top for top in tops if part.startswith(top)), None)
+            if top is None and os.path.isabs(part):  # noqa: PTH117 - by a link to the checkout, or from one
+                top, part = f"{root.resolve()}/", os.path.realpath(part)
+            if top is not None and part.startswith(top):
                 name = os.path.normpath(part.removeprefix(top).lstrip("/") or ".")
                 if name != "." and not name.startswith(".."):
                     yield name

@@ -12,18 +12,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from repro_golden.base.canonical import named_after
 from repro_golden.base.errors import AbsentError, MachineFailureError
-from repro_golden.base.files import scratch_folder
+from repro_golden.base.files import scratch_folder, sweep
 from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Checkout, Place
 from repro_golden.repository.git import POINTER_MOST, Git, GitFailedError, kept_at, lfs_store, pointed_at
 from repro_golden.repository.linked import Linked, data_of
 
-__all__ = ["Worktrees", "fill"]
+__all__ = ["Worktrees", "fill", "folder_for"]
 
 
 class Worktrees:
-    """Detached worktrees under ``$GIT_COMMON_DIR/repro/worktrees``, one folder per process.
+    """Detached worktrees in a folder of the user's cache (see `folder_for`), one folder per process.
 
     The repository's hooks and filters never run: hooks are pointed at nothing, and every configured filter is emptied
     for the one command that fills the worktree. A worktree holds every file, also where the checkout is a sparse one.
@@ -44,8 +45,14 @@ class Worktrees:
         self._linked = Linked(checkout.git, link, in_place)
         self._home, self._git = checkout.root, checkout.git.without_filters()
         self._exit = contextlib.ExitStack()
-        self._base, self._common = checkout.state / "worktrees", checkout.common
-        self._folder = self._exit.enter_context(scratch_folder(self._base))
+        self._base, self._common = folder_for(checkout), checkout.common
+        checkout.state.mkdir(parents=True, exist_ok=True)
+        self._lock = checkout.state / "worktrees.lock"
+        self._earlier = checkout.state / "worktrees"  # where they lay once, and lie where nothing else serves
+        with self._alone():
+            if self._earlier.is_dir():
+                sweep(self._earlier)
+            self._folder = self._exit.enter_context(scratch_folder(self._base))
         self._forget()
 
     @classmethod
@@ -83,8 +90,10 @@ class Worktrees:
         self._forget()
 
     def close(self) -> None:
-        """Remove this process's folder."""
+        """Remove this process's folder, and with the last of them what held them."""
         self._exit.close()
+        with self._alone(), contextlib.suppress(OSError):
+            self._base.rmdir()
         self._forget()
 
     def _forget(self) -> None:
@@ -96,13 +105,14 @@ class Worktrees:
             for note in self._common.glob("worktrees/*/gitdir"):
                 with contextlib.suppress(OSError):
                     target = Path(note.read_text(encoding="utf-8").strip())
-                    if target.is_relative_to(self._base) and not target.exists():
+                    ours = target.is_relative_to(self._base) or target.is_relative_to(self._earlier)
+                    if ours and not target.exists():
                         shutil.rmtree(note.parent, ignore_errors=True)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """Hold the lock on git's notes on worktrees: git reads those of every other, and stumbles over half a one."""
-        with self._base.with_suffix(".lock").open("w") as lock:
+        with self._lock.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -111,6 +121,26 @@ class Worktrees:
             self._git.at(at or self._home)(*arguments)
         except GitFailedError as error:
             raise _git_failed(f"`git {' '.join(arguments[:2])}`", error.stderr, self._base) from None
+
+
+def folder_for(checkout: Checkout) -> Path:
+    """Where the worktrees of a repository lie: below no working tree, its own above all.
+
+    Programs look for their root and their settings in the folders above them. Where neither the user's cache nor a
+    folder for what is temporary serves, they lie with the rest of our state, inside git's folder.
+    """
+    caches = [Path(os.environ.get("XDG_CACHE_HOME", ""))]
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        caches.append(Path.home() / ".cache")
+    caches.append(Path(tempfile.gettempdir()) / f"repro-{os.getuid()}")
+    for cache in caches:
+        folder = cache / "repro" / "worktrees"
+        with contextlib.suppress(OSError):
+            if cache.is_absolute() and not any((above / ".git").exists() for above in folder.resolve().parents):
+                folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
+                if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
+                    return folder.resolve() / named_after(checkout.common)
+    return checkout.state / "worktrees"
 
 
 def _make_writable(top: Path) -> None:

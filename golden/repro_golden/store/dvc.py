@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from repro_golden.base.canonical import digest, write_atomic
+from repro_golden.base.canonical import named_after, write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.extras import require
 from repro_golden.base.processes import StandstillError, output_of, tree_of
@@ -50,7 +50,7 @@ _CURES = {
 def private_remote(root: Path) -> Path:
     """The remote of one checkout alone, outside of it: training states must never enter git. DVC takes ASCII alone."""
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return data / "repro" / "remotes" / f"{re.sub(r'[^A-Za-z0-9._-]', '_', root.name)}-{digest(str(root))[:8]}"
+    return data / "repro" / "remotes" / named_after(root)
 
 
 class Dvc:

@@ -187,7 +187,7 @@ from pathlib import Path
 import psutil
 from repro_golden.base.files import sweep
 from repro_golden.repository.checkout import find_checkout
-from repro_golden.repository.worktrees import Worktrees
+from repro_golden.repository.worktrees import Worktrees, folder_for
 first = os.getpid()
 if os.fork():
     os._exit(0)
@@ -212,7 +212,7 @@ with contextlib.suppress(OSError):
     sweep(probes)
     while not ended and time.monotonic() < end:
         Worktrees(checkout).close()
-        if not any([*probes.iterdir(), *checkout.state.glob("worktrees/*")]):
+        if not any([*probes.iterdir(), *folder_for(checkout).glob("*")]):
             break
         time.sleep(0.1)
         sweep(probes)

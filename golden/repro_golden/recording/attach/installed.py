@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from repro_golden.recording.attach.working_trees import is_alike, is_remote, origin_in, real
+from repro_golden.recording.attach.working_trees import below, is_alike, is_remote, name_of, origin_in, real
 
 __all__ = ["TESTS", "Copy", "copies", "said"]
 
@@ -27,7 +27,8 @@ TESTS = re.compile(r"(^|/)(tests?/|conftest\.py$|test_[^/]*\.py$|[^/]*_test\.py$
 _COMPILED = (".so", ".pyd")
 _STAMPED = ("_version.py", "__version__.py")
 """Files that builds write a version into."""
-_WORKTREE = re.compile(r"\.git/repro/worktrees/[^/]+/tree(?:/(.*))?")
+_WORKTREE = re.compile(r".*/repro/worktrees/(?P<name>[^/]+)/[^/]+/at-[^/]+/tree(?:/(?P<path>.*))?")
+"""One of ours, which may be gone."""
 _ENVIRONMENTS = "/repro/environments/"
 """Where environments are that a case's `lock` decides."""
 _PROJECT = ("pyproject.toml", "setup.cfg", "setup.py")
@@ -110,14 +111,14 @@ def _source(about: Any, place: str, home: str | None) -> tuple[str, bool] | None
     if address.scheme != "file":
         return None
     folder = real(unquote(address.path))
+    worktree = _WORKTREE.fullmatch(folder)
+    if worktree and worktree["name"] == name_of(here) and "dir_info" in about:
+        return os.path.normpath(os.path.join(here, worktree["path"] or "")), below(f"{folder}/", here)  # noqa: PTH118
     origin = origin_in(folder, place, home)
     if origin is None or not origin.sure:
         return None
     if "dir_info" not in about:  # an archive that was built of it lies in it
         return here, False
-    inside = os.path.relpath(folder, origin.top)
-    if worktree := _WORKTREE.fullmatch(inside):  # it may be gone
-        return os.path.normpath(os.path.join(here, worktree[1] or "")), False  # noqa: PTH118
     return origin.counterpart(folder), origin.top == here
 
 

@@ -2,12 +2,14 @@
 
 Numbers of such a process are another commit's, and every commit's would agree. So each Python process is asked at each
 step and at its end: modules are imported late too. A module reads what lies beside it, so its package counts as a
-whole. This runs inside foreign programs: the standard library alone.
+whole. What the process opened in the user's checkout counts too (`reads`). This runs inside foreign programs: the
+standard library alone.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import sys
@@ -15,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from repro_golden.recording.attach import installed
+from repro_golden.recording.attach import installed, reads
 from repro_golden.recording.attach.installed import TESTS, Copy
 from repro_golden.recording.attach.working_trees import Origin, below, is_alike, origin_in, real, real_file
 
@@ -32,10 +34,11 @@ _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 _STANDARD = os.path.realpath(os.path.dirname(os.__file__))  # noqa: PTH120
 
 _seen: set[tuple[str, int]] = set()
+_numbers = itertools.count()
 
 
 def look(place: str, home: str | None, folder: str, *, tests: bool = False, end: bool = False) -> None:
-    """Write down which of this process's modules came from elsewhere; those that were looked at before are not again.
+    """Write down what of this process came from elsewhere; modules that were looked at before are not again.
 
     Args:
         place: The working tree under test.
@@ -44,7 +47,7 @@ def look(place: str, home: str | None, folder: str, *, tests: bool = False, end:
         tests: Whether the program only tests the tree: then what the tree has not may come from anywhere.
         end: Whether the process ends: then modules that took the place of others are looked for too.
     """
-    if len(sys.modules) == len(_seen) and not end:
+    if len(sys.modules) == len(_seen) and not reads.paths and not end:
         return
     new = [(name, module) for name, module in list(sys.modules.items()) if (name, id(module)) not in _seen]
     _seen.update((name, id(module)) for name, module in new)
@@ -56,10 +59,27 @@ def look(place: str, home: str | None, folder: str, *, tests: bool = False, end:
         for path in _paths(module, place, home)
         if (line := _said_of(copies, name, path, place, home, tests=tests)) is not None
     }
-    if found:
-        path = os.path.join(folder, _FILES.replace("*", f"{os.getpid()}-{len(_seen)}"))  # noqa: PTH118
+    if found := found or _read(place, home):
+        path = os.path.join(folder, _FILES.replace("*", f"{os.getpid()}-{next(_numbers)}"))  # noqa: PTH118
         with open(path, "w", encoding="utf-8") as out:  # noqa: PTH123
             json.dump(found, out)
+
+
+def _read(place: str, home: str | None) -> dict[str, str]:
+    """The lines for files that the process has read since in the user's checkout, where the commit has another."""
+    from repro_golden.recording.attach.identify import tracked
+
+    if home is None or not reads.paths:
+        return {}
+    own, here = real(home), real(place)
+    files = {path: os.path.relpath(real_file(path), own) for path in reads.take()}
+    known = tracked(own)
+    return {
+        path: f"{path} was read in your checkout, which git tracks, and the commit under test has another: let the "
+        "program find it from where it runs (its own folder, or the working directory)"
+        for path, file in files.items()
+        if file in known and not is_alike(os.path.join(own, file), os.path.join(here, file))  # noqa: PTH118
+    }
 
 
 def _paths(module: object, place: str, home: str | None) -> Iterator[str]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["Origin", "below", "is_alike", "is_remote", "origin_in", "real", "real_file"]
+__all__ = ["Origin", "below", "is_alike", "is_remote", "name_of", "origin_in", "real", "real_file"]
 
 
 class Origin(NamedTuple):
@@ -105,6 +105,15 @@ def _top(folder: str) -> str | None:
         return folder
     above = os.path.dirname(folder)  # noqa: PTH120
     return None if above == folder else _top(above)
+
+
+def name_of(top: str) -> str | None:
+    """What its repository is called where something is kept for it; None where that cannot be read."""
+    from pathlib import Path
+
+    from repro_golden.base.canonical import named_after
+
+    return named_after(Path(common)) if (common := _common(top)) else None
 
 
 @functools.cache
