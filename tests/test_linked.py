@@ -253,7 +253,7 @@ def test_other_spellings_of_the_checkout(mixed: Repo, tmp_path: Path, monkeypatc
     (tmp_path / "bin" / "load").symlink_to(tool)
     for words in (f"a {tmp_path}/alias/data/loader.py", "sh -c 'load && true'", "loader.py"):
         monkeypatch.setenv("PATH", f"{tmp_path}/bin:{tool.parent}:{os.environ['PATH']}")
-        with pytest.raises(ReproError, match="write data/loader.py instead"):
+        with pytest.raises(ReproError, match=r"write data/loader\.py instead"):
             refuse_tracked(Git(mixed.root), case(words))
     for words in (f"a {tmp_path}/alias/data/deep/a.txt", "sh -c true", "data"):
         refuse_tracked(Git(mixed.root), case(words))
