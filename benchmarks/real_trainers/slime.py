@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--limit", type=float, default=560, help="seconds of all stages together")
     parser.add_argument("--page", type=Path, nargs="+")
-    parser.add_argument("--add", action="store_true", help="with --page: after what the page has")
+    parser.add_argument("--add", action="store_true", help="with --page: in the place of the same, and behind the rest")
     options = parser.parse_args()
     if options.page:
         write_page([json.loads(path.read_text()) for path in options.page], add=options.add)
@@ -356,7 +356,12 @@ def run(
 
 
 def write_page(runs: Sequence[Mapping[str, Any]], *, add: bool = False) -> None:
-    """docs/real-trainers.md, between its marks of slime: what was run, by machine, then what each command printed."""
+    """docs/real-trainers.md, between its marks of slime: what was run, by machine, then what each command printed.
+
+    Args:
+        runs: The files of all machines.
+        add: Whether the page keeps what it has, but for commands that ended and were run again on the same device.
+    """
     table, printed = ["| | command | by the clock | |", "|---|---|---|---|"], list[str]()
     head, _, rest = PAGE.read_text().partition("<!-- slime -->")
     before, _, tail = rest.partition("<!-- end of slime -->")
@@ -374,6 +379,13 @@ def write_page(runs: Sequence[Mapping[str, Any]], *, add: bool = False) -> None:
         for stage in (stage for stage in COMMANDS | BY_HAND if stage in told):
             one, (what, _) = told[stage], BY_HAND.get(stage, ("", ""))
             title = what or f"`{one['command']}`"
+            if add and not ended(one):
+                continue
+            begin = f"{title[0].upper()}{title[1:]}, {facts['device']}:"
+            row = re.compile(rf"\| {re.escape(facts['device'])}, \S+ \| {re.escape(title)} \|.*\n?")
+            block = re.compile(rf"\n\n{re.escape(begin)}\n\n```text\n.*?\n```", re.DOTALL)
+            table = [row.sub("", text).rstrip("\n") for text in table]
+            printed = block.sub("", "\n".join(printed)).split("\n")
             result = f"exit code {one['code']}" if ended(one) else "ended by the machine's time limit"
             spent = " + ".join(f"{seconds} s" for seconds in one.get("calls", [one["seconds"]]))
             table.append(f"| {where} | {title} | {spent} | {result} |")
@@ -381,7 +393,7 @@ def write_page(runs: Sequence[Mapping[str, Any]], *, add: bool = False) -> None:
                 one["output"].strip().partition("rollout 0: ")[0].strip()
             )  # of its own lines, those before the first
             if shown:
-                printed += ["", f"{title[0].upper()}{title[1:]}, {facts['device']}:", "", "```text", shown, "```"]
+                printed += ["", begin, "", "```text", shown, "```"]
     facts = runs[-1]["machine"]
     versions = ", ".join(f"{key} {value}" for key, value in facts.items() if key not in ("device", "date", "error"))
     text = "\n".join([f"{versions}.", "", *table, *printed])
