@@ -6,8 +6,9 @@ import fnmatch
 
 from tree_sitter import Node
 
-from repro.doctor.artefacts.shell_scripts.values import Scope, known, number, text_of
-from repro.doctor.artefacts.shell_scripts.words import expand
+from repro.doctor.artefacts.shell_scripts.arithmetic import number
+from repro.doctor.artefacts.shell_scripts.values import Scope, known, text_of
+from repro.doctor.artefacts.shell_scripts.words import EXTENDED, expand
 
 __all__ = ["holds"]
 
@@ -31,11 +32,11 @@ def _holds(node: Node, scope: Scope, depth: int) -> bool | None:
         return {"true": True, ":": True, "false": False}.get(text_of(node))
     if kind == "negated_command" and inner:
         return _not(_holds(inner[-1], scope, depth + 1))
-    if kind in ("test_command", "parenthesized_expression") and len(inner) == 3:
+    if kind in ("test_command", "parenthesized_expression", "compound_statement") and len(inner) == 3:
         if inner[0].type == "((":
-            result = number(text_of(inner[1]).replace("$", ""), scope)
+            result = number(text_of(inner[1]), scope)
             return None if result is None else result != 0
-        return _holds(inner[1], scope, depth + 1)
+        return None if kind == "compound_statement" else _holds(inner[1], scope, depth + 1)
     if kind in ("list", "binary_expression") and len(inner) == 3 and inner[1].type in ("&&", "||", "-a", "-o"):
         left, right = _holds(inner[0], scope, depth + 1), _holds(inner[2], scope, depth + 1)
         decisive = inner[1].type in ("||", "-o")
@@ -77,6 +78,8 @@ def _text(node: Node, scope: Scope) -> str | None:
 
 def _compare(operation: str, left: str, right: str, pattern: bool) -> bool | None:
     if operation in ("=", "==", "!="):
+        if pattern and EXTENDED.search(right):
+            return None
         same = fnmatch.fnmatchcase(left, right) if pattern else left == right
         return same == (operation != "!=")
     try:

@@ -5,33 +5,16 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from tree_sitter import Node
 
-from repro.doctor.artefacts.shell_scripts.values import Part, Scope, Value, Word, known, plain, text_of
+from repro.doctor.artefacts.shell_scripts.values import Held, Part, Scope, Setting, Value, Word, known, plain, text_of
 from repro.doctor.artefacts.shell_scripts.words import expand
 
 __all__ = ["Command", "Merging", "Script", "Setting", "Sources", "heredoc", "parts_of", "starts", "substitute"]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A variable of the environment that a script sets.
-
-    Attributes:
-        name: The variable.
-        value: Its value; None where it is unset.
-        where: The word that sets it, for its file and line.
-        prefix: Whether it stands before one command.
-    """
-
-    name: str
-    value: Value | None
-    where: Word
-    prefix: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +42,9 @@ class Script:
         missing: Files near it that it sources and that are not there, with the word that names them.
         cut: Why reading stopped early; '' where it did not.
         broken: Whether something in it is no shell's.
+        joined: Words that a backslash at a line's end makes of two, the second a flag.
+        returns: The first line of each file that ends as on Windows: a backslash there continues nothing.
+        hidden: Whether variables are exported whose names only a shell knows.
         doubted: Whether what is set may be otherwise, since nobody knows which branches a shell takes.
     """
 
@@ -68,6 +54,9 @@ class Script:
     cut: str = ""
     broken: bool = False
     doubted: bool = False
+    joined: list[Word] = field(default_factory=list)
+    returns: list[Word] = field(default_factory=list)
+    hidden: bool = False
 
 
 def starts(command: Command) -> bool:
@@ -131,23 +120,46 @@ class Merging:
         self.taken, self.doubted = taken, False
 
     def scopes(self, scope: Scope, after: Sequence[Scope]) -> None:
-        """Put together what branches left of variables and arrays."""
-        for name in {name for branch in after for name in branch.scalars}:
-            held = [branch.scalars[name] for branch in after if name in branch.scalars]
-            if name in scope.scalars and len(held) < len(after):
-                held.append(scope.scalars[name])
-            if len({plain(word.value) for word in held}) > 1:
-                scope.scalars[name] = held[-1]._replace(value=(Part(f"${{{name}}}", False),))
+        """Put together what branches left."""
+        scope.exported = self._exports(scope.exported, [branch.exported for branch in after])
+        for name in {name for branch in (scope, *after) for name in branch.scalars}:
+            held = [branch.scalars.get(name) for branch in after]
+            there = [word for word in held if word is not None]
+            if not there:
+                scope.scalars.pop(name)  # each took it away, or made it an array
+            elif len({plain(word.value) for word in there}) > 1 or (name in scope.scalars and len(there) < len(held)):
+                scope.scalars[name] = there[-1]._replace(value=(Part(f"${{{name}}}", False),))
             elif name in scope.scalars:
-                scope.scalars[name] = held[-1]
-            elif (chosen := self._chosen(None, [branch.scalars.get(name) for branch in after])) is not None:
+                scope.scalars[name] = there[-1]
+            elif (chosen := self._chosen(None, held)) is not None:
                 scope.scalars[name] = chosen
         for name in {name for branch in after for name in branch.arrays}:
             chosen_array = self._chosen(scope.arrays.get(name), [branch.arrays.get(name) for branch in after])
             if chosen_array is not None:
                 scope.arrays[name] = chosen_array
+        for name, setting in scope.exported.items():
+            if setting.value is not None and name in scope.scalars:
+                scope.exported[name] = replace(setting, value=scope.scalars[name].value)
+        if any(branch.positional != scope.positional for branch in after):
+            same = all(branch.positional == after[0].positional for branch in after)
+            scope.positional = after[0].positional if same else None
+        for branch in after:
+            for name, letters in branch.attributes.items():
+                scope.attributes[name] = "".join({*scope.attributes.get(name, ""), *letters})
+        if scope.own is not None:
+            own = [branch.own or {} for branch in after]
+            scope.own = {name: self._before(name, scope, own) for name in {name for each in own for name in each}}
 
-    def exports(self, before: Mapping[str, Setting], after: Sequence[Mapping[str, Setting]]) -> dict[str, Setting]:
+    def _before(self, name: str, scope: Scope, own: Sequence[Mapping[str, Held]]) -> Held:
+        """What comes back of a name behind a function; of one that is not its own in each branch only a shell knows."""
+        held = [each[name] for each in own if name in each]
+        if len(held) == len(own) and all(each == held[0] for each in held):
+            return held[0]
+        inner = scope.copy()
+        inner.scalars[name] = Word((Part(f"${{{name}}}", False),), str(scope.path), scope.line + 1)
+        return inner.held(name)
+
+    def _exports(self, before: Mapping[str, Setting], after: Sequence[Mapping[str, Setting]]) -> dict[str, Setting]:
         """What is exported after branches, by what each of them left exported."""
         exported = dict(before)
         for name in dict.fromkeys(name for had in after for name in had):

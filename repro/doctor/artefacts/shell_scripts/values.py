@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import functools
-import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from tree_sitter import Node
+from tree_sitter import Language, Node, Parser
 
 __all__ = [
     "LONGEST",
@@ -19,13 +17,13 @@ __all__ = [
     "Fields",
     "Part",
     "Scope",
+    "Setting",
     "Value",
     "Word",
     "ansi",
-    "evaluate",
     "joined",
     "known",
-    "number",
+    "parsed",
     "plain",
     "scalar",
     "text_of",
@@ -34,90 +32,10 @@ __all__ = [
 ]
 
 
-# -- arithmetic of a shell script: whole numbers, as bash counts
-
-
-def evaluate(source: str, value: Callable[[str], str | None]) -> int | None:
-    """An arithmetic expression of bash.
-
-    Args:
-        source: What stands between ``$((`` and ``))``.
-        value: A variable's value; None where it is not known.
-
-    Returns:
-        Its value; None where it is not known, or beyond what is read here.
-    """
-
-    def name(match: re.Match[str]) -> str:
-        text = value(match[0])
-        return text if text is not None and re.fullmatch(r"-?\d{1,19}", text) else "x"
-
-    # the dollar sign is a matter of taste in there
-    source = re.sub(r"\$\{(\w+)\}|\$(?=\w)", r"\1", source[:500])
-    source = re.sub(r"[A-Za-z_]\w*", name, source).strip()
-    if len(source) > 500 or not re.fullmatch(r"[\d+\-*/%()<>=!&| \t\n]+", source):
-        return None
-    source = source.replace("&&", " and ").replace("||", " or ")
-    source = re.sub(r"!(?!=)", " not ", source)
-    try:
-        return _number(ast.parse(re.sub(r"\b0+(\d)", r"\1", source), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
-        return None
-
-
-_COMPARE: dict[type, Callable[[int, int], bool]] = {
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-}
-
-
-def _number(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.UnaryOp):
-        value = _number(node.operand)
-        if isinstance(node.op, ast.Not):
-            return int(not value)
-        return -value if isinstance(node.op, ast.USub) else value
-    if isinstance(node, ast.BinOp):
-        return _counted(node.op, _number(node.left), _number(node.right))
-    if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        return int(_COMPARE[type(node.ops[0])](_number(node.left), _number(node.comparators[0])))
-    if isinstance(node, ast.BoolOp):
-        values = [bool(_number(value)) for value in node.values]
-        return int(all(values) if isinstance(node.op, ast.And) else any(values))
-    raise ValueError
-
-
-def _counted(operation: ast.operator, left: int, right: int) -> int:
-    if max(abs(left), abs(right)) > 1 << 62:
-        raise ValueError
-    if isinstance(operation, ast.Add):
-        return left + right
-    if isinstance(operation, ast.Sub):
-        return left - right
-    if isinstance(operation, ast.Mult):
-        return left * right
-    sign = -1 if (left < 0) != (right < 0) else 1
-    quotient = sign * (abs(left) // abs(right))  # bash rounds towards zero
-    if isinstance(operation, ast.Div):
-        return quotient
-    if isinstance(operation, ast.Mod):
-        return left - quotient * right
-    raise ValueError
-
-
-# -- what a reader of shell scripts works with: words, where they were written, and what is set at a point
-
 LONGEST = 1 << 20
 """Characters of one value: scripts that double a variable again and again grow no further."""
 _MOST = 1 << 16
 """Words of one command or array."""
-_SPACE = re.compile(r"[ \t\n]+")
 
 
 class BoundError(Exception):
@@ -157,6 +75,32 @@ def known(value: Iterable[Part]) -> bool:
     return all(part.known for part in value)
 
 
+@dataclass(frozen=True)
+class Setting:
+    """A variable of the environment that a script sets.
+
+    Attributes:
+        name: The variable.
+        value: Its value; None where it is unset.
+        where: The word that sets it, for its file and line.
+        prefix: Whether it stands before one command.
+    """
+
+    name: str
+    value: Value | None
+    where: Word
+    prefix: bool = False
+
+
+class Held(NamedTuple):
+    """What a name is at a point; what of it is None it is not."""
+
+    scalar: Word | None
+    array: list[Word] | None
+    exported: Setting | None
+    attributes: str | None
+
+
 @dataclass
 class Scope:
     """What is set at a point of the script.
@@ -164,10 +108,14 @@ class Scope:
     Attributes:
         path: The file being read.
         scalars: Variables.
-        arrays: Arrays.
+        arrays: Arrays; an empty one is known to be nothing, which a name that was never set is not.
         positional: ``$1`` and those after it; None where they are not known.
         substitute: What a command substitution gives, where that can be said without running it.
         line: The first line of the file that is read, less one.
+        exported: What is exported, and what was unset.
+        attributes: Letters of ``declare -i`` and its like, by name.
+        joins: Collects words of which a backslash at a line's end made one, the second part a flag.
+        own: What the names that the running function made its own were before; None outside of functions.
     """
 
     path: Path
@@ -176,14 +124,95 @@ class Scope:
     positional: list[Word] | None = None
     substitute: Callable[[Node, Scope], Value | None] | None = None
     line: int = 0
+    exported: dict[str, Setting] = field(default_factory=dict)
+    attributes: dict[str, str] = field(default_factory=dict)
+    own: dict[str, Held] | None = None
+    joins: list[Word] | None = None
 
     def copy(self) -> Scope:
         """The same, to be changed apart."""
-        return Scope(self.path, dict(self.scalars), dict(self.arrays), self.positional, self.substitute, self.line)
+        return replace(
+            self,
+            scalars=dict(self.scalars),
+            arrays=dict(self.arrays),
+            exported=dict(self.exported),
+            attributes=dict(self.attributes),
+            own=None if self.own is None else dict(self.own),
+        )
+
+    def take(self, other: Scope) -> None:
+        """Hold what another one holds."""
+        self.scalars, self.arrays, self.positional = other.scalars, other.arrays, other.positional
+        self.exported, self.attributes, self.own = other.exported, other.attributes, other.own
 
     def word(self, value: Value, node: Node) -> Word:
         """A word written at a node."""
         return Word(value, str(self.path), self.line + node.start_point[0] + 1)
+
+    def put(self, name: str, word: Word) -> None:
+        """Set a variable, also where it is exported."""
+        self.arrays.pop(name, None)
+        self.scalars[name] = word
+        setting = self.exported.get(name)
+        if setting is not None and setting.value is not None:
+            self.exported[name] = replace(setting, value=word.value)
+
+    def forget(self, name: str) -> None:
+        """Something that is not read through may have written a name: only a shell knows it from here on."""
+        if name in self.arrays and name not in self.scalars:
+            self.arrays[name] = [Word((Part(f"${{{name}[@]}}", False),), str(self.path), self.line + 1)]
+        else:
+            self.put(name, Word((Part(f"${{{name}}}", False),), str(self.path), self.line + 1))
+
+    def forget_all(self) -> None:
+        """Whatever is set may have been written."""
+        for name in {*self.scalars, *self.arrays}:
+            self.forget(name)
+
+    def held(self, name: str) -> Held:
+        """What a name is here."""
+        return Held(self.scalars.get(name), self.arrays.get(name), self.exported.get(name), self.attributes.get(name))
+
+    def keep(self, name: str) -> None:
+        """A name becomes the running function's own: what it was comes back behind the call."""
+        if self.own is not None:
+            self.own.setdefault(name, self.held(name))
+
+    def put_back(self) -> None:
+        """The running function ends: names that were its own are what they were."""
+        for name, held in (self.own or {}).items():
+            _put(self.scalars, name, held.scalar)
+            _put(self.arrays, name, held.array)
+            _put(self.exported, name, held.exported)
+            _put(self.attributes, name, held.attributes)
+
+    @property
+    def spaces(self) -> str | None:
+        """The characters at which expansions are split; None where they are not known."""
+        word = self.scalars.get("IFS")
+        return " \t\n" if word is None else word.text if known(word.value) else None
+
+
+T = TypeVar("T")
+
+
+def _put(held: dict[str, T], name: str, value: T | None) -> None:
+    if value is None:
+        held.pop(name, None)
+    else:
+        held[name] = value
+
+
+@functools.cache
+def _parser() -> Parser:
+    import tree_sitter_bash
+
+    return Parser(Language(tree_sitter_bash.language()))
+
+
+def parsed(source: bytes) -> Node:
+    """The tree of a script."""
+    return _parser().parse(source).root_node
 
 
 def text_of(node: Node) -> str:
@@ -209,13 +238,21 @@ class Fields:
             self._parts, self._origin = [], origin
         self._parts += value
 
-    def split(self, value: Value, origin: Word) -> None:
-        """Add an expansion outside of quotes: split at its white space."""
+    def split(self, value: Value, origin: Word, spaces: str | None = " \t\n") -> None:
+        """Add an expansion outside of quotes, split at white space.
+
+        Args:
+            value: It.
+            origin: Where it was written.
+            spaces: ``IFS``; None where that is not known. What it splits at other marks is not known either.
+        """
+        blank = "".join(mark for mark in spaces or "" if mark in " \t\n")
+        marks = set(" \t\n" if spaces is None else spaces) - set(blank)
         for part in value:
-            if not part.known:
-                self.add((part,), origin)
+            if not part.known or (marks and marks & set(part.text)):
+                self.add((part._replace(known=False),), origin)
                 continue
-            for number, piece in enumerate(_SPACE.split(part.text)):
+            for number, piece in enumerate(re.split(f"[{blank}]+", part.text) if blank else [part.text]):
                 if number:
                     self.end()
                 if piece:
@@ -237,9 +274,13 @@ class Fields:
             self.add(word.value, word)
 
 
-def joined(position: int, word: Word) -> Value:
-    """A word of several that are put together with spaces between."""
-    return word.value if position == 0 else (Part(" "), *word.value)
+def joined(position: int, word: Word, between: str | None = " ") -> Value:
+    """A word of several that are put together with a space between, or another mark; None where it is not known."""
+    return (
+        word.value
+        if position == 0
+        else (Part("$IFS" if between is None else between, between is not None), *word.value)
+    )
 
 
 def unescaped(text: str) -> str:
@@ -287,13 +328,3 @@ def scalar(name: str, scope: Scope) -> Word | None:
     if scope.arrays.get(name):
         return scope.arrays[name][0]
     return None
-
-
-def _digits(scope: Scope, name: str) -> str | None:
-    word = scalar(name, scope)
-    return word.text if word and known(word.value) else None
-
-
-def number(source: str, scope: Scope) -> int | None:
-    """An arithmetic expression of bash; None where it is not known."""
-    return evaluate(source, functools.partial(_digits, scope))

@@ -6,12 +6,16 @@ What only a running shell can know (``$(nvidia-smi)``, variables that come from 
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from tree_sitter import Node
 
+from repro.doctor.artefacts.shell_scripts.arithmetic import forget_written, number
+from repro.doctor.artefacts.shell_scripts.braces import braces
 from repro.doctor.artefacts.shell_scripts.values import (
     LONGEST,
     BoundError,
@@ -23,7 +27,7 @@ from repro.doctor.artefacts.shell_scripts.values import (
     ansi,
     joined,
     known,
-    number,
+    parsed,
     plain,
     scalar,
     text_of,
@@ -31,11 +35,13 @@ from repro.doctor.artefacts.shell_scripts.values import (
     unquoted,
 )  # fmt: skip
 
-__all__ = ["expand", "expand_all"]
+__all__ = ["EXTENDED", "expand", "expand_all", "forget_counted"]
 
 _EXPANSIONS = frozenset(
     {"simple_expansion", "expansion", "command_substitution", "arithmetic_expansion", "process_substitution"}
 )
+_BRACED_WORDS = frozenset({"word", "concatenation", "brace_expression"})
+_CONTINUED = b"\\\n"
 _SEVERAL = re.compile(r'"\$(@|\{(@|\w+\[@\])[^{}"]*\})"')
 """What becomes no word at all where there is nothing: ``"${A[@]}"``."""
 
@@ -51,6 +57,10 @@ def expand(node: Node, scope: Scope, *, split: bool = True) -> list[Word]:
     Raises:
         BoundError: Where it grows too large.
     """
+    if split and node.type in _BRACED_WORDS and "{" in text_of(node):
+        words = braces(text_of(node))
+        if words is None or len(words) > 1:
+            return _listed(words, node, scope)
     fields = Fields()
     _add(node, scope, fields, quoted=not split, depth=0)
     fields.end()
@@ -58,6 +68,17 @@ def expand(node: Node, scope: Scope, *, split: bool = True) -> list[Word]:
         value: Value = tuple(part for number, word in enumerate(fields.done) for part in joined(number, word))
         return [scope.word(value, node)]
     return fields.done
+
+
+def _listed(words: Sequence[str] | None, node: Node, scope: Scope) -> list[Word]:
+    """The words of a brace expansion, read as if they stood in its place."""
+    words = words and [word for word in words if word]
+    command = None if words is None else parsed(" ".join([":", *words]).encode(errors="replace"))
+    read = command.named_children[0].named_children[1:] if command and command.named_children else ()
+    if words is None or len(read) != len(words):
+        return [scope.word((Part(f"${{{text_of(node)}}}", False),), node)]
+    inner = replace(scope, line=scope.line + node.start_point[0])  # writes what it writes in the same place
+    return [word for child in read for word in expand(child, inner)]
 
 
 def expand_all(nodes: Iterable[Node], scope: Scope) -> list[Word]:
@@ -69,14 +90,45 @@ def expand_all(nodes: Iterable[Node], scope: Scope) -> list[Word]:
     words: list[Word] = []
     groups: list[list[Node]] = []
     for node in nodes:
-        # the parser takes `a:$B/c` for two words where it stands in an array
-        if groups and groups[-1][-1].end_byte == node.start_byte and text_of(groups[-1][-1]).endswith("$"):
+        if groups and _one_word(groups[-1][-1], node):
             groups[-1].append(node)
         else:
             groups.append([node])
     for group in groups:
-        words += expand(group[0], scope) if len(group) == 1 else [_glued(group, scope)]
+        if len(group) == 1:
+            words += expand(group[0], scope)
+        elif group[0].end_byte == group[1].start_byte:
+            words.append(_glued(group, scope))
+        else:
+            words += _joined(group, scope)
     return words
+
+
+def _one_word(node: Node, following: Node) -> bool:
+    """Whether the parser takes for two words what is one."""
+    if node.end_byte == following.start_byte:
+        return text_of(node).endswith("$")  # `a:$B/c`, where it stands in an array
+    parent = following.parent
+    gap = following.start_byte - node.end_byte
+    if gap != len(_CONTINUED) or parent is None or parent.start_byte > node.end_byte:
+        return False
+    at = node.end_byte - parent.start_byte
+    return (parent.text or b"")[at : at + gap] == _CONTINUED
+
+
+def _joined(group: Sequence[Node], scope: Scope) -> list[Word]:
+    """Nodes with nothing but a backslash and the line's end between them, which a shell takes out."""
+    texts = [text_of(node) for node in group]
+    if any(re.search(r"\$\w+$", text) and re.match(r"\w", after) for text, after in itertools.pairwise(texts)):
+        return [scope.word((Part("".join(texts), False),), group[0])]  # the name goes on
+    fields = Fields()
+    for node in group:
+        _add(node, scope, fields, quoted=False, depth=0)
+    fields.end()
+    last = text_of(group[-1])
+    if last.startswith("-") and scope.joins is not None:
+        scope.joins.extend(word for word in fields.done if word.text.endswith(last))
+    return fields.done
 
 
 def _glued(group: Sequence[Node], scope: Scope) -> Word:
@@ -167,7 +219,7 @@ def _expansion(node: Node, scope: Scope, fields: Fields, *, quoted: bool, depth:
         if quoted:
             fields.add(value, origin or here)
         else:
-            fields.split(value, origin or here)
+            fields.split(value, origin or here, scope.spaces)
 
     if node.type == "simple_expansion":
         _named(text_of(node)[1:], node, scope, fields, add, quoted)
@@ -190,7 +242,7 @@ def _named(name: str, node: Node, scope: Scope, fields: Fields, add: _Add, quote
         if scope.positional is None:
             fields.add(_unknown(node), scope.word((), node))
         else:
-            _several(scope.positional, fields, quoted and name == "@", quoted)
+            _several(scope.positional, scope, fields, quoted and name == "@", quoted)
         return
     word = scalar(name, scope)
     if word is None:
@@ -199,17 +251,19 @@ def _named(name: str, node: Node, scope: Scope, fields: Fields, add: _Add, quote
         add(word.value, word)
 
 
-def _several(words: Sequence[Word], fields: Fields, apart: bool, quoted: bool) -> None:
+def _several(words: Sequence[Word], scope: Scope, fields: Fields, apart: bool, quoted: bool) -> None:
     if apart:
         fields.several(words)
     elif quoted:
         if words:
-            fields.add(tuple(part for number, word in enumerate(words) for part in joined(number, word)), words[0])
+            between = None if scope.spaces is None else scope.spaces[:1]
+            value = tuple(part for number, word in enumerate(words) for part in joined(number, word, between))
+            fields.add(value, words[0])
     else:
         for number, word in enumerate(words):
             if number:
                 fields.end()
-            fields.split(word.value, word)
+            fields.split(word.value, word, scope.spaces)
 
 
 _BRACED = re.compile(
@@ -233,17 +287,20 @@ def _every(match: re.Match[str], node: Node, scope: Scope, fields: Fields, add: 
     """``${A[@]}``, ``${#A[@]}``, ``${A[@]:-x}``."""
     name, op = match["name"], match["op"] or ""
     words = scope.positional if name in ("@", "*") else scope.arrays.get(name)
-    if words is None and name in scope.scalars:
+    if words is None and name in scope.scalars and known(scope.scalars[name].value):
         words = [scope.scalars[name]]
+    sure = words is not None and all(known(word.value) for word in words)  # what is not known may be several words
     cut = re.fullmatch(r" *(\d{1,6})(?::(\d{1,6}))?", text_of(node)[match.end() : -1]) if op == ":" else None
-    if words is not None and cut:
+    if words is not None and cut and (sure or (cut[1] == "0" and not cut[2])):
         begin = int(cut[1]) - (name in ("@", "*"))
         words = words[max(begin, 0) :][: int(cut[2]) if cut[2] else None]
-        _several(words, fields, quoted and "*" not in (match["at"], name), quoted)
+        _several(words, scope, fields, quoted and "*" not in (match["at"], name), quoted)
     elif match["hash"]:
-        add(_unknown(node) if words is None else (Part(str(len(words))),))
+        add((Part(str(len(words))),) if words is not None and sure else _unknown(node))
     elif words is not None and op in ("", ":-", "-", ":=", "=", ":?", "?") and (words or op in ("", "=", "-", "?")):
-        _several(words, fields, quoted and "*" not in (match["at"], name), quoted)
+        _several(words, scope, fields, quoted and "*" not in (match["at"], name), quoted)
+    elif words and not sure:
+        fields.add(_unknown(node), scope.word((), node))
     elif op in ("+", ":+", "-", ":-"):
         if bool(words) == (op in ("+", ":+")):
             _argument(node, match.end(), scope, fields, add, quoted, depth)
@@ -254,13 +311,18 @@ def _every(match: re.Match[str], node: Node, scope: Scope, fields: Fields, add: 
 def _one(match: re.Match[str], node: Node, scope: Scope, fields: Fields, add: _Add, quoted: bool, depth: int) -> None:
     """``${NAME}``, ``${NAME:-x}``, ``${NAME%.sh}``."""
     name, op = match["name"], match["op"] or ""
-    word = _element(name, match["at"], scope) if match["at"] is not None else scalar(name, scope)
+    at = match["at"]
+    if at is not None and forget_written(at, scope):
+        return add(_unknown(node))
+    word = _element(name, at, scope, node) if at is not None else scalar(name, scope)
     if match["hash"]:
         add((Part(str(len(word.text))),) if word and known(word.value) else _unknown(node))
     elif op.strip(":") in ("-", "=", "+", "?") and op:
         there = word is not None and (":" not in op or word.text != "")
         if op.endswith("+"):
-            if there:
+            if word is not None and not any(part.known and part.text for part in word.value) and not known(word.value):
+                add(_unknown(node))  # it may be empty
+            elif there:
                 _argument(node, match.end(), scope, fields, add, quoted, depth)
         elif there and word is not None:
             add(word.value, word)
@@ -268,7 +330,7 @@ def _one(match: re.Match[str], node: Node, scope: Scope, fields: Fields, add: _A
             add(_unknown(node))
         else:
             if op.endswith("="):
-                scope.scalars[name] = scope.word(_argument_value(node, match.end(), scope, depth), node)
+                scope.put(name, scope.word(_argument_value(node, match.end(), scope, depth), node))
             _argument(node, match.end(), scope, fields, add, quoted, depth)
     elif word is None:
         add(() if name in scope.arrays else _unknown(node))
@@ -278,15 +340,21 @@ def _one(match: re.Match[str], node: Node, scope: Scope, fields: Fields, add: _A
         argument = _argument_value(node, match.end(), scope, depth)
         changed = _changed(word.text, op, plain(argument)) if known(word.value) and known(argument) else None
         add(_unknown(node) if changed is None else (Part(changed),), word)
+    return None
 
 
-def _element(name: str, at: str, scope: Scope) -> Word | None:
+def _element(name: str, at: str, scope: Scope, node: Node) -> Word | None:
+    """An array's element; None where it has none there."""
     if name == "BASH_SOURCE":
         return scalar(name, scope)
-    try:
-        return scope.arrays[name][int(at)] if name in scope.arrays else None
-    except (ValueError, IndexError):
+    words = scope.arrays.get(name)
+    if words is None:
         return None
+    index = number(at, scope)
+    sure = words if index is None or index < 0 else words[:index]
+    if index is None or not all(known(word.value) for word in sure):
+        return scope.word(_unknown(node), node)
+    return words[index] if -len(words) <= index < len(words) else None
 
 
 def _argument(node: Node, start: int, scope: Scope, fields: Fields, add: _Add, quoted: bool, depth: int) -> None:
@@ -301,12 +369,12 @@ def _argument(node: Node, start: int, scope: Scope, fields: Fields, add: _Add, q
     def gap(upto: int) -> None:
         text = source[at - node.start_byte : upto - node.start_byte].decode(errors="replace")
         if text:
-            fields.split((Part(unescaped(text)),), here)
+            fields.split((Part(unescaped(text)),), here, scope.spaces)
 
     for child in _pieces(node, begin):
         gap(child.start_byte)
         if child.child_count == 0 and child.type not in ("raw_string", "ansi_c_string"):
-            fields.split((Part(unescaped(text_of(child))),), here)
+            fields.split((Part(unescaped(text_of(child))),), here, scope.spaces)
         else:
             _add(child, scope, fields, quoted=False, depth=depth + 1)
         at = child.end_byte
@@ -343,12 +411,13 @@ def _argument_value(node: Node, start: int, scope: Scope, depth: int) -> Value:
 
 _MATCHED = 4096
 """Characters of the longest value that patterns are matched with."""
-_EXTENDED = re.compile(r"[*?+@!]\(")
+EXTENDED = re.compile(r"[*?+@!]\(")
+"""Patterns that `fnmatch` does not know."""
 
 
 def _changed(text: str, op: str, argument: str) -> str | None:
     """What ``%``, ``#``, ``/``, ``^`` and a slice make of a value; None for what is not read."""
-    if op in ("%", "%%", "#", "##") and (len(text) > _MATCHED or _EXTENDED.search(argument)):
+    if op in ("%", "%%", "#", "##") and (len(text) > _MATCHED or EXTENDED.search(argument)):
         return None  # each beginning or end is tried, and `fnmatch` does not know these patterns
     if op in ("%", "%%"):
         ends = range(len(text), -1, -1) if op == "%" else range(len(text) + 1)
@@ -360,7 +429,7 @@ def _changed(text: str, op: str, argument: str) -> str | None:
         return text.upper() if op == "^^" else text.lower()
     if op in ("/", "//"):
         old, _, new = argument.partition("/")
-        if not old or set(old) & set("*?[\\#%"):
+        if not old or set(old) & set("*?[\\#%") or "&" in new:
             return None
         if text.count(old) * len(new) > LONGEST:
             raise BoundError("a word is too long")
@@ -372,7 +441,17 @@ def _changed(text: str, op: str, argument: str) -> str | None:
 
 
 def _arithmetic(node: Node, scope: Scope) -> Value:
-    """``$(( ))`` of whole numbers that are known."""
+    """``$(( ))`` of whole numbers that are known; what it writes is forgotten."""
     source = text_of(node)
-    result = number(source[3:-2], scope) if source.startswith("$((") else None
+    inner = source[3:-2] if source.startswith("$((") else source[2:-1]
+    result = None if forget_written(inner, scope) else number(inner, scope)
     return _unknown(node) if result is None else (Part(str(result)),)
+
+
+def forget_counted(node: Node, scope: Scope) -> None:
+    """Forget what arithmetic writes in a statement that is not read further."""
+    if node.type == "arithmetic_expansion":
+        _arithmetic(node, scope)
+    elif node.type != "command_substitution":
+        for child in node.named_children:
+            forget_counted(child, scope)

@@ -1,0 +1,366 @@
+"""The statements of a shell script, walked as a shell takes them: branches, loops, functions that end early.
+
+Branches whose condition cannot be known are all read. A variable that they leave different is not known afterwards; of
+arrays, which hold flags, the last that changed them is taken. What one alone sets is in one reading, not in another.
+"""
+
+from __future__ import annotations
+
+import abc
+import fnmatch
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from tree_sitter import Node
+
+from repro.doctor.artefacts.shell_scripts.arithmetic import count, forget_written
+from repro.doctor.artefacts.shell_scripts.conditions import holds
+from repro.doctor.artefacts.shell_scripts.script import Merging, Script, parts_of, starts
+from repro.doctor.artefacts.shell_scripts.values import BoundError, Part, Scope, known, plain, text_of
+from repro.doctor.artefacts.shell_scripts.variables import Variables
+from repro.doctor.artefacts.shell_scripts.words import EXTENDED, expand, expand_all, forget_counted
+
+__all__ = ["Function", "Statements"]
+
+_STEPS = 40_000
+_DEPTH = 60
+_TURNS = 4
+"""Turns of a loop that are read before all that is set counts as not known."""
+_BLOCKS = frozenset(
+    {"program", "compound_statement", "do_group", "redirected_statement", "negated_command", "ERROR", "else_clause"}
+)
+
+Function = tuple[Node, Path, int]
+"""A function's body, its file, and the file's first line, less one."""
+
+
+class Statements(abc.ABC):
+    """One walk over a script.
+
+    Args:
+        taken: See `Merging`.
+
+    Attributes:
+        script: What was read so far.
+        merging: How branches are put together.
+        variables: What sets variables.
+        functions: Those that are defined; of several bodies of a name branches chose one.
+        ended: How what is read now was left: ``exit``, ``return``, ``break``, ``continue``; '' where it goes on.
+        unsure: Branches around here of which nobody knows whether they are taken.
+    """
+
+    def __init__(self, *, taken: bool) -> None:
+        self.script = Script()
+        self.merging = Merging(taken=taken)
+        self.variables = Variables(self.script.settings)
+        self.functions: dict[str, list[Function]] = {}
+        self.ended = ""
+        self.left: list[tuple[str, Scope]] = []
+        """How branches that may be taken left a loop or a function, and what was set then."""
+        self.unsure = 0
+        self._steps = 0
+        self._depth = 0
+
+    @abc.abstractmethod
+    def command(self, node: Node, scope: Scope) -> None:
+        """A command."""
+
+    @abc.abstractmethod
+    def fed(self, node: Node, redirect: Node, scope: Scope) -> None:
+        """A command with a here-document."""
+
+    def run(self, node: Node, scope: Scope) -> None:
+        """One statement."""
+        self._steps += 1
+        if self._steps > _STEPS:
+            raise BoundError("too many statements")
+        if self.ended:
+            return
+        self._depth += 1
+        if self._depth > _DEPTH:
+            raise BoundError("too deep")
+        try:
+            self._statement(node, scope)
+        finally:
+            self._depth -= 1
+
+    def _statement(self, node: Node, scope: Scope) -> None:
+        kind = node.type
+        beside = node.next_sibling is not None and node.next_sibling.type == "&"
+        inner = scope.copy() if beside else scope  # what it sets in the background is lost
+        if kind == "compound_statement" and node.children and node.children[0].type == "((":
+            count(text_of(node)[2:-2], inner, scope.word((), node))
+        elif kind in _BLOCKS:
+            self._children(node, inner)
+        elif kind in _METHODS:
+            _METHODS[kind](self, node, inner)
+        else:
+            forget_counted(node, inner)
+        if beside:
+            self.ended = ""
+
+    def _apart(self, node: Node, scope: Scope) -> None:
+        """``( ... )``, and each part of a pipeline: what they set is lost."""
+        for block in [node.named_children] if node.type == "subshell" else [[child] for child in node.named_children]:
+            left = len(self.left)
+            self._block(block, scope.copy())
+            self.ended = ""
+            del self.left[left:]
+
+    def _loop(self, node: Node, scope: Scope) -> None:
+        """``while``, ``until``, ``for ((...))``: what is asked once, the rest any number of times, or not at all."""
+        asked = [child for child in node.named_children if child.type != "do_group"]
+        if node.type == "c_style_for_statement":
+            self._block([child for child in asked if child.type == "variable_assignment"], scope)
+            for child in asked:
+                forget_written(text_of(child), scope)
+        else:
+            self._block(asked, scope)
+
+        def body(inner: Scope) -> None:
+            left = len(self.left)
+            self._children(node, inner, "do_group")
+            self.gather(left, inner, "continue")
+            if node.type != "c_style_for_statement":
+                self.silently(lambda: self._block(asked, inner))
+
+        self.repeated(body, scope)
+
+    def silently(self, read: Callable[[], None]) -> None:
+        """Read what was read once more, for what it leaves set."""
+        script = self.script
+        lengths = len(script.commands), len(script.settings), len(script.missing), len(script.joined)
+        read()
+        del script.commands[lengths[0] :], script.settings[lengths[1] :]
+        del script.missing[lengths[2] :], script.joined[lengths[3] :]
+
+    def repeated(self, body: Callable[[Scope], None], scope: Scope) -> None:
+        """Read what is run any number of times until it leaves nothing else than before."""
+
+        def once(inner: Scope) -> None:
+            left = len(self.left)
+            body(inner)
+            self.gather(left, inner, "break", "continue")
+
+        self.merged([once, _nothing], scope)
+        arrays = dict(scope.arrays)  # flags that each turn adds are those of the first
+        for _ in range(_TURNS):
+            before = {name: plain(word.value) for name, word in scope.scalars.items()}
+            positional = scope.positional
+            self.silently(lambda: self.merged([once, _nothing], scope))
+            scope.arrays = {**scope.arrays, **arrays}
+            after = {name: plain(word.value) for name, word in scope.scalars.items()}
+            changed = {name for name in {*before, *after} if before.get(name) != after.get(name)}
+            if not changed and positional is scope.positional:
+                return
+            for name in changed:
+                scope.forget(name)
+        scope.forget_all()
+
+    def gather(self, left: int, scope: Scope, *ways: str) -> None:
+        """Put together what is set where a loop's turn, a loop or a function ends, whichever way that comes about."""
+        here = [inner for how, inner in self.left[left:] if how in ways]
+        self.left[left:] = [(how, inner) for how, inner in self.left[left:] if how not in ways]
+        if self.ended in ways:
+            self.ended = ""
+        elif self.ended:
+            return
+        if here:
+            self.merging.scopes(scope, [scope.copy(), *here])
+
+    def _define(self, node: Node, scope: Scope) -> None:
+        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+        if name and body:
+            others = self.functions.get(text_of(name), []) if self.unsure else []
+            self.functions[text_of(name)] = [*others, (body, scope.path, scope.line)]
+
+    def _assignments(self, node: Node, scope: Scope) -> None:
+        for assignment in [node] if node.type == "variable_assignment" else node.named_children:
+            self.variables.assign(assignment, scope)
+
+    def _declare(self, node: Node, scope: Scope) -> None:
+        self.variables.declare(node, scope)
+
+    def _unset(self, node: Node, scope: Scope) -> None:
+        for name in self.variables.unset(node, scope):
+            self.functions.pop(name, None)
+
+    def _children(self, node: Node, scope: Scope, kind: str = "") -> None:
+        for child in node.named_children:
+            if not kind or child.type == kind:
+                if child.type == "heredoc_redirect":
+                    self.fed(node, child, scope)
+                    # `cat <<EOF | next`: what stands behind the mark
+                    self._children(child, scope, "pipeline")
+                else:
+                    self.run(child, scope)
+
+    def _list(self, node: Node, scope: Scope) -> None:
+        """``a && b``, ``a || b``."""
+        children = [child for child in node.children if not child.is_extra]
+        if len(children) != 3:
+            return self._children(node, scope)
+        left, operation, right = children
+        self.unsure += operation.type == "||"  # it may fail
+        self.run(left, scope)
+        self.unsure -= operation.type == "||"
+        result = holds(left, scope)
+        if result is None:
+            return self.merged([lambda inner: self.run(right, inner), _nothing], scope)
+        if result == (operation.type == "&&"):
+            self.run(right, scope)
+        return None
+
+    def _if(self, node: Node, scope: Scope) -> None:
+        branches: list[Callable[[Scope], None]] = []
+        certain = False
+        clauses = [node, *(c for c in node.named_children if c.type in ("elif_clause", "else_clause"))]
+        for clause in clauses:
+            if certain:
+                break
+            condition, body = parts_of(clause)
+            self.unsure += 1
+            self._block(condition, scope)  # a later one is asked where those before it do not hold
+            self.unsure -= 1
+            if self.ended:
+                return
+            certain = clause.type == "else_clause" or (bool(condition) and holds(condition[-1], scope) is True)
+            if certain or not condition or holds(condition[-1], scope) is None:
+                branches.append(functools.partial(self._from, scope.copy(), body))
+        if not certain:
+            branches.append(_nothing)
+        self.merged(branches, scope)
+
+    def _from(self, before: Scope, nodes: Sequence[Node], scope: Scope) -> None:
+        """Read statements with what was set at a point before."""
+        scope.take(before)
+        self._block(nodes, scope)
+
+    def _block(self, nodes: Sequence[Node], scope: Scope) -> None:
+        for node in nodes:
+            self.run(node, scope)
+
+    def _case(self, node: Node, scope: Scope) -> None:
+        value = node.child_by_field_name("value")
+        words = expand(value, scope, split=False) if value else []
+        text = words[0].text if words and known(words[0].value) else None
+        items = [child for child in node.named_children if child.type == "case_item"]
+        branches: list[Callable[[Scope], None]] = []
+        through: bool | None = False
+        again = False
+        for item in items:
+            patterns = item.children_by_field_name("value")
+            body = [c for c in item.named_children if c not in patterns]
+            ends = {child.type for child in item.children} & {";&", ";;&"}
+            matches = _matches(text, [_pattern(p, scope) for p in patterns])
+            if through is not False:  # from the one above, if that was taken
+                matches = through or matches or None
+            through = matches if ends == {";&"} else False
+            if matches is False:
+                continue
+            if matches and not branches:
+                self._block(body, scope)
+            else:
+                branches.append(functools.partial(self._block, body))
+                again = again or bool(ends)
+            if matches and not ends:
+                if not branches:
+                    return
+                break
+        else:
+            branches.append(_nothing)
+        if again:  # of what goes on into the next one, each may be taken or not
+            for branch in branches:
+                self.merged([branch, _nothing], scope)
+        elif branches != [_nothing]:
+            self.merged(branches, scope)
+        return
+
+    def _for(self, node: Node, scope: Scope) -> None:
+        name = node.child_by_field_name("variable")
+        body = node.child_by_field_name("body")
+        if name is None or body is None:
+            return
+        items = expand_all(node.children_by_field_name("value"), scope)
+        sure = all(known(word.value) and not set(word.text) & set("*?[") for word in items)
+        left = len(self.left)
+        if items and sure and len(items) <= 32 and node.children[0].type == "for":
+            for item in items:
+                self.variables.set(text_of(name), item, scope)
+                self.run(body, scope)
+                if self.ended not in ("", "continue"):
+                    break
+                self.gather(left, scope, "continue")
+            self.gather(left, scope, "break", "continue")
+            return
+        self.variables.set(text_of(name), scope.word((Part(f"${text_of(name)}", False),), node), scope)
+        self.repeated(functools.partial(self.run, body), scope)
+
+    def merged(self, branches: Sequence[Callable[[Scope], None]], scope: Scope) -> None:
+        """Read branches of which only a shell knows which one is taken."""
+        if len(branches) == 1:
+            count = len(self.script.commands)
+            branches[0](scope)
+            if self.ended in ("exit", "return") and not any(
+                starts(command) for command in self.script.commands[count:]
+            ):
+                # what is not given here may be given by whoever runs it: `exit` for want of an address
+                self.ended = ""
+            return
+        ends: list[str] = []
+        after: list[Scope] = []
+        alone = len([branch for branch in branches if branch is not _nothing]) == 1
+        for branch in branches:
+            inner, count = scope.copy(), len(self.script.settings)
+            self.unsure += 1
+            branch(inner)
+            self.unsure -= 1
+            if alone and not self.merging.taken:
+                self.script.settings[count:] = [each for each in self.script.settings[count:] if each.prefix]
+            ends.append(self.ended)
+            if not self.ended:
+                after.append(inner)
+            elif self.ended != "exit":
+                self.left.append((self.ended, inner))
+            self.ended = ""
+        if not after:
+            self.ended = ends[-1]
+            return
+        self.merging.scopes(scope, after)
+
+
+_METHODS: Mapping[str, Callable[[Statements, Node, Scope], None]] = {
+    "list": Statements._list,
+    "subshell": Statements._apart,
+    "pipeline": Statements._apart,
+    "if_statement": Statements._if,
+    "case_statement": Statements._case,
+    "for_statement": Statements._for,
+    "while_statement": Statements._loop,
+    "c_style_for_statement": Statements._loop,
+    "function_definition": Statements._define,
+    "variable_assignment": Statements._assignments,
+    "variable_assignments": Statements._assignments,
+    "declaration_command": Statements._declare,
+    "unset_command": Statements._unset,
+    "command": lambda reader, node, scope: reader.command(node, scope),
+}
+
+
+def _nothing(_: Scope) -> None:
+    """The branch that is not there."""
+
+
+def _pattern(node: Node, scope: Scope) -> str | None:
+    """A pattern of ``case``; None where only a shell knows what it matches."""
+    word = expand(node, scope, split=False)[0]
+    quoted = set(text_of(node)) & set("'\"\\") and set(word.text) & set("*?[\\")
+    return None if not known(word.value) or quoted or EXTENDED.search(word.text) else word.text
+
+
+def _matches(text: str | None, patterns: Sequence[str | None]) -> bool | None:
+    """Whether one of the patterns matches; None where only a shell knows."""
+    if "*" in patterns or (text is not None and any(p is not None and fnmatch.fnmatchcase(text, p) for p in patterns)):
+        return True
+    return None if text is None or None in patterns else False
