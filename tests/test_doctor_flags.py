@@ -152,6 +152,59 @@ def test_a_rule_finds_what_is_wrong_and_nothing_else(tmp_path: Path, name: str, 
     assert findings(name, *passing(tmp_path)) == []
 
 
+LOST = {
+    "CR": (BATCH[0] + " \\\r\n " + BATCH[1] + "\r\n", "continuation-lost", "a backslash before it continues nothing"),
+    "CR alone": (" ".join(BATCH) + "\r\n", "continuation-lost", "lines end in CR LF"),
+    "no space before a flag below": (
+        BATCH[0] + "\\\n" + BATCH[1],
+        "continuation-lost",
+        "32--n-samples-per-prompt is one",
+    ),
+    "no space between flags": (
+        "--colocate\\\n" + " ".join(BATCH),
+        "continuation-lost",
+        "--colocate--rollout-batch-size",
+    ),
+    "nothing between number and flag": (
+        BATCH[0] + "\\\n" + BATCH[1],
+        "flag-not-a-number",
+        "32--n-samples-per-prompt is no",
+    ),
+    "dashes": (" ".join(BATCH) + " \u2013-colocate \u2014save x", "flag-typo", "no parser takes it for --colocate"),
+    "a long dash": (" ".join(BATCH) + " \u2014save x", "flag-typo", "no parser takes it for --save"),
+    "one word too many": (" ".join(BATCH) + " 8", "flag-not-a-number", "--global-batch-size takes one number, and 8"),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_flags_that_a_shell_loses_are_told(tmp_path: Path, name: str) -> None:
+    """Ends of lines and dashes that look right, and spoil a flag."""
+    flags, rule, said = LOST[name]
+    path = tmp_path / "run.sh"
+    path.write_bytes(f"#!/bin/bash\npython3 train.py {flags}\n".encode())
+    assert [finding.message for finding in findings(rule, launch(path)) if said in finding.message]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--a 1 \\\n" + " ".join(BATCH),
+        "--save 'x\\\ny' --seed\\\n 1 --a b\\\nc",
+        '--rollout-stop "\u2014" --wandb-group "a \u2014b" --lr \u22121e-6',
+        " ".join(BATCH) + " ${MORE[@]} $X",
+        "--seed 1\n# a comment\r",
+    ],
+)
+def test_flags_that_no_shell_loses_are_not(tmp_path: Path, flags: str) -> None:
+    """Backslashes with a space, joins that are no flag, dashes in text, and what only a shell knows."""
+    path = tmp_path / "run.sh"
+    path.write_text(f"python3 train.py {flags}\n", newline="")
+    read = launch(path)
+    assert [
+        each for rule in ("continuation-lost", "flag-typo", "flag-not-a-number") for each in findings(rule, read)
+    ] == []
+
+
 def test_rollout_path_missing_looks_where_the_folder_is(tmp_path: Path) -> None:
     """The rule "rollout-path-missing": the file of rollout 0, or of the first one, in a folder of this disk."""
     folder = tmp_path / "dumps"

@@ -1,4 +1,4 @@
-"""Variables that a launch script writes in ways of the shell: the doctor knows what bash passes on, or knows nothing."""
+"""Ways in which a launch script writes variables: the doctor knows what bash passes on, or that it does not know."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ READ = {
     "an element that is unset": "A=(--x 1 --y); unset 'A[2]'; python3 train.py \"${A[@]}\"; RB=32",
     "positions": "f() { shift 2; RB=$1; }; f 1 2 32",
     "a place of an array": "A=(1 2 3); I=1; A[I+1]=32; RB=${A[-1]}; A[3]=x; python3 train.py ${A[$I]} ${A[3]} ${#A[@]}",
-    "read, whole": "read -r -d '' RB <<'EOF' || true\n  a b\nEOF\nread -rd '' X <<'EOF'\n c\\d\nEOF\nset -- \"$X\"; python3 train.py $1",
+    "read, whole": (
+        "read -r -d '' RB <<'EOF' || true\n  a b\nEOF\nread -rd '' X <<'EOF'\n c\\d\nEOF\n"
+        'set -- "$X"; python3 train.py $1'
+    ),
     "a backslash that joins": "RB=32; python3 train.py --a 32\\\n--b ${RB}\\\nx \"c\"\\\n'd'",
 }
 """Scripts of which all is known; a last line passes on ``RB``."""
@@ -76,7 +79,9 @@ NOT_READ = {
     "a shift that is computed": "set -- 1 2 32; shift $((1+1)); shift $(true); RB=$1",
     "what eval makes": "RB=4; X=$(echo 32 | cat); eval RB=$X",
     "a pattern that is computed": "RB=4; P=$(echo a | cat); case a in $P) RB=32;; a) RB=8;; esac",
-    "patterns of ksh": "shopt -s extglob\nRB=4; M=ab\nif [[ $M == @(ab|c) ]]; then RB=32; fi\ncase $M in @(ab|x)) ;; *) RB=8;; esac",
+    "patterns of ksh": (
+        "shopt -s extglob\nRB=4; M=ab\nif [[ $M == @(ab|c) ]]; then RB=32; fi\ncase $M in @(ab|x)) ;; *) RB=8;; esac"
+    ),
     "an argument that is counted": "f() { RB=$(( $1 * 8 )); }; f 4; python3 train.py $((010)) $((!3 < 5)) $((2**3))",
     "seconds": "SECONDS=100; RB=32; python3 train.py --x $((SECONDS/50))",
     "what may be empty": "X=$(true); RB=${X:+4}; RB=${RB:-32}",

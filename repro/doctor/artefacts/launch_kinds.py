@@ -67,6 +67,8 @@ class Launch:
         commands: Other commands of the script, in order, as words.
         text: The script.
         missing: Files of its checkout that it sources and that are not there: where it does, the file as value.
+        joined: Words that a backslash at a line's end makes of two, the second a flag.
+        returns: The first line of each of its files that ends in CR LF, that and a backslash before others.
         otherwise: The same without what one branch alone sets, of which nobody knows whether it is taken; None where
             that is no other launch.
         doubted: Whether nothing may be launched without it.
@@ -85,6 +87,8 @@ class Launch:
     commands: Sequence[tuple[str, ...]] = ()
     text: str = ""
     missing: Sequence[Where] = ()
+    joined: Sequence[Where] = ()
+    returns: Sequence[Where] = ()
     otherwise: Launch | None = None
     doubted: bool = False
 

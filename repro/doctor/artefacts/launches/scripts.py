@@ -196,6 +196,8 @@ def _started_by(script: Script, text: str, path: Path) -> list[tuple[Where, Laun
                 commands=[tuple(word for word, _ in other) for other in commands if other is not placed],
                 sources={str(path): text},
                 missing=[Where(word.path, word.line, "source", word.text) for word in script.missing],
+                joined=[where for word, where in placed if word in {each.text for each in script.joined}],
+                returns=[Where(word.path, word.line, "CR", word.text) for word in script.returns],
             ),
         )
         # beside what starts a trainer by its name, no other program's flags are a trainer's
@@ -231,6 +233,8 @@ def launch_of_words(
     sources: Mapping[str, str] | None = None,
     submitted: bool = False,
     missing: Sequence[Where] = (),
+    joined: Sequence[Where] = (),
+    returns: Sequence[Where] = (),
 ) -> Launch:
     """A launch by its command's words.
 
@@ -243,6 +247,8 @@ def launch_of_words(
         commands: The script's other commands.
         sources: Texts by path, to find lines of a runtime environment in.
         missing: Files that it sources and that are not there.
+        joined: Words of it that were meant for two.
+        returns: Lines of the script that end in CR LF.
         submitted: Whether it is known to be a Ray job, whatever the words say.
     """
     front, trainer = _trainer(words)
@@ -268,6 +274,8 @@ def launch_of_words(
         tuple(commands),
         text,
         tuple(missing),
+        tuple(joined),
+        tuple(returns),
     )
 
 

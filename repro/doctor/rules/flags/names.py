@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -25,6 +26,16 @@ from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
     any_program=True,
 )
 def _continuation_lost(launch: Launch) -> Iterator[Found]:
+    for where in launch.joined:
+        message = f"{where.item[-80:]} is one word: nothing stands before the backslash, nor before the flag below it"
+        yield Found(message, where, cure="put a space before the backslash")
+    for where in launch.returns:
+        severed_there = where.value.startswith("\\")
+        message = "lines end in CR LF, as on Windows: the shell takes the CR for part of a line's last word"
+        message += ", and a backslash before it continues nothing" if severed_there else ""
+        cure = f"sed -i 's/\\r$//' {where.path}"
+        place = Where(where.path, where.line, "CR")
+        yield Found(message, place, certainty=None if severed_there else "likely", cure=cure)
     argv = severed(launch)
     if argv is None:
         return
@@ -104,6 +115,10 @@ def _flag_not_a_number(launch: Launch) -> Iterator[Found]:
         except ValueError:
             yield Found(f"{flag.name} {text[:40]} is no whole number: the trainer's parser refuses it", flag.where)
             continue
+        more = [word for word in flag.values[1:] if not (_meant(word) or any(sign in word for sign in _UNKNOWN))]
+        if more:
+            message = f"{flag.name} takes one number, and {more[0][:40]} stands behind it, which no flag takes"
+            yield Found(message, flag.where, "warning", "likely", "take it out, or write the flag that it belongs to")
         if flag.name in _ABOVE_ZERO and number < 1:
             yield Found(f"{flag.name} {text[:40]} must be above 0", flag.where)
         elif flag.name in _FROM_ZERO and number < 0:
@@ -134,6 +149,16 @@ def _flag_repeated(launch: Launch) -> Iterator[Found]:
             yield Found(message, flags[-1].where, "note" if meant else None)
 
 
+_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d"
+_DASHED = re.compile(rf"-?[{_DASHES}][-{_DASHES}]*([A-Za-z][\w-]*)(?:=.*)?", re.S)
+
+
+def _meant(word: str) -> str:
+    """The flag that a word was before a word processor changed its dashes; '' where it was none."""
+    match = _DASHED.fullmatch(word)
+    return f"--{match[1]}" if match else ""
+
+
 @rule(
     id="flag-typo",
     title="Flags that are nearly, but not quite, one of the trainers'",
@@ -148,6 +173,17 @@ def _flag_repeated(launch: Launch) -> Iterator[Found]:
     ),
 )
 def _flag_typo(launch: Launch, parsers: ParserDump | None) -> Iterator[Found]:
+    for flag in launch.given:
+        for word in flag.values:
+            if meant := _meant(word):
+                sure = meant in KNOWN or (parsers is not None and meant in parsers.options)
+                yield Found(
+                    f"{word[:60]} begins with a dash of a word processor: no parser takes it for {meant}",
+                    flag.where,
+                    "error" if sure else None,
+                    "certain" if sure else None,
+                    f"write {meant}, with two plain dashes",
+                )
     if parsers is not None or not (launch.system or any(name in KNOWN for name in launch.flags)):
         return
     for name, flag in launch.flags.items():
