@@ -26,6 +26,7 @@ __all__ = [
     "sft",
     "size",
     "trains",
+    "unset",
 ]
 
 _LIST = re.compile(r"\$\{?\w+\[[@*]\]\}?|\$\{?\w*(args?|opts|options|flags|extra)\}?|\$[@*]|\$\{[@*]\}", re.I)
@@ -61,8 +62,15 @@ def open_ended(launch: Launch) -> bool:
 
 def absent(launch: Launch, severity: Severity, certainty: Certainty = "certain") -> tuple[Severity, Certainty]:
     """How bad and how sure a finding is that rests on a flag that is not given."""
-    if not open_ended(launch):
-        return severity, certainty
+    return _weaker(severity) if open_ended(launch) else (severity, certainty)
+
+
+def unset(launch: Launch, severity: Severity, certainty: Certainty = "certain") -> tuple[Severity, Certainty]:
+    """How bad and how sure a finding is that rests on a variable that is not set."""
+    return _weaker(severity) if launch.hidden else (severity, certainty)
+
+
+def _weaker(severity: Severity) -> tuple[Severity, Certainty]:
     return ("warning" if severity == "error" else "note"), "possible"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repro.doctor.artefacts.kinds import Flag, Launch, NotRead, Reader, Variable
+from repro.doctor.artefacts.launches.environment import ASSIGNED, Placed, environment
 from repro.doctor.artefacts.launches.python import Started, started
 from repro.doctor.artefacts.launches.system import ENTRY, MODULE, of_trainer, system_of
 from repro_golden.base.checks import Where
@@ -26,11 +27,9 @@ _SHELLS = (".sh", ".bash")
 _LISTS = (".txt", ".args")
 _FLAG = re.compile(r"--[A-Za-z]")
 _SHEBANG = re.compile(rb"#!.*\b(ba|da|z|k)?sh\b")
+_LINE = re.compile(r"-[a-z]*c")
+"""The option of a shell behind which it reads a line: ``bash -lc``."""
 _STARTS = re.compile(rb"train\w*\.py|-m (slime|miles|relax)\b|torchrun|torch\.distributed|ray job submit")
-_ASSIGNED = re.compile(r"[A-Za-z_]\w*=")
-
-Placed = tuple[str, Where]
-"""A word and where it was written."""
 
 
 class NoFlagsError(ReproError):
@@ -79,7 +78,11 @@ def read_launch(path: Path, arguments: Sequence[str] | None = None) -> Launch:
     Raises:
         ReproError: If it cannot be read, or starts no trainer.
     """
-    for launch in _launches(path, arguments):
+    return _first(path, _launches(path, arguments))
+
+
+def _first(path: Path, launches: Sequence[Launch | NotRead]) -> Launch:
+    for launch in launches:
         if isinstance(launch, Launch):
             return launch
         raise ReproError(f"{path}: {launch.reason}")
@@ -123,13 +126,22 @@ def launch_of_argv(words: Sequence[str]) -> Launch:
     """What a command line starts.
 
     Args:
-        words: The words behind ``--``: ``python train.py --x 1``, flags alone, or ``bash run.sh``.
+        words: The words behind ``--``: ``python train.py --x 1``, flags alone, ``bash run.sh`` or ``bash -c LINE``.
 
     Raises:
         ReproError: If it names a script that cannot be read, or starts no trainer.
     """
-    if len(words) >= 2 and words[0] in ("bash", "sh") and not words[1].startswith("-"):
-        return read_launch(Path(words[1]), words[2:])
+    from repro.doctor.artefacts.shell_scripts.script import handed_on, is_shell, line_behind
+    from repro.doctor.artefacts.shell_scripts.values import Part, Word
+
+    if words and is_shell(words[0]):
+        operands = list(itertools.dropwhile(lambda word: word.startswith("-"), words[1:]))
+        if operands and not any(_LINE.fullmatch(word) for word in words[1 : -len(operands)]):
+            return read_launch(Path(operands[0]), operands[1:])
+    said = [Word((Part(word),), "argv", 1) for word in words]
+    if said and ((is_shell(words[0]) and line_behind(said)) or handed_on(said)[1]):
+        line = shlex.join(words)
+        return _first(Path("argv"), _script(line.encode(), line, Path("argv"), None))
     placed = [(word, Where("argv", item=word)) for word in words]
     return launch_of_words(Path("argv"), placed, text=shlex.join(words))
 
@@ -197,6 +209,7 @@ def _started_by(script: Script, text: str, path: Path) -> list[tuple[Where, Laun
                 sources={str(path): text},
                 missing=[Where(word.path, word.line, "source", word.text) for word in script.missing],
                 joined=[where for word, where in placed if word in {each.text for each in script.joined}],
+                hidden=script.hidden,
                 returns=[Where(word.path, word.line, "CR", word.text) for word in script.returns],
             ),
         )
@@ -235,6 +248,7 @@ def launch_of_words(
     missing: Sequence[Where] = (),
     joined: Sequence[Where] = (),
     returns: Sequence[Where] = (),
+    hidden: bool = False,
 ) -> Launch:
     """A launch by its command's words.
 
@@ -249,11 +263,12 @@ def launch_of_words(
         missing: Files that it sources and that are not there.
         joined: Words of it that were meant for two.
         returns: Lines of the script that end in CR LF.
+        hidden: Whether variables are exported that are not known.
         submitted: Whether it is known to be a Ray job, whatever the words say.
     """
     front, trainer = _trainer(words)
     flags = _flags(trainer)
-    more = _prefixes(front) + _runtime_variables(front, flags, sources or {})
+    more, others = environment(path, front, flags, sources or {})
     variables = dict(env or {}) | dict(more)
     start = _entry(words)
     entry = "" if start is None else words[start][0]
@@ -276,6 +291,7 @@ def launch_of_words(
         tuple(missing),
         tuple(joined),
         tuple(returns),
+        hidden or others,
     )
 
 
@@ -294,7 +310,7 @@ def _command(placed: Sequence[Placed]) -> Sequence[Placed]:
     names = [word for word, _ in placed]
     if "--" in names and names[0].rpartition("/")[2] in ("ray", "srun", "docker", "kubectl", "accelerate"):
         placed = placed[names.index("--") + 1 :]
-    while placed and (_ASSIGNED.match(placed[0][0]) or placed[0][0] in ("env", "exec", "nohup", "time")):
+    while placed and (ASSIGNED.match(placed[0][0]) or placed[0][0] in ("env", "exec", "nohup", "time")):
         placed = placed[1:]
     return placed
 
@@ -333,81 +349,3 @@ def _flags(placed: Sequence[Placed]) -> list[Flag]:
 
 def _said(where: Where, name: str, values: Sequence[str]) -> Where:
     return Where(where.path, where.line, name, " ".join(values)[:200])
-
-
-# -- variables
-
-
-def _prefixes(front: Sequence[Placed]) -> list[tuple[str, Variable]]:
-    """``env NAME=value python train.py``."""
-    variables = []
-    for word, where in front:
-        if _ASSIGNED.match(word):
-            name, _, value = word.partition("=")
-            variables.append((name, Variable(value, "prefix", Where(where.path, where.line, name, value[:200]))))
-    return variables
-
-
-def _runtime_variables(
-    front: Sequence[Placed], flags: Sequence[Flag], sources: Mapping[str, str]
-) -> list[tuple[str, Variable]]:
-    """Variables of a Ray job's runtime environment, and of ``--train-env-vars``."""
-    held: list[tuple[str, Where]] = []
-    for number, (word, where) in enumerate(front):
-        name, equals, value = word.partition("=")
-        if name == "--runtime-env-json":
-            if equals:
-                held.append((value, where))
-            elif number + 1 < len(front):
-                held.append(front[number + 1])
-    values: dict[str, str] = {}
-    places: dict[str, Where] = {}
-    for text, where in held:
-        for key, value in _env_vars(text).items():
-            values[key] = value
-            places[key] = _line_of(key, where, sources)
-    for flag in flags:
-        if flag.name == "--train-env-vars" and flag.values:
-            for key, value in _pairs(flag.values[0]).items():
-                values[key], places[key] = value, flag.where
-    return [
-        (key, Variable(value, "runtime-env", Where(places[key].path, places[key].line, key, value[:200])))
-        for key, value in values.items()
-    ]
-
-
-_STRING = r'"((?:[^"\\]|\\.)*)"'
-
-
-def _env_vars(text: str) -> dict[str, str]:
-    try:
-        held = json.loads(text)
-    except (ValueError, RecursionError):
-        # what a shell puts in is no JSON yet
-        _, key, rest = text.partition('"env_vars"')
-        return {m[1]: m[2] if m[2] is not None else m[3] for m in _LOOSE.finditer(rest)} if key else {}
-    inner = held.get("env_vars") if isinstance(held, dict) else None
-    return {str(k): _text(v) for k, v in inner.items()} if isinstance(inner, dict) else {}
-
-
-_LOOSE = re.compile(rf'"([A-Za-z_]\w*)"\s*:\s*(?:{_STRING}|([^\s,{{}}"]+))')
-
-
-def _pairs(text: str) -> dict[str, str]:
-    try:
-        held = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return {str(k): _text(v) for k, v in held.items()} if isinstance(held, dict) else {}
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _line_of(key: str, where: Where, sources: Mapping[str, str]) -> Where:
-    """The line of a variable in a runtime environment: mostly a string of several lines, set further up."""
-    lines = sources.get(where.path, "").splitlines()
-    places = [n for n, line in enumerate(lines, 1) if re.search(rf'\\?"{re.escape(key)}\\?"\s*:', line)]
-    near = [n for n in places if where.line is not None and n >= where.line] or places
-    return Where(where.path, near[0] if near else where.line)

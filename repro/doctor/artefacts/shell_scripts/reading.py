@@ -19,6 +19,7 @@ from repro.doctor.artefacts.shell_scripts.script import (
     handed_on,
     heredoc,
     is_shell,
+    line_behind,
     reads_text,
     substitute,
 )
@@ -160,8 +161,8 @@ class _Reader(Statements):
             self._source(args[0], args[1:], scope)
         elif name in READING and (name != "printf" or (args and args[0].text == "-v")):
             self.variables.read(words, scope)
-        elif is_shell(name) and len(args) >= 2 and re.fullmatch(r"-[a-z]*c", args[0].text):
-            self._shell(args[1].text, args[1], scope)
+        elif is_shell(name) and (line := line_behind(words)):
+            self._shell(line.text, line, scope)
         elif name in _BUILTINS:
             _BUILTINS[name](self, words, scope)
         else:
@@ -265,11 +266,13 @@ class _Reader(Statements):
     def _source(self, word: Word, arguments: Sequence[Word], scope: Scope) -> None:
         """Read a file that the script reads, if it lies near it."""
         if not known(word.value):
+            self.variables.hidden = self.variables.hidden or self.variables.every
             return
         path = self._sources.find(word.text, scope.path.parent)
         if path is None and not self.unsure and self._sources.missing(word.text):
             self.script.missing.append(word._replace(value=(Part(posixpath.normpath(word.text)),)))
         if path is None or self._sourced >= _SOURCED:
+            self.variables.hidden = self.variables.hidden or self.variables.every
             return
         try:
             with path.open("rb") as file:

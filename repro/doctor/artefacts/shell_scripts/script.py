@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
@@ -73,6 +74,16 @@ def is_shell(word: str) -> bool:
     return word.rpartition("/")[2] in ("bash", "sh")
 
 
+def line_behind(words: Sequence[Word]) -> Word | None:
+    """The line that a shell reads: ``bash -e -c LINE``; None where it reads a file."""
+    for option, word in itertools.pairwise(words[1:]):
+        if re.fullmatch(r"-[a-z]*c", option.text):
+            return word
+        if not option.text.startswith("-"):
+            return None
+    return None
+
+
 def reads_text(word: str) -> bool:
     """Whether a word names a program that has a shell read what it is given, here or elsewhere."""
     return is_shell(word) or word.rpartition("/")[2] in _TAKE_TEXT
@@ -80,9 +91,9 @@ def reads_text(word: str) -> bool:
 
 def handed_on(words: Sequence[Word]) -> tuple[Sequence[Word], Word | None]:
     """What stands before the line that a shell is to read, and that: ``srun ... bash -c LINE``, ``ssh HOST LINE``."""
-    for at in range(1, len(words) - 2):
-        if is_shell(words[at].text) and re.fullmatch(r"-[a-z]*c", words[at + 1].text):
-            return words[:at], words[at + 2]
+    for at in range(1, len(words)):
+        if is_shell(words[at].text) and (line := line_behind(words[at:])):
+            return words[:at], line
     if reads_text(words[0].text) and not is_shell(words[0].text) and len(words) > 1 and " " in words[-1].text:
         return words[:-1], words[-1]
     return (), None

@@ -35,6 +35,7 @@ from repro.doctor.facts.launches import (
     seen,
     size,
     trains,
+    unset,
 )
 from repro_golden.base.checks import Found, Where, rule
 
@@ -110,8 +111,9 @@ def _determinism_attention(launch: Launch) -> Iterator[Found]:
     backend, variable = launch.value("--attention-backend"), seen(launch, NVTE)
     deterministic = known_text(variable) == "0" or (variable is not None and known_text(variable) is None)
     if backend == "fused" and not deterministic:
+        message = f"--attention-backend fused without {NVTE}=0 adds gradients atomically"
         yield Found(
-            f"--attention-backend fused without {NVTE}=0 adds gradients atomically", launch.where("--attention-backend")
+            message, launch.where("--attention-backend"), *(() if variable else unset(launch, "warning", "likely"))
         )
     elif backend in ("fused", "auto"):
         message = (
@@ -227,7 +229,7 @@ def _determinism_half(launch: Launch) -> Iterator[Found]:
     weak = not by.startswith("--")
     for name in _missing(launch):
         flag = name.startswith("--")
-        severity, certainty = absent(launch, "warning") if flag else ("warning", "likely")
+        severity, certainty = absent(launch, "warning") if flag else unset(launch, "warning", "likely")
         cure = f"add {name}" if flag else f"{name}={SET[name]} in env_vars of the job's runtime environment"
         message = f"determinism is asked for by {by}, and {name} is missing: {_WITHOUT[name]}"
         place = where if flag else Where(str(launch.path), where.line, name)
@@ -255,7 +257,7 @@ def _determinism_hash_seed(launch: Launch) -> Iterator[Found]:
         where = variable.where if variable else Where(str(launch.path), item="PYTHONHASHSEED")
         state = "is random" if value == "random" else "is not set"
         message = f"PYTHONHASHSEED {state}: sets of texts are iterated in another order in each process"
-        yield Found(message, where, "warning" if value == "random" else "note")
+        yield Found(message, where, *(("warning", "certain") if value else unset(launch, "note")))
 
 
 _NAMES = (*SET, "PYTHONHASHSEED", "CUDA_DEVICE_MAX_CONNECTIONS")

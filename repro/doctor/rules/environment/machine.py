@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from repro.doctor.artefacts.kinds import Launch, Machine
 from repro.doctor.facts.determinism import determinism
-from repro.doctor.facts.launches import fsdp, known_text, programmed, seen, size, trains
+from repro.doctor.facts.launches import fsdp, known_text, programmed, seen, size, trains, unset
 from repro_golden.base.checks import Found, Where, rule
 
 _SIZES = ("--tensor-model-parallel-size", "--context-parallel-size")
@@ -39,7 +39,8 @@ def _cuda_connections(launch: Launch) -> Iterator[Found]:
         return
     state = f"is {value[:20]}" if value is not None else "is not set"
     message = f"CUDA_DEVICE_MAX_CONNECTIONS {state} with {name} {sizes[name]}: Megatron stops on GPUs before Blackwell"
-    yield Found(message, variable.where if variable else Where(str(launch.path), item="CUDA_DEVICE_MAX_CONNECTIONS"))
+    where = variable.where if variable else Where(str(launch.path), item="CUDA_DEVICE_MAX_CONNECTIONS")
+    yield Found(message, where, *(("warning", "likely") if variable else unset(launch, "warning", "likely")))
 
 
 @rule(
@@ -116,7 +117,8 @@ def _env_contradicts_launch(machine: Machine, launch: Launch) -> Iterable[Found]
                     variable.where, "warning", "possible", f'put "{name}": "{value}" into the job\'s env_vars',
                 )  # fmt: skip
         elif flag and name in _DETERMINISTIC and not re.fullmatch(_DETERMINISTIC[name], inherited, re.IGNORECASE):
-            yield Found(f"{flag} is given, and the machine's {name}={inherited} goes against it", where)
+            message = f"{flag} is given, and the machine's {name}={inherited} goes against it"
+            yield Found(message, where, *unset(launch, "warning", "likely"))
 
 
 _INTERFACE, _NO_IB = "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE"

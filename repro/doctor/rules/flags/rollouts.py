@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Formatter
 
 from repro.doctor.artefacts.kinds import HfConfig, Launch, Rollout, Tokenizer
-from repro.doctor.facts.launches import absent, open_ended, ranks, samples, sft, size, trains
+from repro.doctor.facts.launches import absent, open_ended, ranks, samples, sft, size, trains, unset
 from repro_golden.base.checks import Certainty, Found, Where, rule
 from repro_golden.base.errors import ReproError
 
@@ -74,7 +74,8 @@ def _context_length(launch: Launch, config: HfConfig | None) -> Iterator[Found]:
     if config is not None and positions and limit and limit > positions and override is None:
         message = f"{name} = {limit:.0f} is more than the model's max_position_embeddings {positions}"
         where = Where(str(config.path), item="max_position_embeddings", value=str(positions))
-        yield Found(message, where, "warning", "likely", "shorten it, or set up rope scaling in the checkpoint")
+        cure = "shorten it, or set up rope scaling in the checkpoint"
+        yield Found(message, where, *unset(launch, "warning", "likely"), cure)
 
 
 _NUMBERS = frozenset(
