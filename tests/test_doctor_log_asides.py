@@ -81,3 +81,56 @@ def test_a_quotation_is_seen_in_a_line_of_any_length(width: int, tmp_path: Path)
 def test_any_line_is_judged(text: str) -> None:
     """Odd text around a phrase raises nothing."""
     assert aside(text, "NCCL error", text) in ("", "level", "quoted", "shown")
+
+
+VERL = [
+    "[prompt] Why does my training die?",
+    f"[response] {OOM}",
+    "Lower the batch. Else:",
+    OOM,
+    "[ground_truth] x",
+    "[score] 1.0",
+]
+VERL_STEP = "step:1 - actor/pg_loss:0.1 - actor/grad_norm:0.2 - perf/throughput:1.5"
+TABLE = ["│ Prompt      │ Completion │ Reward │", f"│ Fix my code │ {OOM[:50]} │ 0.50 │"]
+CHAT = ["<|im_start|>assistant", OOM, "it is<|im_end|>", f"<|im_start|>user {OOM}<|im_end|>"]
+IGNORED = [
+    f'Sample 0: "{OOM}" reward=1.0',
+    "Exception ignored in: <function Pool.__del__ at 0x7f>",
+    "Traceback (most recent call last):",
+    '  File "/usr/lib/python3.11/multiprocessing/pool.py", line 271, in __del__',
+    "    _warn(f'unclosed running multiprocessing pool {self!r}',",
+    "ResourceWarning: unclosed running multiprocessing pool",
+]
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [VERL, VERL[:2] + VERL[4:], [f"(TaskRunner pid=3) {line}" for line in VERL], TABLE, CHAT, IGNORED],
+    ids=["verl", "one line", "Ray", "a table", "a chat", "ignored"],
+)
+def test_what_a_model_said_is_no_failure(sample: list[str], tmp_path: Path) -> None:
+    """Samples of several lines, rows of a table, turns of a chat; an exception that Python ignores bears none out."""
+    assert found(read(tmp_path, [*sample, VERL_STEP])).keys() <= {"traceback"}
+    assert found(read(tmp_path, [LOADED, VERL_STEP, *sample])).keys() <= {"traceback"}
+    late = found(read(tmp_path, [*sample * (2 * KEPT), VERL_STEP, *trace(OOM)]))["oom-training"]
+    assert late[0].where.line == 2 * KEPT * len(sample) + 5
+    assert "after 1 optimizer steps" in late[0].message
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [VERL[0], "[response] fine", *trace(OOM)],
+        [VERL[0], "[response] fine", *trace(OOM), VERL[0], "[response] fine", "[ground_truth] x", "[score] 0"],
+        ["(TaskRunner pid=3) [response] fine", actor(OOM), "(TaskRunner pid=3) [ground_truth] x"],
+        ["[response] fine", f"[rank3]: {OOM}", "[ground_truth] x"],
+        ["<|im_start|>assistant", "fine", *trace(OOM)],
+        [*CHAT, *trace(OOM)],
+        [f"│ {OOM} │"],
+        [*IGNORED, *trace(OOM)],
+    ],
+)
+def test_a_failure_beside_samples_is_told(lines: list[str], tmp_path: Path) -> None:
+    """One behind a sample that is never ended, between samples, of another process, in a panel."""
+    assert "oom-training" in found(read(tmp_path, [LOADED, *lines]))

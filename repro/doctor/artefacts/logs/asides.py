@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from repro.doctor.artefacts.kinds import Aside
+from repro.doctor.artefacts.logs.samples import MARKS, TAG
 from repro_golden.base.clean import without_colours
 
 __all__ = ["aside"]
@@ -20,6 +21,10 @@ _GIVEN = re.compile(
 """The same in other words, and what tools gave that a model called."""
 _GIVERS = ("sandbox", "tool", "interpreter", " of ", " for ", "sample ", "sample'")
 """One of them is in all that `_GIVEN` matches."""
+
+_CHAT = tuple(mark for mark in MARKS if mark.startswith("<"))
+_BARS = ("|", "\u2502", "\u2503")
+"""What a table's row begins with, and has between its cells: TRL's of completions."""
 
 _BEGINNING = re.compile(
     r"(?:\s|\(\w[^()]{0,100}?(?:\([^()]{0,100}\))? pid=\d+[^()]{0,80}\)|\[[^\]]{0,80}\]:?|\S{1,80}\.py:\d+ - )*"
@@ -64,6 +69,10 @@ def aside(before: str, phrase: str, behind: str) -> Aside:
     at = match.end() if (match := _BEGINNING.match(before)) else 0
     if _COMMAND.match(before, at) or any(mark in before for mark in _SAMPLES):
         return "shown"
+    if any(mark in before for mark in MARKS) and (TAG.match(before) or any(mark in before for mark in _CHAT)):
+        return "shown"
+    if before.startswith(_BARS, at) and _cells(before[at:] + phrase + behind) and any(bar in behind for bar in _BARS):
+        return "shown"
     if any(word in before.lower() for word in _GIVERS) and _GIVEN.search(before):
         return "shown"
     level = match[1] if (match := _LEVEL.search(before[:_EARLY])) else ""
@@ -73,6 +82,11 @@ def aside(before: str, phrase: str, behind: str) -> Aside:
     if _ADVICE.search(before[-_ADVISED:]) or (not record and _in_quotes(before, phrase, behind)):
         return "quoted"
     return "level" if level in ("DEBUG", "INFO") else ""
+
+
+def _cells(text: str) -> bool:
+    """Whether a row has two cells at least: a panel has one."""
+    return sum(text.count(bar) for bar in _BARS) > 2
 
 
 def _in_quotes(before: str, phrase: str, behind: str) -> bool:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from repro.doctor.artefacts.kinds import Log, Metrics, Reader, Series
 from repro.doctor.artefacts.logs.records import ANCHORS, losses_and_norms
+from repro.doctor.artefacts.logs.samples import MARKS, Samples
 from repro.doctor.artefacts.logs.scan import Scan, Taker, safe, scan
 from repro_golden.base.errors import ReproError
 from repro_golden.base.printed import labelled
@@ -44,6 +45,8 @@ _ANCHORS = (": {'", ': {"')
 _ARGUMENT = " ......"
 _ARGUMENT_LINE = re.compile(r"(?:^|\s)([A-Za-z_]\w{0,99}) \.{6,} ?(.*)$")
 _LABEL = re.compile(rb"(?:step|rollout|multi_turn|passrate|perf|eval) [0-9]{1,18}$")
+_STEP = re.compile(r"(?:^|\s)step:(\d{1,18}) - ")
+"""How verl begins the metrics of an optimizer step."""
 _KEPT_PREFIXES = ("train/", "rollout/")
 
 _NAME = re.compile(r"\.(?:log|out|err|stdout|stderr)(?:[.-]?\d+)*(?:\.gz)?$", re.IGNORECASE)
@@ -73,16 +76,20 @@ def read_log(path: Path, sought: Sequence[str], explained: Sequence[str] = ()) -
     Raises:
         ReproError: it can not be read, or its gzip is corrupt.
     """
-    numbers = _Numbers(path)
+    numbers, samples = _Numbers(path), Samples()
     takers: dict[str, Taker] = dict.fromkeys(ANCHORS, numbers.others)
+    takers |= dict.fromkeys(MARKS, samples.mark)
     takers |= dict.fromkeys(_ANCHORS, numbers.metrics) | {_ARGUMENT: numbers.argument}
     with _opened(path) as file:
-        scanned = scan(_Bounded(file, path), sought, takers=takers)
+        scanned = scan(_Bounded(file, path), sought, takers=takers, shown=samples.opened)
     return Log(
         path=path,
         size=scanned.size,
         lines=scanned.lines,
-        hits={phrase: tuple(hits) for phrase, hits in scanned.hits.items()},
+        hits={
+            phrase: tuple(hit._replace(aside="shown") if samples.hold(hit.line, hit.text) else hit for hit in hits)
+            for phrase, hits in scanned.hits.items()
+        },
         counts=scanned.counts,
         series=numbers.series(),
         metrics=numbers.of_others(),
@@ -138,7 +145,10 @@ class _Numbers:
         if number == self._seen:
             return
         self._seen = number
-        found = losses_and_norms(line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2])
+        text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
+        found = losses_and_norms(text)
+        if found and (match := _STEP.search(text)):
+            self._lines.setdefault(("step", int(match[1])), number)
         if found and all(map(math.isfinite, found.values())):
             self._finite[number] = found
             if len(self._finite) > _METRICS:

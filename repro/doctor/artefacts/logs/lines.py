@@ -47,6 +47,7 @@ _TRAINER = (
     "loss.backward",
 )  # fmt: skip
 _STARTS = ("Traceback (most recent call last)", "RayTaskError")
+_IGNORED = ("Exception ignored in", "Exception ignored on")
 _ASKED = 20
 """Lines that hold a phrase aside whose surroundings are looked at."""
 _BACKWARD = ("loss.backward", "run_backward", "torch/autograd", "backward_step", ".backward(")
@@ -94,9 +95,25 @@ def _signs(log: Log, phrase: str) -> list[Hit]:
 def _borne_out(log: Log, hit: Hit) -> bool:
     """Whether the process that printed a line was telling an exception there, or fails right behind it."""
     source = _source(hit.text)
-    before = [text for text in above(log, hit, 12)[:-1] if _source(text) == source][-3:]
+    before = [text for text in _heeded(above(log, hit, 12)[:-1]) if _source(text) == source][-3:]
     after = [text for text in below(log, hit, 40)[1:] if _source(text) == source]
-    return _any(before, (*_STARTS, 'File "')) or any(fails(text) for text in after)
+    return _any(before, (*_STARTS, 'File "')) or any(fails(text) for text in _heeded(after))
+
+
+def _heeded(lines: Sequence[str]) -> list[str]:
+    """Lines without the exceptions that Python ignores, as in `__del__`: no process fails by one."""
+    heeded: list[str] = []
+    ignored = ""
+    for text in lines:
+        own = text.removeprefix(_source(text)).removeprefix(" ")
+        if own.startswith(_IGNORED):
+            ignored = _source(text) or "it"
+        elif ignored == (_source(text) or "it"):
+            if not own.startswith((" ", "\t", _STARTS[0])):
+                ignored = ""  # this is the exception's own line
+        else:
+            heeded.append(text)
+    return heeded
 
 
 def times(log: Log, *phrases: str) -> str:
@@ -166,7 +183,7 @@ def goes_on(log: Log, hit: Hit) -> bool:
         return False
     last = max(at for _, at in lines)
     before = log.around(max(last + 1, hit.line - 60), hit.line)
-    return not any(fails(text) for text in (hit.text, *before, *later))
+    return not any(fails(text) for text in (hit.text, *_heeded(before), *_heeded(later)))
 
 
 def fails(text: str) -> bool:

@@ -87,6 +87,7 @@ def scan(
     phrases: Sequence[str],
     *,
     takers: Mapping[str, Taker] | None = None,
+    shown: Callable[[str], bool] | None = None,
     block: int = _BLOCK,
     long: int = _LONG,
 ) -> Scan:
@@ -96,6 +97,7 @@ def scan(
         source: Read from where it stands.
         phrases: What to look for, exact, without line ends. Twice the same is once.
         takers: By further phrases, what is called with every line that holds one, whatever their number; once a line.
+        shown: Whether a line, by its beginning, may lie in what the log shows: it takes no place of a sign.
         block: Bytes read at a time.
         long: Bytes of a line that are held whole, at least 4096.
     """
@@ -105,6 +107,7 @@ def scan(
     if any("\n" in p for p in sought):
         raise ValueError("a phrase goes over a line's end")
     one_pass = _Pass(result, sought, takers, max(block, 1), max(long, 4096))
+    one_pass.shown = shown
     one_pass.run(source)
     return result
 
@@ -123,6 +126,7 @@ class _Pass:
         self.counts = [0] * len(phrases)
         self.signs, self.asides = [0] * len(phrases), [0] * len(phrases)
         """By phrase, how many lines are kept in which it is a sign, and in which it is none."""
+        self.shown: Callable[[str], bool] | None = None
         self.wanted = [hits is not None for hits in self.hits]
         """By phrase, whether more lines of it are kept."""
         self.last = [0] * len(phrases)
@@ -213,7 +217,8 @@ class _Pass:
         before = (head if far else b"") + bytes(self.buffer[max(begin, start - NEAR) : start])
         parts = before, bytes(self.buffer[start:end]), bytes(self.buffer[end : min(stop, end + BEHIND)])
         why = aside(*(part.decode("utf-8", "replace") for part in parts))
-        kept = self.asides if why else self.signs
+        within = self.shown is not None and self.shown(parts[0].decode("utf-8", "replace"))
+        kept = self.asides if why or within else self.signs
         kept[index] += 1
         self.wanted[index] = self.signs[index] < KEPT and self.counts[index] < _JUDGED
         if kept[index] > KEPT:
