@@ -172,6 +172,7 @@ LOST = {
     ),
     "dashes": (" ".join(BATCH) + " \u2013-colocate \u2014save x", "flag-typo", "no parser takes it for --colocate"),
     "a long dash": (" ".join(BATCH) + " \u2014save x", "flag-typo", "no parser takes it for --save"),
+    "an array's first word": (f"A=({' '.join(BATCH)});${{A}} --seed 1", "continuation-lost", "of the array A alone"),
     "one word too many": (" ".join(BATCH) + " 8", "flag-not-a-number", "--global-batch-size takes one number, and 8"),
 }
 
@@ -181,7 +182,8 @@ def test_flags_that_a_shell_loses_are_told(tmp_path: Path, name: str) -> None:
     """Ends of lines and dashes that look right, and spoil a flag."""
     flags, rule, said = LOST[name]
     path = tmp_path / "run.sh"
-    path.write_bytes(f"#!/bin/bash\npython3 train.py {flags}\n".encode())
+    before, _, flags = flags.rpartition(";")
+    path.write_bytes(f"#!/bin/bash\n{before}\npython3 train.py {flags}\n".encode())
     assert [finding.message for finding in findings(rule, launch(path)) if said in finding.message]
 
 
@@ -192,6 +194,7 @@ def test_flags_that_a_shell_loses_are_told(tmp_path: Path, name: str) -> None:
         "--save 'x\\\ny' --seed\\\n 1 --a b\\\nc",
         '--rollout-stop "\u2014" --wandb-group "a \u2014b" --lr \u22121e-6',
         " ".join(BATCH) + " ${MORE[@]} $X",
+        '--seed 1 ${A[0]} "${A[@]}" $B',
         "--seed 1\n# a comment\r",
     ],
 )

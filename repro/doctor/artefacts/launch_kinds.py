@@ -69,6 +69,7 @@ class Launch:
         missing: Files of its checkout that it sources and that are not there: where it does, the file as value.
         joined: Words that a backslash at a line's end makes of two, the second a flag.
         returns: The first line of each of its files that ends in CR LF, that and a backslash before others.
+        shortened: Arrays with flags of which it gets the first word alone, by their names.
         hidden: Whether variables may reach the trainer that are not known: of a file that is not there, from a shell.
         otherwise: The same without what one branch alone sets, of which nobody knows whether it is taken; None where
             that is no other launch.
@@ -90,6 +91,7 @@ class Launch:
     missing: Sequence[Where] = ()
     joined: Sequence[Where] = ()
     returns: Sequence[Where] = ()
+    shortened: Sequence[Where] = ()
     hidden: bool = False
     otherwise: Launch | None = None
     doubted: bool = False

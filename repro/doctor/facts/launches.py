@@ -50,7 +50,7 @@ def open_ended(launch: Launch) -> bool:
 
     A flag that is not given may then be given all the same.
     """
-    if not launch.entry or severed(launch) or launch.joined or programmed(launch):
+    if not launch.entry or severed(launch) or launch.joined or launch.shortened or programmed(launch):
         return True
     before = ""
     for word in launch.words:

@@ -209,6 +209,7 @@ def _started_by(script: Script, text: str, path: Path) -> list[tuple[Where, Laun
                 sources={str(path): text},
                 missing=[Where(word.path, word.line, "source", word.text) for word in script.missing],
                 joined=[where for word, where in placed if word in {each.text for each in script.joined}],
+                shortened=[Where(word.path, word.line, word.text) for word in command.shortened],
                 hidden=script.hidden,
                 returns=[Where(word.path, word.line, "CR", word.text) for word in script.returns],
             ),
@@ -248,6 +249,7 @@ def launch_of_words(
     missing: Sequence[Where] = (),
     joined: Sequence[Where] = (),
     returns: Sequence[Where] = (),
+    shortened: Sequence[Where] = (),
     hidden: bool = False,
 ) -> Launch:
     """A launch by its command's words.
@@ -263,6 +265,7 @@ def launch_of_words(
         missing: Files that it sources and that are not there.
         joined: Words of it that were meant for two.
         returns: Lines of the script that end in CR LF.
+        shortened: Arrays of which the command gets the first word alone.
         hidden: Whether variables are exported that are not known.
         submitted: Whether it is known to be a Ray job, whatever the words say.
     """
@@ -291,6 +294,7 @@ def launch_of_words(
         tuple(missing),
         tuple(joined),
         tuple(returns),
+        tuple(shortened),
         hidden or others,
     )
 

@@ -134,7 +134,8 @@ class _Reader(Statements):
             if started := self.script.commands[count:]:
                 self.script.commands[count:] = [replace(inner, words=(*front, *inner.words)) for inner in started]
                 return
-        self.script.commands.append(Command(tuple(words), tuple(settings), dict(scope.exported)))
+        shortened = tuple(scope.word((Part(name),), at) for at in nodes if (name := _shortened(at, scope)))
+        self.script.commands.append(Command(tuple(words), tuple(settings), dict(scope.exported), shortened))
 
     def _with(self, settings: Sequence[Setting], words: Sequence[Word], scope: Scope) -> bool:
         """``NAME=value function``: what stands before it holds as long as it runs."""
@@ -291,6 +292,13 @@ class _Reader(Statements):
         finally:
             self._sourced -= 1
             scope.path, scope.line, scope.positional = before
+
+
+def _shortened(node: Node, scope: Scope) -> str:
+    """The array of which a word passes on the first alone, where it holds flags; '' for any other word."""
+    match = re.fullmatch(r"(\"?)\$(\{?)(\w+)(?(2)\})\1", text_of(node))
+    words = scope.arrays.get(match[3], []) if match and match[3] not in scope.scalars else []
+    return match[3] if match and len(words) > 1 and any(word.text.startswith("--") for word in words) else ""
 
 
 _BUILTINS: Mapping[str, Callable[[_Reader, Sequence[Word], Scope], None]] = {

@@ -26,11 +26,13 @@ class Command:
         words: Its words.
         settings: Variables set in front of it.
         exported: What is exported when it runs.
+        shortened: Arrays with flags of which it gets the first word alone: ``$ARGS`` for ``"${ARGS[@]}"``.
     """
 
     words: tuple[Word, ...]
     settings: tuple[Setting, ...]
     exported: dict[str, Setting]
+    shortened: tuple[Word, ...] = ()
 
 
 @dataclass

@@ -29,6 +29,11 @@ def _continuation_lost(launch: Launch) -> Iterator[Found]:
     for where in launch.joined:
         message = f"{where.item[-80:]} is one word: nothing stands before the backslash, nor before the flag below it"
         yield Found(message, where, cure="put a space before the backslash")
+    for where in launch.shortened:
+        message = (
+            f"${where.item} is the first word of the array {where.item} alone: its other flags never reach the trainer"
+        )
+        yield Found(message, where, cure=f'write "${{{where.item}[@]}}"')
     for where in launch.returns:
         severed_there = where.value.startswith("\\")
         message = "lines end in CR LF, as on Windows: the shell takes the CR for part of a line's last word"
