@@ -22,6 +22,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from torch.utils.tensorboard import SummaryWriter
 from trace_kit import write
 
+from repro.nightly.checks import events_check
 from repro.nightly.records import Baseline, Check, Night
 from repro.nightly.records import Summary as Values
 from repro.nightly.tensorboard import STATUS_TEXT, write_nights, write_pulls
@@ -255,6 +256,15 @@ def test_diff_of_events_and_a_trace(tmp_path: Path) -> None:
         assert f"reproduce with: repro diff --offset 1 {' '.join(sides)}" in done.stdout
 
 
+def test_diff_names_the_numbering_under_which_all_agrees(tmp_path: Path) -> None:
+    """Events that count from 1 differ as they are numbered, and the offset that makes them agree is named."""
+    trace(tmp_path / "trace", 0.1, 0.2, 0.3)
+    log(tmp_path / "events", {i + 1: {"loss": 0.1 * (i + 1)} for i in range(3)})
+    for sides in (("events", "trace"), ("trace", "events")):
+        done = repro_diff(tmp_path, *sides)
+        assert done.returncode == 1 and "all values that both have agree with --offset 1" in done.stdout, done.stdout
+
+
 def test_diff_names_first_worst_and_last(tmp_path: Path) -> None:
     """A difference is exit 1, with its step as the events count it and the table that traces have too."""
     trace(tmp_path / "trace", 0.5, 0.75, 4.0, 0.25)
@@ -275,7 +285,7 @@ def test_diff_without_anything_common_is_one_line(tmp_path: Path) -> None:
     trace(tmp_path / "trace", 0.5)
     log(tmp_path / "events", {5: {"loss": 0.5}})
     log(tmp_path / "other", {0: {"reward": 0.5}})
-    for name, phrase in (("events", "try another offset"), ("other", "A has reward; B has grad_norm, loss")):
+    for name, phrase in (("events", "--offset 0: try another"), ("other", "A has reward; B has grad_norm, loss")):
         done = repro_diff(tmp_path, name, "trace")
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and phrase in done.stderr, done.stderr
     misplaced = repro_diff(tmp_path, "--offset", "1", "trace", "trace")
@@ -327,6 +337,39 @@ def test_metrics_that_are_logged_now_and_then() -> None:
     assert not differences(steps(1, 2), steps(0, 1), {}, 1).ended
     assert differences(steps(0, 1, 2), steps(0, 1), {}, prefix=True).agrees
     assert differences(steps(0, 1), steps(0), {}).ended
+
+
+# -- nights
+
+
+@pytest.mark.parametrize("first", [1, 7])
+def test_events_that_number_their_steps_otherwise(first: int) -> None:
+    """Equal numbers are never called changed, nor passed unsaid: the numbering under which all agree is named."""
+    ours = {step: {"loss": 1 / (step + 1), "lr": 0.5} for step in range(3)}
+    theirs = {step + first: {"train/loss": 1 / (step + 1), "train/lr": 0.5, "kl": 1.0} for step in range(9)}
+    check = events_check(ours, theirs, {})
+    assert check.status == "not judged" and f"agree with --offset {first}:" in check.text
+    assert events_check(ours, theirs, {}, first).status == "green"
+    assert events_check(ours, theirs, {}, 0).status == ("changed" if first == 1 else "error"), "as it was said"
+    moved = {step: values | {"loss": values["loss"] + step} for step, values in ours.items()}
+    assert events_check(moved, theirs, {}).status == ("changed" if first == 1 else "error")
+    flat = {step: {"lr": 0.5} for step in ours}
+    steady = {0: {"lr": 1.0}} | {step: {"lr": 0.5} for step in range(1, 9)}
+    assert events_check(flat, steady, {}).status == "changed", "what agrees under any numbering says nothing of one"
+
+
+def test_what_of_a_baseline_of_events_was_not_compared() -> None:
+    """Its metrics that the case lacks are told, and the steps that one side alone has are counted."""
+    ours = {0: {"loss": 1.0, "lr": 0.5}, 1: {"loss": 2.0}}
+    theirs = {step: {"loss": step + 1.0, "kl": 0.5, "reward": 0.5} for step in range(9)}
+    check = events_check(ours, theirs, {})
+    assert (check.status, check.text) == (
+        "green",
+        "2 values of 1 metric as in the events; only in the events: kl, reward; only in the case: lr; "
+        "not compared: loss at 7 steps of the events alone",
+    )
+    changed = events_check({0: {"loss": 3.5}}, theirs, {})
+    assert changed.status == "changed" and "only in the events: kl, reward" in changed.text
 
 
 # -- writing

@@ -265,6 +265,8 @@ def test_a_red_night_is_lifted_by_no_other_machine(tmp_path: Path) -> None:
     assert last(late, after) is None and last(late, between) is None, "a golden run of later code bounds no change"
     own, failed = at(commits[2], 3), at(commits[2], 3, status="error", checks=[Check("run-to-run", "error", "")])
     assert last(red, after, own) == own and last(red, after, failed) is None
+    beside = replace(red, checks=[moved[0], Check("baseline", "green", "same bits"), Check("events", "changed", "")])
+    assert last(beside, after) == after, "event files are no commit's"
     within = replace(own, compared={"verdict": "within"})
     assert last(red, after, within) == after, "lifted"
     assert last(red, after, at(commits[0], 3, compared={"verdict": "within"})) is None, "not by what came before it"

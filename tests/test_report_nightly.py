@@ -150,9 +150,9 @@ def test_a_baseline_of_events() -> None:
     two = events_check({0: {"kl": 1.0, "loss": 2.0}}, {0: {"kl": 1.5, "loss": 2.5}}, {})
     assert two.text == "kl at step 0: 1.5 became 1.0, and 1 more values"
     alone = events_check(ours, {0: {"reward": 1.0}}, {})
-    assert alone.status == "error" and "the case has kl, loss; the events have reward" in alone.text
+    assert alone.status == "error" and "the baseline has reward; the case has kl, loss" in alone.text
     late = events_check(ours, {7: {"loss": 1.0}}, {})
-    assert late.status == "error" and "the case has steps 0 to 1, the events 7 to 7" in late.text
+    assert late.status == "error" and "the case has steps 0 to 1, with --offset 0: try another" in late.text
     assert "\n" not in alone.text + late.text
 
 
@@ -279,6 +279,7 @@ def test_what_is_refused_before_anything_is_replayed(tmp_path: Path) -> None:
         (["--at", "nowhere"], "git knows no commit 'nowhere'"),
         (["--last", "2"], "--last 2 never reaches the 5 nights that toy asks for"),
         (["--baseline", str(tmp_path)], "holds no TensorBoard event file"),
+        (["--offset", "1"], "give them with --baseline"),
         ([], "is damaged"),
     ):
         if not arguments:

@@ -77,8 +77,9 @@ def _diff_traces(a: Path, b: Path, vary: tuple[str, ...], as_json: bool, *, mism
 
 
 def _diff_events(a: Path, b: Path, events: list[bool], offset: int, as_json: bool) -> int:
+    from repro.report.events import all_agree, nothing_common
     from repro_golden.base.errors import ReproError
-    from repro_golden.compare.tensorboard import differences, read_events
+    from repro_golden.compare.tensorboard import agreeing_offset, differences, read_events
 
     sides: list[dict[int, dict[str, float]]] = []
     broken = []
@@ -91,10 +92,14 @@ def _diff_events(a: Path, b: Path, events: list[bool], offset: int, as_json: boo
         if why := _broken(trace):
             broken.append(f"{name} is incomplete: {why}")
     # the steps of the first side count: seen from a trace, event files are ahead by the offset
-    comparison = differences(sides[0], sides[1], {}, offset if events[0] else -offset)
+    sign = 1 if events[0] else -1
+    comparison = differences(sides[0], sides[1], {}, sign * offset)
     if not comparison.changes:
-        raise ReproError(f"{a} and {b} have no metric at a common step: {_why_nothing(sides, offset)}")
-    text = _events_text(comparison, sides)
+        why = nothing_common(comparison, sides[0], sides[1], ("A", "B"), offset)
+        raise ReproError(f"{a} and {b} have no metric at a common step: {why}")
+    text = _events_text(comparison)
+    if comparison.differing and (other := agreeing_offset(sides[0], sides[1], {}, sign * offset)) is not None:
+        text += f"\n{all_agree(sign * other)}"
     differs = bool(comparison.differing or comparison.nonfinite)
     if broken and not differs:  # what is missing may be what broke off
         text = text.replace("differs:", "not verifiable:", 1)
@@ -107,31 +112,15 @@ def _diff_events(a: Path, b: Path, events: list[bool], offset: int, as_json: boo
     return 1 if differs else 3 if broken else 0 if comparison.agrees else 1
 
 
-def _why_nothing(sides: list[dict[int, dict[str, float]]], offset: int) -> str:
-    """What the two sides have, and what may help."""
-    from repro_golden.compare.tensorboard import matched
-
-    names = [sorted({name for values in side.values() for name in values}) for side in sides]
-    if not matched(*names):
-        texts = [", ".join(n[:4]) + (f" and {len(n) - 4} more" if len(n) > 4 else "") or "no metric" for n in names]
-        return f"A has {texts[0]}; B has {texts[1]}"
-    steps = [f"steps {min(side)} to {max(side)}" if side else "no step" for side in sides]
-    return f"A has {steps[0]}, B has {steps[1]}, with --offset {offset}: try another offset"
-
-
-def _events_text(comparison: EventsComparison, sides: list[dict[int, dict[str, float]]]) -> str:
+def _events_text(comparison: EventsComparison) -> str:
+    from repro.report.events import left_out
     from repro.text import count, metrics_table
     from repro_golden.compare.traces import NO_AGREEMENT, Comparison
 
     steps = {change.step for change in comparison.changes}
     names = ", ".join(a if a == b else f"{a} ~ {b}" for a, b in comparison.metrics)
     compared = f"{count(comparison.values, 'value')} of {count(len(steps), 'step')} compared in float32: {names}"
-    known = [{name for values in side.values() for name in values} for side in sides]
-    alone = [sorted(k - {pair[i] for pair in comparison.metrics}) for i, k in enumerate(known)]
-    notes = [f"only in {side}: {', '.join(names)}" for side, names in zip("AB", alone, strict=True) if names]
-    for metric, counts in comparison.apart.items():
-        told = [f"{count(n, 'step')} of {side} alone" for side, n in zip("AB", counts, strict=True) if n]
-        notes.append(f"not compared: {metric} at {' and '.join(told)}")
+    notes = left_out(comparison, "A", "B")
     if comparison.nonfinite:
         c = comparison.nonfinite[0]
         notes.append(

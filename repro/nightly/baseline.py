@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from repro.nightly.checks import failure, line
 from repro.nightly.lineage import Lineage, newest_green, recorded
-from repro.nightly.records import Baseline, Check, Night, Status, Summary
+from repro.nightly.records import EVENTS, Baseline, Check, Night, Status, Summary
 from repro.nightly.trusted import trusted
 from repro.pulls.pair import Compared, compare_traces
 from repro_bisect.axes.axis import short
@@ -111,13 +111,14 @@ class Tonight:
         """The nights of this machine, since the newest approval, that found a change and still stand.
 
         Whatever else befell such a night, and whatever the case was then. A later green one, of tonight's case, lifts
-        those of its code and of the commits that its own holds. One that was flaky or failed has judged nothing.
+        those of its code and of the commits that its own holds. One that was flaky or failed has judged nothing. Other
+        numbers than some event files have are no change of the code: the files are no commit's.
         """
         red: list[Night] = []
         for night in self.nights:
             if night.machine != self.machine or not self._since(night):
                 continue
-            if any(check.status == "changed" for check in night.checks):
+            if any(check.status == "changed" for check in night.checks if check.name != EVENTS):
                 red.append(night)
             elif (
                 red

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from repro.nightly.records import Check, Status
+from repro.nightly.records import EVENTS, Check, Status
 from repro.report.layouts import unknown
 from repro_bisect.axes.axis import short
 from repro_bisect.axes.layouts import LayoutComparison
@@ -38,8 +38,6 @@ __all__ = [
     "rollout_checks",
     "run_to_run",
 ]
-
-_SHOWN = 8
 
 
 def line(text: object) -> str:
@@ -200,6 +198,7 @@ def events_check(
     ours: Mapping[int, Mapping[str, float]],
     theirs: Mapping[int, Mapping[str, float]],
     bounds: Mapping[str, Bound],
+    offset: int | None = None,
 ) -> Check:
     """Tonight's metrics beside those of TensorBoard's event files, in float32 as files hold them.
 
@@ -207,30 +206,24 @@ def events_check(
         ours: By step and name.
         theirs: Likewise: the baseline.
         bounds: The case's, by metric; of other metrics bits count.
+        offset: The number that the files give to our step 0. None is 0, as long as no other is likelier: numbers that
+            are equal under another numbering are not called changed.
     """
-    from repro_golden.compare.tensorboard import differences
+    from repro.report.events import all_agree, left_out, nothing_common
+    from repro.text import count
+    from repro_golden.compare.tensorboard import agreeing_offset, differences
 
-    result = differences(theirs, ours, bounds, prefix=True)  # a case makes the first steps of a training run
-    if not result.changes:
-        return Check("events", "error", _nothing_common(ours, theirs))
+    at = offset or 0
+    result = differences(theirs, ours, bounds, at, prefix=True)  # a case makes the first steps of a training run
+    beside = "".join(f"; {note}" for note in left_out(result, "the events", "the case"))
     if result.agrees:
-        return Check("events", "green", f"{result.values} values of {len(result.metrics)} metrics as in the events")
+        text = f"{count(result.values, 'value')} of {count(len(result.metrics), 'metric')} as in the events{beside}"
+        return Check(EVENTS, "green", line(text))
+    if offset is None and (other := agreeing_offset(theirs, ours, bounds)) is not None:
+        return Check(EVENTS, "not judged", f"{all_agree(other)} --offset 0 judges them as they are numbered")
+    if not result.changes:
+        why = nothing_common(result, theirs, ours, ("the baseline", "the case"), at)
+        return Check(EVENTS, "error", line(f"no metric at a common step: {why}"))
     far = (result.differing or result.nonfinite)[0]
-    beside = f", and {len(result.differing) - 1} more values" if len(result.differing) > 1 else ""
-    return Check("events", "changed", f"{far.metric} at step {far.step}: {far.a!r} became {far.b!r}{beside}")
-
-
-def _nothing_common(ours: Mapping[int, Mapping[str, float]], theirs: Mapping[int, Mapping[str, float]]) -> str:
-    from repro_golden.compare.tensorboard import matched
-
-    a, b = ({name for step in side.values() for name in step} for side in (ours, theirs))
-    if matched(sorted(b), sorted(a)):
-        steps = [f"{min(side)} to {max(side)}" for side in (ours, theirs)]
-        return f"no step in common: the case has steps {steps[0]}, the events {steps[1]}"
-    return f"no metric in common: the case has {_names(a)}; the events have {_names(b)}"
-
-
-def _names(names: set[str]) -> str:
-    listed: Sequence[str] = sorted(names)[:_SHOWN]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return line(", ".join(listed) + more) or "none"
+    more = f", and {len(result.differing) - 1} more values" if len(result.differing) > 1 else ""
+    return Check(EVENTS, "changed", line(f"{far.metric} at step {far.step}: {far.a!r} became {far.b!r}{more}{beside}"))

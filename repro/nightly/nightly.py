@@ -46,6 +46,7 @@ class Asked:
         bisect: Whether what changed is searched for the commits that did it.
         last: How many trusted nights metrics are judged by; None for what the case says.
         events: A baseline's metrics by step and name, which tonight's are compared with; None without one.
+        offset: The number that it gives to step 0, where that is known.
     """
 
     reproduce: str
@@ -54,6 +55,7 @@ class Asked:
     bisect: bool = True
     last: int | None = None
     events: Mapping[int, Mapping[str, float]] | None = None
+    offset: int | None = None
 
 
 def overall(checks: Sequence[Check]) -> Status:
@@ -170,7 +172,7 @@ class _Night:
         self.checks += rollout_checks(checkout, case, self.commit, self.tree, self.watch)
         if self.asked.events is not None:
             ours = {record.step: record.compared for record in trace.steps}
-            self.checks.append(events_check(ours, self.asked.events, case.compare.bounds))
+            self.checks.append(events_check(ours, self.asked.events, case.compare.bounds, self.asked.offset))
         if judgement.check.status == "changed" and self.asked.bisect and judgement.good:
             self._bisect(judgement.good)
 

@@ -19,7 +19,7 @@ from repro_golden.base.canonical import check_format, decode_float, encode_float
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.trace.model import checked, to_checked_line
 
-__all__ = ["FORMAT", "STATUSES", "Baseline", "Check", "Night", "Nights", "Status", "Summary", "worst"]
+__all__ = ["EVENTS", "FORMAT", "STATUSES", "Baseline", "Check", "Night", "Nights", "Status", "Summary", "worst"]
 
 FORMAT = 2
 """1 has no digest of itself."""
@@ -27,6 +27,8 @@ FORMAT = 2
 Status = Literal["green", "not judged", "flaky", "changed", "error"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 """From the best to the worst."""
+EVENTS = "events"
+"""Name of the check that compares with event files, which its command names: of them no commit says anything."""
 
 
 def worst(statuses: Sequence[Status]) -> Status:

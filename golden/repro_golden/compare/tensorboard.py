@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from repro_golden.base.extras import require
 from repro_golden.case.file import Bound
 from repro_golden.compare.traces import MetricChange, jsonable
 
-__all__ = ["EventsComparison", "differences", "event_files", "matched", "read_events"]
+__all__ = ["EventsComparison", "agreeing_offset", "differences", "event_files", "matched", "read_events"]
 
 
 def event_files(folder: Path) -> list[Path]:
@@ -158,8 +158,9 @@ class EventsComparison:
         last: The last step at which each side has one of these metrics, as the baseline counts; None where one side is
             a part of a run.
         ended: Which side ended before the other, in words; empty where none did.
-        apart: By metric, at how many steps the baseline alone and we alone have it, where that is any: those were not
-            compared.
+        apart: By metric that both have, at how many steps the baseline alone and we alone have it, where that is any:
+            those were not compared.
+        alone: The metrics that the baseline alone has, and those that we alone have.
     """
 
     metrics: Sequence[tuple[str, str]]
@@ -169,6 +170,7 @@ class EventsComparison:
     last: tuple[int, int] | None = None
     ended: str = ""
     apart: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    alone: tuple[Sequence[str], Sequence[str]] = ((), ())
 
     @property
     def values(self) -> int:
@@ -189,6 +191,7 @@ class EventsComparison:
             "values": self.values,
             "ended": self.ended,
             "apart": {name: list(counts) for name, counts in self.apart.items()},
+            "alone": [list(names) for names in self.alone],
             "last_steps": list(self.last) if self.last else None,
         } | {
             name: [{"step": c.step, "metric": c.metric, "a": jsonable(c.a), "b": jsonable(c.b)} for c in changes]
@@ -232,31 +235,83 @@ def differences(
         offset: The baseline's number of our step 0.
         prefix: One of both was asked for fewer steps than the other: that it is shorter is no difference.
     """
-    pairs = matched(_names(baseline), _names(metrics))
-    changes, differing, nonfinite = [], [], []
-    for step, values in sorted(baseline.items()):
-        ours = metrics.get(step - offset, {})
-        for name, other in pairs:
-            if name not in values or other not in ours:
-                continue
-            change = MetricChange(step, name, _single(values[name]), _single(ours[other]))
-            changes.append(change)
-            if not _finite(change.a) and not _finite(change.b):
-                nonfinite.append(change)
-            elif not _within(change, bounds.get(name) or bounds.get(other)):
-                differing.append(change)
+    names = _names(baseline), _names(metrics)
+    pairs = matched(*names)
+    told = list(_changes(baseline, dict(sorted(metrics.items())), pairs, bounds, offset))
+    changes = [change for change, _ in told]
+    differing, nonfinite = ([c for c, how in told if how == which] for which in ("differs", "not finite"))
     seen = {change.metric for change in changes}
     used = [p for p in pairs if p[0] in seen]
-    if prefix or not used:
-        return EventsComparison(used, changes, differing, nonfinite)
-    logged, ended = _both(baseline, metrics, used, offset)
+    last, ended = None, ""
+    if used and not prefix:
+        logged, ended = _both(baseline, metrics, used, offset)
+        last = logged[0][-1], logged[1][-1]
     apart: dict[str, tuple[int, int]] = {}
-    for pair in used:  # one metric may end while the others go on
+    for pair in pairs:  # one metric may end while the others go on
         each, early = _both(baseline, metrics, [pair], offset)
-        ended = ended or (f"{pair[0]}: {early}" if early else "")
-        alone = len(set(each[0]) - set(each[1])), len(set(each[1]) - set(each[0]))
-        apart |= {pair[0]: alone} if any(alone) else {}
-    return EventsComparison(used, changes, differing, nonfinite, (logged[0][-1], logged[1][-1]), ended, apart)
+        if last and pair in used:
+            ended = ended or (f"{pair[0]}: {early}" if early else "")
+        counts = len(set(each[0]) - set(each[1])), len(set(each[1]) - set(each[0]))
+        apart |= {pair[0]: counts} if any(counts) else {}
+    known = [{pair[side] for pair in pairs} for side in (0, 1)]
+    a, b = (sorted(set(of) - common) for of, common in zip(names, known, strict=True))
+    return EventsComparison(used, changes, differing, nonfinite, last, ended, apart, (a, b))
+
+
+def agreeing_offset(
+    baseline: Mapping[int, Mapping[str, float]],
+    metrics: Mapping[int, Mapping[str, float]],
+    bounds: Mapping[str, Bound],
+    offset: int = 0,
+) -> int | None:
+    """The other offset at which all values agree, and no fewer than are compared at this one.
+
+    Args:
+        baseline: As in `differences`.
+        metrics: Likewise.
+        bounds: Likewise.
+        offset: At which they do not.
+
+    Returns:
+        None where there is none, or more than one: where values hardly move, that they agree says nothing.
+    """
+    pairs = matched(_names(baseline), _names(metrics))
+    ours = dict(sorted(metrics.items()))
+    least = max(1, sum(1 for _ in _changes(baseline, ours, pairs, bounds, offset)))
+    logged = [_logged(side, {pair[k] for pair in pairs}) for k, side in enumerate((baseline, metrics))]
+
+    def agrees(other: int) -> bool:
+        values = 0
+        for _, how in _changes(baseline, ours, pairs, bounds, other):
+            if how != "agrees":
+                return False
+            values += 1
+        return values >= least
+
+    others = {theirs - step for theirs in logged[0] for step in logged[1]} - {offset}
+    found = list(itertools.islice(filter(agrees, others), 2))
+    return found[0] if len(found) == 1 else None
+
+
+def _changes(
+    baseline: Mapping[int, Mapping[str, float]],
+    metrics: Mapping[int, Mapping[str, float]],
+    pairs: Sequence[tuple[str, str]],
+    bounds: Mapping[str, Bound],
+    offset: int,
+) -> Iterator[tuple[MetricChange, Literal["agrees", "differs", "not finite"]]]:
+    """Every value that both have, in the order of our steps, and how it compares."""
+    for step, ours in metrics.items():
+        theirs = baseline.get(step + offset, {})
+        for name, other in pairs:
+            if name not in theirs or other not in ours:
+                continue
+            change = MetricChange(step + offset, name, _single(theirs[name]), _single(ours[other]))
+            if not _finite(change.a) and not _finite(change.b):
+                yield change, "not finite"
+            else:
+                within = _within(change, bounds.get(name) or bounds.get(other))
+                yield change, "agrees" if within else "differs"
 
 
 def _both(

@@ -38,6 +38,7 @@ __all__ = ["nightly"]
     "--baseline", metavar="EVENTS", type=click.Path(path_type=Path),
     help="Also compare metrics with a run's TensorBoard event files.",
 )  # fmt: skip
+@click.option("--offset", type=int, help="Number that the event files of --baseline give to step 0.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the report (Markdown and HTML).")
 @json_option
 def nightly(
@@ -49,6 +50,7 @@ def nightly(
     jobs: int | None,
     tensorboard: Path | None,
     baseline: Path | None,
+    offset: int | None,
     out: Path | None,
     as_json: bool,
 ) -> int:
@@ -77,7 +79,7 @@ def nightly(
     require("a report", "report", *["tensorboard"] * bool(tensorboard or baseline))
     checkout = find_checkout(Path.cwd())
     cases, lost = _chosen(checkout.root, names)
-    _refuse(cases, last, baseline)
+    _refuse(cases, last, baseline, offset)
     commit = resolve(checkout, at)
     store = Nights(results if results is not None else checkout.root / "golden" / "nights")
     known = {
@@ -92,6 +94,7 @@ def nightly(
     more += ["--no-bisect"] if no_bisect else []
     more += [f"--last {last}"] if last else []
     more += [f"--baseline {shlex.quote(str(baseline))}"] if baseline is not None else []
+    more += [f"--offset {offset}"] if offset is not None else []
 
     def again(*which: str) -> str:
         return " ".join(["repro report nightly", *map(shlex.quote, which), f"--at {commit[:10]}", *more])
@@ -99,7 +102,7 @@ def nightly(
     nights = [night_without_case(checkout, name, commit, Asked(again(name), __version__)) for name in lost]
     files = [store.write(night) for night in nights]
     for case in cases:
-        asked = Asked(again(case.name), __version__, jobs, not no_bisect, last, events)
+        asked = Asked(again(case.name), __version__, jobs, not no_bisect, last, events, offset)
         with bisect_view() as watch:
             night = night_of(checkout, case, commit, known[case.name], watch, asked)
             files.append(store.write(night))
@@ -150,10 +153,12 @@ def _chosen(root: Path, names: Sequence[str]) -> tuple[list[Case], list[str]]:
     return [read_case(path) for path in chosen.values() if path], [known for known, path in chosen.items() if not path]
 
 
-def _refuse(cases: Sequence[Case], last: int | None, baseline: Path | None) -> None:
+def _refuse(cases: Sequence[Case], last: int | None, baseline: Path | None, offset: int | None) -> None:
     """Refuse options that do not fit the cases."""
     from repro_golden.base.errors import ReproError
 
+    if offset is not None and baseline is None:
+        raise ReproError("--offset is for TensorBoard event files: give them with --baseline")
     if baseline is not None and len(cases) > 1:
         raise ReproError(f"--baseline is of one run, and {len(cases)} cases are judged: name the one that it is of")
     for case in cases:
