@@ -1,4 +1,4 @@
-"""pytest's plugin: the fixture `golden`, and ``--golden-record``.
+"""pytest's plugin: the fixture `golden`, by its other name `repro_golden`, and ``--golden-record``.
 
     def test_numerics(golden):
         golden.verify("tiny")
@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-__all__ = ["Golden", "golden", "pytest_addoption"]
+__all__ = ["Golden", "golden", "pytest_addoption", "repro_golden"]
 
 _AGREES, _DIFFERS, _NOT_VERIFIABLE = 0, 1, 3
 _BUSY, _KNOWN, _RECORD = "is being recorded by", "already has a golden run", "`repro golden record"
@@ -91,6 +92,17 @@ def _started(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[
 
 
 @pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Golden:
-    """Golden runs of this repository: ``golden.verify("tiny")``."""
+def repro_golden(request: pytest.FixtureRequest) -> Golden:
+    """Golden runs of this repository, also where `golden` is another plugin's: ``repro_golden.verify("tiny")``."""
     return Golden(request.path.parent, record=request.config.getoption("golden_record"))
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest, repro_golden: Golden) -> Any:
+    """Golden runs of this repository: ``golden.verify("tiny")``; or what another plugin gives under this name."""
+    try:
+        return request.getfixturevalue("golden")  # that which this one overrides, by the order of loading alone
+    except pytest.FixtureLookupError as missing:
+        if missing.argname != "golden":  # of the other plugin's own
+            raise
+        return repro_golden

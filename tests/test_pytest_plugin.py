@@ -47,6 +47,22 @@ def test_a_golden_run_that_is_not_there_is_no_pass(fork: Repo) -> None:
     assert "no case 'nope'" in done.stdout and "Traceback" not in done.stdout, done.stdout
 
 
+@pytest.mark.parametrize("how", ["before", "after", "conftest"])
+def test_another_fixture_of_that_name_is_given_way_to(tmp_path: Path, how: str) -> None:
+    """A plugin's `golden`, loaded before ours or after it, is what its tests get, and so is a conftest's."""
+    fixture = "import pytest\n\n@pytest.fixture\ndef golden(request):\n    return request.param * 2\n"
+    (tmp_path / "other.py").write_text(fixture)
+    (tmp_path / "conftest.py").write_text({"after": "pytest_plugins = ['other']", "conftest": fixture}.get(how, ""))
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n\n@pytest.mark.parametrize('golden', [2], indirect=True)\n"
+        "def test_it(golden, repro_golden):\n    assert golden == 4 and repro_golden.verify\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", *(["-p", "other"] if how == "before" else [])]
+    variables = environment() | {"PYTHONPATH": os.pathsep.join([str(tmp_path), environment().get("PYTHONPATH", "")])}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert "1 passed" in done.stdout, done.stdout
+
+
 @pytest.mark.whole
 def test_golden_runs_are_recorded_when_asked_and_guard_a_test_and_a_push(tmp_path: Path) -> None:
     """--golden-record records what is missing and replaces nothing; a change fails the test, and the hook of a push."""
