@@ -134,6 +134,18 @@ def test_a_log_without_a_line_of_the_training_is_waited_for_to_the_end(tmp_path:
     assert folder.rows(0) is not None
 
 
+@pytest.mark.parametrize("text", ["", "hello\n", "perf 0: {'perf/step_time': 1.0}\n"])
+def test_a_log_that_says_nothing_of_the_training_makes_no_trace(tmp_path: Path, text: str) -> None:
+    """Who names it means it to be looked at: two traces without a loss would agree. Without a log there is one."""
+    log = tmp_path / "run.log"
+    Run("slime").write(tmp_path / "run")
+    log.write_text(text)
+    with pytest.raises(ReproError, match=r"run.log has no line of a step or rollout: is it the trainer's output\?"):
+        trace_of_folder(tmp_path / "run", tmp_path / "out", log=log)
+    assert not (tmp_path / "out").exists()
+    assert len(trace_of_folder(tmp_path / "run", tmp_path / "out")[0].steps) == 2
+
+
 def test_lines_after_the_last_dump_are_a_warning_of_a_run_that_broke_off(tmp_path: Path) -> None:
     """It had printed an update of a rollout that it never finished."""
     run, log = Run("slime"), tmp_path / "run.log"

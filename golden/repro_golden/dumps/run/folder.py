@@ -113,6 +113,11 @@ class RunFolder:
             rollouts = {step // self.steps_per_rollout for step in self._numbers()} | self._side.rollouts
         return sorted(rollouts)
 
+    @property
+    def log_is_silent(self) -> bool:
+        """Whether there is a log, and no line in it yet of an update or a rollout."""
+        return self._log is not None and not self._log.steps and not self._log.rollouts
+
     def poll(self) -> None:
         """Take note of what was written since.
 

@@ -70,6 +70,10 @@ def trace_of_folder(
     )  # fmt: skip
     run.ended()
     rollouts = run.rollouts
+    if run.log_is_silent:  # without it loss and gradient norm would be missing, and nobody told
+        raise ReproError(
+            f"{log} has no line of a step or rollout: is it the trainer's output? Without --log none is read"
+        )
     if not rollouts:
         raise ReproError(f"{folder} holds no train dumps (train_data/N.pt), and no log or events say what was trained")
     gap = next((before + 1 for before, after in pairwise(rollouts) if after > before + 1), None)
