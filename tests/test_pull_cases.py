@@ -72,6 +72,9 @@ def results(tmp_path: Path) -> dict[str, PairResult]:
         (CASE + 'link = ["data"]\n', CASE, "subject.link", ("unverifiable", "unverifiable", "moved")),
         (CASE + 'check = "true"\n', CASE + 'check = "false"\n', "subject.check",
          ("unverifiable", "unverifiable", "moved")),
+        (CASE + 'check = "true"\n', CASE, "subject.check", ("unverifiable", "unverifiable", "moved")),
+        (CASE, CASE + 'check = "true"\n', "both ends are replayed without subject.check",
+         ("identical", "within", "moved")),
     ],
 )  # fmt: skip
 def test_no_agreement_rests_on_a_case_that_head_changed(
@@ -93,6 +96,22 @@ def test_no_agreement_rests_on_a_case_that_head_changed(
         assert verdict != "unverifiable" or ("HEAD changes the case" in judged.reason and judged.compared is None)
     unknown = replace(pair(tmp_path / "traces", flat(2, loss=1.0), flat(2, loss=1.0)), case="new")
     assert cases.judged(unknown) == unknown, "BASE has no such case"
+
+
+def test_a_check_that_head_brings_builds_nothing_for_its_own_pull_request(tmp_path: Path) -> None:
+    """A note, since both ends are replayed as BASE asks: what agrees with it in place may be what it builds."""
+    repo = start(tmp_path)
+    base = repo.git("rev-parse", "HEAD")
+    edit(repo, "scale = 1.0", "scale = 1.0 if os.path.exists('built') else 2.0", "Move the numbers")
+    moved = changed(repo, CASE + "check = \"{python} -c \\\"open('built','w')\\\"\"\n")
+    done = repo.repro("report", "pr", f"{base}..{moved}", "--json")
+    (entry,) = json.loads(done.stdout)["results"]
+    assert (done.returncode, entry["verdict"]) == (1, "moved"), "as whoever trains without the check would see"
+    edit(repo, "1.0 if os.path.exists('built') else 2.0", "1.0", "As before")
+    done = repo.repro("report", "pr", f"{base}..HEAD", "--json")
+    (entry,) = json.loads(done.stdout)["results"]
+    assert (done.returncode, entry["verdict"]) == (0, "identical"), entry
+    assert "replayed without subject.check" in " ".join(entry["notes"])
 
 
 def test_names_that_base_is_strict_of_are_judged_by_it(tmp_path: Path) -> None:

@@ -17,10 +17,12 @@ from repro_golden.store.golden import CASE_LOST, Store
 __all__ = ["PullCases"]
 
 _MAY_GROW = ("observe.activations", "subject.pass_env")
-"""Keys that let nothing agree by holding more: more is looked at, and `passing` takes new variables out.
+"""Keys that let nothing agree by holding more: more is looked at, and `replayed` takes new variables out.
 
 Not `observe.metrics`: a pattern takes the names that it tells from whatever told them before.
 """
+_CHECK = "subject.check"
+"""Where BASE has none, `replayed` takes HEAD's out: it may build what is run."""
 
 
 class PullCases:
@@ -54,14 +56,23 @@ class PullCases:
             return f"{file} is HEAD's, and not in this checkout: check HEAD out"
         return CASE_LOST.format(name) if name in self._guarded else f"{file} leads to no file: correct the link"
 
-    def passing(self, case: Case) -> Case:
-        """The case, which passes on no more variables than it does at BASE: HEAD names its own code no secret."""
-        if not case.subject.pass_env:
-            return case
+    def replayed(self, case: Case) -> Case:
+        """The case as both ends are replayed: no more variables than at BASE, for HEAD names its own code no secret.
+
+        And without a check that BASE has not: so what agrees is what BASE asked for, whatever a check may build.
+        """
         there = self._base.read(case.name)
         allowed = there.subject.pass_env if isinstance(there, Case) else ()
-        kept = tuple(name for name in case.subject.pass_env if name in allowed)
-        return case.model_copy(update={"subject": case.subject.model_copy(update={"pass_env": kept})})
+        kept: dict[str, Any] = {"pass_env": tuple(name for name in case.subject.pass_env if name in allowed)}
+        if case.subject.check_line and _has_no_check(there):
+            kept["check"] = ""
+        return case.model_copy(update={"subject": case.subject.model_copy(update=kept)})
+
+    def left_out(self, name: str) -> str:
+        """What of HEAD's case `replayed` takes out and may be missed, in words; '' where that is nothing."""
+        head = self._head.read(name)
+        brought = isinstance(head, Case) and head.subject.check_line and _has_no_check(self._base.read(name))
+        return f"; both ends are replayed without {_CHECK}, which BASE has not" if brought else ""
 
     def judged(self, result: PairResult) -> PairResult:
         """The result, which is no agreement where HEAD changed what was asked: how it is run, or its bounds."""
@@ -69,12 +80,14 @@ class PullCases:
         if base is None or head is None:
             return result  # it is new, or of the checkout alone
         asked = differences(self._base.asked(base), self._head.asked(head))
-        runs = [key for key, pair in asked.items() if not (key in _MAY_GROW and _grew(*pair))]
+        left_out = self.left_out(result.case)
+        grown = {*_MAY_GROW, *([_CHECK] if left_out else [])}
+        runs = [key for key, pair in asked.items() if not (key in grown and _grew(*pair))]
         rules = differences(_rules(base), _rules(head))
         if not asked and not rules:
             return result
         what = in_words({**asked, **rules})
-        result = replace(result, notes=[*result.notes, f"HEAD changes the case: {what}"])
+        result = replace(result, notes=[*result.notes, f"HEAD changes the case: {what}{left_out}"])
         compared = any(key.startswith("compare.") for key in rules)
         looser = compared and _was_judged(base, result) and not _no_looser(base, head)
         if result.verdict not in ("identical", "within") or not (runs or looser):
@@ -82,6 +95,10 @@ class PullCases:
         said = "bit-identical" if result.verdict == "identical" else "within bounds"
         reason = f"HEAD changes the case ({what}): {said} as this checkout has it, which says nothing of what it was"
         return replace(result, verdict="unverifiable", reason=reason, compared=None)
+
+
+def _has_no_check(case: Case | str | None) -> bool:
+    return isinstance(case, Case) and not case.subject.check_line
 
 
 def _rules(case: Case | str) -> Mapping[str, Any]:

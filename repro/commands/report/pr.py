@@ -171,7 +171,7 @@ def _entries(
                 case = line.case(checkout.root)
                 say_python(case)
             else:
-                case = cases.passing(find_case(checkout.root, case_name))
+                case = cases.replayed(find_case(checkout.root, case_name))
             result = compare_commits(checkout, case, *ends, watch, options, name=name)
             entries.append(result if line.words else cases.judged(result))
         except MachineFailureError:
@@ -179,7 +179,7 @@ def _entries(
         except NotVerifiableError as error:
             entries.append(Failed(case_name, str(error), "unverifiable"))
         except ReproError as error:
-            entries.append(Failed(case_name, str(error)))
+            entries.append(Failed(case_name, f"{error}{'' if line.words else cases.left_out(case_name)}"))
     return entries
 
 
