@@ -19,6 +19,7 @@ from conftest import Repo, environment
 from nightly_kit import approve, night
 
 from repro.nightly.checks import events_check, layout_checks, layout_text
+from repro.nightly.lineage import lineage
 from repro.nightly.nightly import Asked, exit_code, night_of, overall
 from repro.nightly.records import Baseline, Check, Night, Nights, Status
 from repro_bisect.axes.layouts import LayoutComparison, Parting
@@ -177,6 +178,24 @@ def test_layouts_that_cost_no_replay(tmp_path: Path) -> None:
     alone = case.model_copy(update={"nightly": case.nightly.model_copy(update={"batches": ()})})
     (one,) = layout_checks(checkout, alone, "HEAD", lambda _: None, Options())
     assert (one.name, one.status) == ("threads=1", "error") and "are one layout of toy" in one.text
+
+
+# -- what approves nothing
+
+
+def test_a_pointer_to_other_content_approves_nothing_and_bars_nobody(tmp_path: Path) -> None:
+    """One machine's bad pointer, new or in a good one's place, leaves all others what was approved before."""
+    repo = kit.start(tmp_path)
+    checkout, bad = find_checkout(repo.root), "outs:\n- md5: {:032}\n  hash: md5\nmeta:\n  content: {:032}\n"
+    past = lineage(checkout, "toy", alone := approve(repo, "m0", text=bad.format(1, 0)))
+    assert (past.approved, past.void) == ("", alone)
+    approved = approve(repo, "m1")
+    for number, machine in enumerate(("m2", "m1", "m1"), 2):
+        void = approve(repo, machine, text=bad.format(number, 0))
+        past = lineage(checkout, "toy", kit.note(repo, "later"))
+        assert (past.approved, past.void) == (approved, void) and approved in past.since
+    good = approve(repo, "m1", text="outs: [new]\n")
+    assert lineage(checkout, "toy", good).approved == good
 
 
 # -- reports

@@ -256,6 +256,9 @@ def _last_green(tonight: Tonight) -> Judgement:
             "`git fetch --unshallow` brings it (fetch-depth: 0)",
             Baseline("none"),
         )
+    void = f"the pointer of {short(past.void)} approves nothing: it names other content than it was written for"
+    if not known and past.void:
+        raise NotVerifiableError(f"{void}; approve what is here with `repro golden approve {case.name} --reason ...`")
     if not known:
         return _judgement(
             "not judged",
@@ -269,6 +272,7 @@ def _last_green(tonight: Tonight) -> Judgement:
     baseline = Baseline("last green", last) if good == last else Baseline("approved", _approved_code(tonight, good))
     good = baseline.commit
     name = f"{'the last green commit' if baseline.kind == 'last green' else 'the approved commit'} {short(good)}"
+    name += f" ({void})" if past.void else ""
     parents = {tonight.commit: [good]} if good != tonight.commit else {}
     tree = Commits(tonight.checkout, good, parents, tonight.paths).tree(good)
     if tree == tonight.tree:
@@ -295,7 +299,7 @@ def _approved_code(tonight: Tonight, approved: str) -> str:
     """The commit whose code has the approved numbers: the approving one, or that which its golden run was recorded of.
 
     Raises:
-        NotVerifiableError: the golden run was recorded of other code, which is not here, or is not that of its pointer.
+        NotVerifiableError: the golden run was recorded of other code, which is not here.
     """
 
     def key(commit: str) -> str | None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from repro.nightly.records import Night
-from repro_golden.base.errors import NotVerifiableError
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.git import Git
 from repro_golden.store.pulled import noted, relabelled
@@ -28,6 +27,8 @@ class Lineage:
         since: Those that hold `approved` (all where there is none) and no golden run that was put back since.
         parents: Those of each of them.
         cut_off: Whether `approved` is empty because a shallow clone may have left that commit out.
+        void: A commit whose pointer would approve what is here, and approves nothing, since it names other content than
+            it was written for; empty where there is none.
     """
 
     order: Mapping[str, int]
@@ -35,6 +36,7 @@ class Lineage:
     since: frozenset[str]
     parents: Mapping[str, Sequence[str]]
     cut_off: bool = False
+    void: str = ""
 
     def held_by(self, commit: str) -> frozenset[str]:
         """The commits that one of them holds, itself among them; none where it is not in this past."""
@@ -52,8 +54,9 @@ def lineage(checkout: Checkout, case: str, commit: str) -> Lineage:
     """The past of a commit, as far as it is here.
 
     The approving commit is the first one that came after each golden run's content had come. One that was taken away
-    still counts, as it last was: that approves nothing. Neither does bringing one back, or giving it another place. Of
-    a merge whose sides each brought one it is the merge, since no side's own code has what both approved.
+    still counts, as it last was: that approves nothing. Neither does bringing one back, or giving it another place, nor
+    a pointer that names other content than it was written for, whichever machine's: what was there before stays. Of a
+    merge whose sides each brought one it is the merge, since no side's own code has what both approved.
 
     Args:
         checkout: The repository.
@@ -63,11 +66,16 @@ def lineage(checkout: Checkout, case: str, commit: str) -> Lineage:
     listed = checkout.git.text("rev-list", "--topo-order", "--parents", commit).splitlines()
     parents = {c: before for c, *before in map(str.split, listed)}  # newest first
     order = {c: k for k, c in enumerate(parents)}
-    held, kept = _held(parents, _changes(checkout.git, case, commit))
+    changes, void = _changes(checkout.git, case, commit), ""
+    held, kept = _held(parents, changes)
+    while bad := {blob for path, blob in kept[commit].items() if relabelled(_pointer(checkout.git, path, blob))}:
+        void = void or next(c for c in parents if not bad.isdisjoint(changes.get(c, {}).values()))
+        changes = {c: {p: blob for p, blob in change.items() if blob not in bad} for c, change in changes.items()}
+        held, kept = _held(parents, changes)
     wanted = frozenset(kept[commit].values())
     valid = frozenset(c for c in parents if wanted.issuperset(held[c].values()))
     if not wanted:
-        return Lineage(order, "", valid, parents)
+        return Lineage(order, "", valid, parents, void=void)
     after: dict[str, frozenset[str]] = {}  # of each commit, those of the contents that had come by then
     for c in reversed(parents):
         come = frozenset().union(*(after[p] for p in parents[c]), wanted.intersection(held[c].values()))
@@ -76,29 +84,25 @@ def lineage(checkout: Checkout, case: str, commit: str) -> Lineage:
     since = valid.intersection(_holding(parents, whole[-1]))
     # what a shallow clone left out may have held any of them before
     cut_off = not checkout.git.cut_off().isdisjoint(parents)
-    return Lineage(order, "" if cut_off else whole[-1], since, parents, cut_off)
+    return Lineage(order, "" if cut_off else whole[-1], since, parents, cut_off, void)
 
 
 def recorded(checkout: Checkout, case: str, approved: str) -> list[dict[str, str]]:
     """Commit and code key that each golden run was recorded of which an approving commit brought, where they say so.
 
     That commit may hold other code, as one does that a branch was squashed into. A merge approves what it is.
-
-    Raises:
-        NotVerifiableError: it brought content that nobody approved, under a pointer that was written for other.
     """
     git = checkout.git
     if len(git.text("rev-list", "--parents", "-1", approved).split()) > 2:
         return []
     brought = _changes(git, case, approved).get(approved, {})
-    texts = [git("cat-file", "blob", blob).decode(errors="replace") for path, blob in brought.items()
-             if blob and path.endswith(".dvc")]  # fmt: skip
-    if any(map(relabelled, texts)):
-        raise NotVerifiableError(
-            f"the pointer that {approved[:10]} brought names other content than that of the golden run it was written "
-            f"for: take an older one back, or approve what is here with `repro golden approve {case} --reason ...`"
-        )
+    texts = [_pointer(git, path, blob) for path, blob in brought.items() if blob]
     return [facts for facts in map(noted, texts) if facts]
+
+
+def _pointer(git: Git, path: str, blob: str) -> str:
+    """The text of a pointer; of another file nothing."""
+    return git("cat-file", "blob", blob).decode(errors="replace") if path.endswith(".dvc") else ""
 
 
 def _held(
