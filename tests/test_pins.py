@@ -29,6 +29,7 @@ def command(setup: str = "") -> Case:
     [
         ("requirements.txt", "depx==1.0\n", "depx==1.1\n", "`--package depx==1.0..1.1`"),
         ("ci/requirements-dev.txt", "depx==1.0\n", "depx==1.0\ndepy==2\n", "ci/requirements-dev.txt differs"),
+        ("requirements.txt", "depx==1.0\n", "", "requirements.txt differs"),
         ("uv.lock", LOCK.format(1, 2), LOCK.format(1, 3), "`--package depy==2..3`"),
         ("poetry.lock", LOCK.format(1, 2), LOCK.format(2, 3), "poetry.lock differs between the ends"),
         ("environment.yml", "dependencies: [depx=1]", "dependencies: [depx=2]", "environment.yml differs"),

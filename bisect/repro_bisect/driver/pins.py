@@ -45,7 +45,8 @@ def not_installed(case: Case, git: Git, good: str, bad: str) -> str:
         if path.name != "pyproject.toml" or _dependencies(before) != _dependencies(after):
             names.append(name)
             old, new = _pins(before), _pins(after)
-            moved |= {package: (old[package], new[package]) for package in old if new.get(package, "") != old[package]}
+            pairs = {package: (release, new.get(package, "")) for package, release in old.items()}
+            moved |= {package: pair for package, pair in pairs.items() if pair[0] != pair[1]}
     if not names:
         return ""
     alone = next(iter(moved.items())) if len(moved) == 1 else None
