@@ -5,26 +5,37 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Repo
+from flaky_kit import Points, Told, bisect, experiment
 from history_kit import edit, note, start
 
-from repro_bisect.probe.company import Company
-from repro_golden.replay.children import CancelledError
+from repro_bisect.predicates.predicates import Bitwise, Exit
+from repro_bisect.probe.around import watched_rollouts
+from repro_bisect.probe.company import Company, DisturbedError
+from repro_bisect.probe.executors import Outcome, Task
+from repro_bisect.probe.journal import Entry, Journal
+from repro_bisect.probe.prober import Prober
+from repro_bisect.probe.request import Request
+from repro_golden.replay.children import CancelledError, ChildFailure
+from repro_golden.repository.checkout import Checkout
+from repro_golden.store.rollouts import RolloutFiles
 
 ONE_AT_A_TIME = """\
-import os, sys, time
+import fcntl, sys, time
+open({lock!r} + ".runs", "a").write("x")
+lock = open({lock!r}, "w")
 try:
-    os.close(os.open({lock!r}, os.O_CREAT | os.O_EXCL))
-except FileExistsError:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # one that is killed holds it no more
+except BlockingIOError:
     sys.exit(125)
-try:
-    time.sleep(0.7)
-finally:
-    os.unlink({lock!r})
+time.sleep(0.7)
 sys.exit(code)
 """
 
@@ -50,6 +61,100 @@ def test_a_skip_beside_other_probes_is_tried_alone(tmp_path: Path) -> None:
     result, commits, said = searched(tmp_path, program, "0 0 0 1 1 1")
     assert result["culprit"]["commit"] == commits[3] and not result["skips"]
     assert "disturb each other" in result["remarks"][0] and "from the beginning, with -j 1" in said
+    runs = len((tmp_path / "lock.runs").read_text())
+    assert runs - result["cost"]["probes"] in (0, 1), "what was given up was spent too, but for one that was ended"
+
+
+def line(length: int) -> Points:
+    """A line of so many commits, the ends included."""
+    return Points({f"c{n}": [f"c{n - 1}"] for n in range(length - 1, 0, -1)}, "c0", f"c{length - 1}")
+
+
+def at_first(failing: set[str], culprit: int) -> Told:
+    """Runs, two at once, of a program that cannot be tested the first time at some commits."""
+    runs = Counter[str]()
+
+    def run(task: Task, _: Path) -> Outcome:
+        time.sleep(0.05)  # another one has begun
+        runs[task.commit] += 1
+        first = task.commit in failing and runs[task.commit] == 1
+        return Outcome(code=125 if first else int(int(task.commit[1:]) >= culprit))
+
+    return Told(run, slots=2)
+
+
+def test_a_failure_by_chance_is_no_disturbance(tmp_path: Path) -> None:
+    """What fails once beside another probe, and not alone, has its answer: the search goes on side by side."""
+    said, axis, executor = list[str](), line(16), at_first({"c15"}, 11)
+    result = bisect(axis, executor, Exit(), tmp_path, said)
+    assert result.culprit and result.culprit.commit == "c11" and not result.skips
+    assert result.cost.total.probes == executor.runs.total()
+    with pytest.raises(DisturbedError, match="nor could another one before it"):
+        bisect(axis, at_first({*axis.parents, "c0"}, 11), Exit(), tmp_path / "other")
+
+
+def prober(folder: Path, executor: Told, axis: Points, predicate: Exit | Bitwise) -> Prober:
+    """What makes the probes of a range."""
+    (case, identity), rollouts = experiment(), RolloutFiles(None)
+    watched = watched_rollouts(case, rollouts)
+    return Prober(Checkout(folder, folder / "git"), case, axis, watched, identity, executor, predicate)
+
+
+def test_reasons_that_are_other_words_each_time_are_tried_once(tmp_path: Path) -> None:
+    """Addresses, times and paths make no new reason: one commit bears it out for all."""
+
+    def run(_: Task, folder: Path) -> Outcome:
+        time.sleep(0.05)
+        said = f"lost worker {id(folder):#x} after {time.time():.6f} s, see {folder}/log"
+        return Outcome(ChildFailure("start", -1, said, str(folder / "log")))
+
+    axis, executor = line(6), Told(run, slots=2)
+    with ThreadPoolExecutor(2) as pool:
+        made = prober(tmp_path, executor, axis, Bitwise())
+        answers = list(pool.map(made.probe, [Request(point, 3) for point in axis.parents]))
+    made.close()
+    assert len({str(answer) for answer in answers}) == 5 and executor.runs.total() == 6
+
+
+def test_skips_of_many_kinds_are_tried_alone_a_few_times() -> None:
+    """Once some kinds were borne out no other is doubted, unless one was not."""
+    company = Company()
+    for kind in ("one", "two", "three"):
+        assert not company.believes(kind)
+        company.tried("c", kind, kind)
+    assert company.believes("four")
+    company.tried("c", "four", "")
+    assert not company.believes("five") and not company.believes("four") and company.believes("one")
+
+
+def test_what_was_made_beside_others_is_known_to_be(tmp_path: Path) -> None:
+    """The journal says so to later searches, of which those that run one by one do without."""
+    axis, executor = line(3), at_first(set(), 2)
+    first = prober(tmp_path, executor, axis, Exit())
+    asked = [Request(point, 3) for point in axis.parents]
+    with ThreadPoolExecutor(2) as pool:
+        assert len(list(pool.map(first.probe, asked))) == 2
+    later, executor.slots = prober(tmp_path, executor, axis, Exit()), 1
+    alone = prober(tmp_path, executor, axis, Exit())
+    for request in asked:
+        made = later.made(request)
+        assert made and made.beside and later.known(request) and alone.known(request) is None
+    alone.probe(asked[0])
+    made = later.made(asked[0])
+    assert prober(tmp_path, executor, axis, Exit()).known(asked[0]) and alone.journalled == 1
+
+
+def test_a_journal_of_before_says_nothing_of_others_beside(tmp_path: Path) -> None:
+    """Its lines are read as ever; what is to be made anew is no finished probe."""
+    journal = Journal(tmp_path)
+    journal.add(Entry("k", 0, "c", "", 1, 0.1, "", 0), None)
+    journal.add(Entry("k", 1, "c", "", 1, 0.1, "", 0, search=journal.search, beside=True), None)
+    lines = (tmp_path / "journal.jsonl").read_text().splitlines()
+    old = {name: value for name, value in json.loads(lines[0]).items() if name not in ("beside", "check")}
+    (tmp_path / "journal.jsonl").write_text("\n".join([json.dumps(old), lines[1], ""]))
+    assert Journal(tmp_path).count({"k"}) == 2 and Journal(tmp_path, alone=True).count({"k"}) == 1
+    journal.disown()
+    assert journal.count({"k"}) == Journal(tmp_path).count({"k"}) == 1 and journal.find("k", 0)
 
 
 def test_what_cannot_be_tested_alone_either_is_skipped(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro.report.history import history_table, markdown, signed
+from repro.report.history import history_table, history_text, markdown, signed
 from repro.report.pieces import cut
 from repro.report.plots import history_plot
 from repro_bisect.axes.axis import PointInfo
@@ -425,6 +426,13 @@ def test_the_table_fits_and_the_plot_leaves_nothing_out() -> None:
         assert text in plot
     assert history_plot(result_of()) == "" and history_table(result_of()) == ""
     assert markdown(result, "x").count("&#124;") == 3 * len(result.rows), "bars in subjects are no columns"
+
+
+def test_a_remark_is_in_what_is_told_and_written() -> None:
+    """What is to be known of the search stands in the text, the report and the JSON."""
+    result = dataclasses.replace(result_of((1.0, 2.0)), remarks=["probes disturbed each other"])
+    told = history_text(result), markdown(result, "x"), json.dumps(result.to_mapping()["remarks"])
+    assert all("probes disturbed each other" in text for text in told)
 
 
 def test_long_names_keep_their_ends() -> None:

@@ -58,6 +58,7 @@ def notes(result: HistoryResult) -> list[str]:
         )
     if not result.looked.logged:
         lines.append(f"{NO_METRIC.capitalize()}.")
+    lines += [f"{remark}." for remark in result.remarks]
     if result.noise:
         lines.append(f"{result.noise}.")
     if result.ended:

@@ -69,7 +69,8 @@ def refuse_disturbed(scheduler: Scheduler, *sides: tuple[Request, Answer]) -> No
         DisturbedError: two replays that are alone agree, and one of these is another.
     """
     traces = [(request, answer) for request, answer in sides if isinstance(answer, Trace)]
-    beside = [answer for request, answer in traces if scheduler.prober.was_beside(request)]
+    made = scheduler.prober.made
+    beside = [answer for request, answer in traces if (by := made(request)) and by.beside]
     if not beside or scheduler.differs_alone:
         return
     request, answer = min(traces, key=lambda side: len(side[1].steps))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from repro_bisect.axes.axis import Axis, short
@@ -58,8 +58,7 @@ def bisect_range(checkout: Checkout, case: Case, axis: Axis, watch: Watch, optio
             )
             return Bisection(scheduler, endpoints, options).explained(checkout, explain=options.explain)
 
-    result, remarks = undisturbed(search, watch, options)
-    return replace(result, remarks=[*remarks, *result.remarks])
+    return undisturbed(search, watch, options)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from repro_bisect.axes.sets import FlagSet
 from repro_bisect.driver.confirm import Confirmed, Interval, confirm
@@ -70,8 +70,7 @@ def minimal_set(checkout: Checkout, case: Case, axis: FlagSet, watch: Watch, opt
             endpoints = Endpoints(scheduler, None, checkout.state / "states", open_end=options.open_end)
             return _Reduction(scheduler, axis, endpoints).explained(checkout, explain=options.explain)
 
-    result, remarks = undisturbed(search, watch, options)
-    return replace(result, remarks=[*remarks, *result.remarks])
+    return undisturbed(search, watch, options)
 
 
 class _Reduction(Searching[SetResult]):

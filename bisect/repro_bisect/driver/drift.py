@@ -300,6 +300,7 @@ class HistoryResult:
         ended: Which end makes fewer steps than the other, in words; the steps that both make are compared.
         looked: What GOOD's run shows, by which the others were judged, and what it or BAD alone has.
         ends: Who, when and what of GOOD and of BAD.
+        remarks: What is to be known of the search.
     """
 
     good: str
@@ -322,6 +323,7 @@ class HistoryResult:
     ended: str = ""
     looked: Coverage = field(default_factory=Coverage)
     ends: Sequence[PointInfo] = ()
+    remarks: Sequence[str] = ()
 
     def of_kind(self, *kinds: Kind) -> list[Row]:
         """The rows of some kinds."""
@@ -334,13 +336,14 @@ class HistoryResult:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        other = ("rows", "cost", "skips", "subjects", "renames", "looked", "ends")
+        other = ("rows", "cost", "skips", "subjects", "renames", "looked", "ends", "remarks")
         raw = {k: v for k, v in self.__dict__.items() if k not in other}
         return raw | {
             "rows": [row.to_mapping() for row in self.rows],
             "renames": [rename.to_mapping() for rename in self.renames],
             "ends": [asdict(end) for end in self.ends],
             "skips": dict(self.skips),
+            "remarks": list(self.remarks),
             "subjects": dict(self.subjects),
             "cost": self.cost.to_mapping(),
             "verifiable": self.verifiable,

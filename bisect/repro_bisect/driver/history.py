@@ -58,8 +58,7 @@ def history_of(checkout: Checkout, case: Case, axis: Axis, watch: Watch, options
         with session(checkout, case, axis, predicate, watch, options, golden_first=True) as (scheduler, golden):
             return _History(scheduler, golden, every=options.every).run()
 
-    result, _ = undisturbed(search, watch, options)
-    return result
+    return undisturbed(search, watch, options)
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,6 @@ class _Job:
 class _History:
     def __init__(self, scheduler: Scheduler, golden: GoldenRun | None, *, every: bool) -> None:
         self.scheduler, self.axis, self.golden, self.every = scheduler, scheduler.history, golden, every
-        self.began = time.monotonic()
         self.numbers: dict[Hashable, Trace] = {}  # by the chain of the first trace that had them
         self.log = Changelog(
             self.axis.parents,
@@ -334,7 +332,7 @@ class _History:
             noise=self.noise,
             steps=self.steps,
             cost=self.scheduler.cost,
-            seconds=time.monotonic() - self.began,
+            seconds=time.monotonic() - self.scheduler.began,
             machine=self.scheduler.machine,
             golden=str(self.golden.directory) if self.golden else None,
             renames=self._renames(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -12,9 +11,12 @@ from typing import TypeVar
 
 from repro_bisect.axes.axis import Axis
 from repro_bisect.axes.commits import History
+from repro_bisect.driver.drift import HistoryResult
+from repro_bisect.driver.result import BisectResult
 from repro_bisect.predicates.predicates import Exit, Predicate
 from repro_bisect.probe.around import watched_rollouts
 from repro_bisect.probe.company import DisturbedError
+from repro_bisect.probe.cost import Cost
 from repro_bisect.probe.executors import Executor
 from repro_bisect.probe.executors.local import Local, default_jobs
 from repro_bisect.probe.prober import Prober
@@ -34,7 +36,7 @@ from repro_golden.subjects.environments.cache import forget
 
 __all__ = ["Options", "check_rollouts", "commits_of", "fetched_rollouts", "session", "undisturbed"]
 
-R = TypeVar("R")
+R = TypeVar("R", bound=BisectResult | HistoryResult)
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Options:
             known of it, or ''.
         try_skips: Presume of no commit that it fails like those around it: try it.
         quick: End with the culprit's name: neither confirm nor explain it.
+        cost: What the same search has cost before, and where what it costs is added; None for nothing.
     """
 
     jobs: int | None = None
@@ -71,6 +74,7 @@ class Options:
     examine: Callable[[Path, str], str] | None = None
     try_skips: bool = False
     quick: bool = False
+    cost: Cost | None = None
 
 
 def commits_of(checkout: Checkout, case: Case, spec: str, options: Options, *, from_base: bool = False) -> History:
@@ -119,7 +123,7 @@ def session(
         ReproError: the case's rollouts are not there, its command would run the checkout's code in place of a
             commit's, or the cluster cannot be used.
     """
-    began = time.monotonic()
+    cost = options.cost or Cost()
     refuse_tracked(checkout.git, case)
     if filtered := rewritten(checkout.git, checkout.paths(case)):
         watch(Event(filtered))
@@ -147,11 +151,11 @@ def session(
         first = golden if golden_first and not isinstance(predicate, Exit) else None
         prober = Prober(
             checkout, case, axis, watched, identity, executor, predicate, options.examine,
-            fresh=options.fresh, first=first,
+            fresh=options.fresh, first=first, cost=cost,
         )  # fmt: skip
         exits.callback(prober.close)
         with ThreadPoolExecutor(max_workers=executor.slots) as pool:
-            scheduler = Scheduler(prober, axis, pool, watch, began)
+            scheduler = Scheduler(prober, axis, pool, watch)
             try:
                 yield scheduler, golden
             except BaseException as error:  # what is under way never outlives it
@@ -161,14 +165,16 @@ def session(
                 raise
 
 
-def undisturbed(search: Callable[[Options], R], watch: Watch, options: Options) -> tuple[R, list[str]]:
-    """What a search finds; where its probes disturb each other, what it finds when they run one by one, and why."""
+def undisturbed(search: Callable[[Options], R], watch: Watch, options: Options) -> R:
+    """What a search finds; where its probes disturb each other, what it finds one by one, with what both tries cost."""
+    options = replace(options, cost=Cost())
     try:
-        return search(options), []
+        return search(options)
     except DisturbedError as error:
         why = str(error)
     watch(Event(f"{why}: from the beginning, with -j 1"))
-    return search(replace(options, jobs=1)), [f"{why}: it was done"]
+    result = search(replace(options, jobs=1))
+    return replace(result, remarks=[f"{why}: it was done", *result.remarks])
 
 
 def check_rollouts(checkout: Checkout, case: Case) -> Rollouts:

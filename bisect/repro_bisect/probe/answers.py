@@ -58,6 +58,7 @@ class Recording:
         key: Under which it is journalled; "" where it is not.
         run: Likewise.
         lasting: Whether all was as it is in keys while it was made.
+        beside: Whether other probes ran at the same time.
     """
 
     trace: Trace
@@ -66,6 +67,7 @@ class Recording:
     key: str = ""
     run: int = 0
     lasting: bool = True
+    beside: bool = False
 
 
 Answer: TypeAlias = Trace | Code | Skip

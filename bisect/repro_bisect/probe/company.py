@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from repro_bisect.probe.reasons import kind_of
 from repro_golden.base.errors import NotVerifiableError
 from repro_golden.replay.children import CancelledError
 
@@ -14,15 +15,19 @@ __all__ = ["Company", "DisturbedError"]
 
 _LOOK = 0.1
 """Seconds between two looks whether a run that waits is still wanted."""
+_ENOUGH = 3
+"""Kinds of skips that were skips alone too, after which none is doubted."""
+_OFTEN = 4
+"""One run beside others of so many, at least, fails and does not alone, where they disturb each other."""
 
 
 class DisturbedError(NotVerifiableError):
-    """A point says otherwise alone than beside other probes: nothing that was made side by side is to be trusted."""
+    """Points say otherwise alone than beside other probes: nothing that was made side by side is to be trusted."""
 
     def __init__(self, what: str) -> None:
         """Say what differs."""
         super().__init__(
-            f"{what}: probes that run at once disturb each other, by a path, cache or port that they share; "
+            f"{what}: probes that run at once may disturb each other, by a path, cache or port that they share; "
             "`-j 1` runs them one by one"
         )
 
@@ -35,10 +40,16 @@ class _Run:
 
 
 class Company:
-    """The runs under way."""
+    """The runs under way, and what became of skips beside others that were tried alone.
+
+    Attributes:
+        doubting: Held by whoever tries a skip alone: the next one may be of the same kind.
+    """
 
     def __init__(self) -> None:
         self._changed, self._runs, self._alone = threading.Condition(), list[_Run](), 0
+        self._beside, self._borne_out, self._refuted = 0, set[str](), list[str]()
+        self.doubting = threading.Lock()
 
     @contextlib.contextmanager
     def run(self, *, alone: bool, cancel: threading.Event | None = None) -> Iterator[_Run]:
@@ -61,6 +72,7 @@ class Company:
         finally:
             with self._changed:
                 self._alone -= alone
+                self._beside += mine.beside
                 self._runs = [run for run in self._runs if run is not mine]
                 self._changed.notify_all()
 
@@ -68,3 +80,30 @@ class Company:
         if cancel and cancel.is_set():
             raise CancelledError
         self._changed.wait(_LOOK)
+
+    def believes(self, why: str) -> bool:
+        """Whether a skip beside others need not be tried alone: its kind was, or kinds enough, and stayed skips."""
+        kind = kind_of(why)
+        if kind in self._borne_out:
+            return kind not in self._refuted
+        return len(self._borne_out) >= _ENOUGH and not self._refuted
+
+    def tried(self, point: str, why: str, again: str) -> None:
+        """Note what became of a skip that was tried alone. One that is none may be chance; many are not.
+
+        Args:
+            point: What was tried.
+            why: Why it was skipped beside others.
+            again: Why it is skipped alone; '' where it is not.
+
+        Raises:
+            DisturbedError: too many of the runs beside others were skips, and none alone.
+        """
+        if again:
+            self._borne_out.add(kind_of(again))
+            return
+        self._refuted.append(kind_of(why))
+        if len(self._refuted) > 1 and len(self._refuted) * _OFTEN >= self._beside:
+            raise DisturbedError(
+                f"{point} can be tested alone, and not beside other probes ({why}), nor could another one before it"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -22,13 +23,14 @@ class Bill:
 
 @dataclass
 class Cost:
-    """What the probes of one bisect cost, by what they were for; reused ones cost nothing."""
+    """What the probes of one bisect cost, by what they were for; reused ones cost nothing. `began`: when it did."""
 
     ends: Bill = field(default_factory=Bill)
     search: Bill = field(default_factory=Bill)
     confirmation: Bill = field(default_factory=Bill)
     explanation: Bill = field(default_factory=Bill)
     reused: int = 0
+    began: float = field(default_factory=time.monotonic, compare=False)
 
     @property
     def total(self) -> Bill:
@@ -38,4 +40,6 @@ class Cost:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types: the totals, and each part."""
-        return asdict(self.total) | asdict(self)
+        parts = asdict(self)
+        del parts["began"]
+        return asdict(self.total) | parts

@@ -55,6 +55,7 @@ class Entry:
         diagnosis: What is known of why it could not be tested; "" where nothing is.
         undumped: Signals whose whole content was asked for and that are no tensors.
         search: Which search made it; "" in a journal from before that was kept.
+        beside: Whether other probes of that search ran at the same time; False from before that was kept.
     """
 
     key: str
@@ -68,6 +69,7 @@ class Entry:
     diagnosis: str = ""
     undumped: tuple[tuple[int, str, str], ...] = ()
     search: str = ""
+    beside: bool = False
 
 
 class Journal:
@@ -78,12 +80,13 @@ class Journal:
         search: What stands for whoever has it open in the entries that they make.
     """
 
-    def __init__(self, folder: Path, *, fresh: bool = False) -> None:
+    def __init__(self, folder: Path, *, fresh: bool = False, alone: bool = False) -> None:
         """Open the journal; lines that a crash cut short, or that a newer version wrote, are passed over.
 
         Args:
             folder: Where it lies.
             fresh: Know nothing of what was found before.
+            alone: Know nothing of what was found beside other probes.
         """
         self.folder = folder
         self.search = uuid.uuid4().hex[:16]
@@ -98,15 +101,16 @@ class Journal:
                     if raw.pop("format") == FORMAT:
                         raw["undumped"] = tuple(tuple(signal) for signal in raw.get("undumped", ()))
                         entry = Entry(**raw)
-                        self._entries[entry.key, entry.run] = entry
+                        if not (alone and entry.beside):
+                            self._entries[entry.key, entry.run] = entry
 
     def __len__(self) -> int:
         """Finished probes that it knows."""
         return len(self._entries)
 
     def count(self, keys: Collection[str]) -> int:
-        """How many finished probes there are of these keys."""
-        return sum(key in keys for key, _ in self._entries)
+        """How many finished probes there are of these keys, without those that are to be made anew."""
+        return sum(entry.key in keys and entry.skip != MOVED for entry in self._entries.values())
 
     def find(self, key: str, run: int) -> Entry | None:
         """The newest finished probe of a key, if its trace is still there."""
@@ -133,8 +137,8 @@ class Journal:
             self.add(Entry(key, run, "", MOVED, 0, 0.0, "", search=self.search), None)
 
     def disown(self) -> None:
-        """`drop` all that whoever has it open has made."""
-        self.drop(made for made, entry in self._entries.items() if entry.search == self.search)
+        """`drop` all that whoever has it open has made beside other probes."""
+        self.drop(made for made, entry in self._entries.items() if entry.beside and entry.search == self.search)
 
     def add(self, entry: Entry, trace: Path | None, *, lasting: bool = True) -> None:
         """Keep a finished probe: its trace first, then its line.

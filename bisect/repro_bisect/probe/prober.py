@@ -16,7 +16,7 @@ from repro_bisect.predicates.predicates import Exit, Own, Predicate, UnjudgedErr
 from repro_bisect.probe import recordings, states
 from repro_bisect.probe.answers import UNTESTABLE, UNTESTABLE_CODE, Answer, Code, Recording, Skip, is_told
 from repro_bisect.probe.around import Surroundings
-from repro_bisect.probe.company import Company, DisturbedError
+from repro_bisect.probe.company import Company
 from repro_bisect.probe.cost import Bill, Cost, Stage
 from repro_bisect.probe.executors import Executor, Outcome, State, Task
 from repro_bisect.probe.journal import Entry, Journal, probe_key
@@ -71,6 +71,7 @@ class Prober:
         *,
         fresh: bool = False,
         first: GoldenRun | None = None,
+        cost: Cost | None = None,
     ) -> None:
         """Replay points of one axis.
 
@@ -85,22 +86,23 @@ class Prober:
             examine: See `repro_bisect.driver.session.Options`.
             fresh: Use nothing that earlier bisects found.
             first: The good end's golden run, where it is its first replay.
+            cost: What was spent before; None for nothing.
         """
         self.case, self.predicate, self.executor, self.machine = case, predicate, executor, identity.machine
         self._history = history
         self._exit = contextlib.ExitStack()
         self._scratch = self._exit.enter_context(scratch_folder(checkout.scratch, "bisect"))
-        self._journal = Journal(checkout.state, fresh=fresh)
+        self._journal = Journal(checkout.state, fresh=fresh, alone=executor.slots == 1)
         self.search = self._journal.search
         self._lock, self._examine = threading.Lock(), examine
         self.git = checkout.git
         self._around = Surroundings(checkout, case, rollouts, identity, executor)
-        self.cost = Cost()
+        self.cost = cost or Cost()
         self._unkept: dict[tuple[str, int], Made] = {}
         self._golden = first
         self._first = {self.key(history.good): first.trace} if first else {}
         self._tried: set[tuple[str, int]] = set()
-        self._company, self._beside, self._borne_out = Company(), set[tuple[str, int]](), set[str]()
+        self._company = Company()
 
     def probe(
         self,
@@ -204,7 +206,6 @@ class Prober:
         folder = self._scratch / f"operations-{uuid.uuid4().hex[:8]}"
         folder.mkdir()
         outcome = self._run(task, folder, cancel, progress)
-        self._beside.update([(self.key(asked.point, asked.start), asked.run)] * outcome.beside)
         trace, seconds = trace_in(folder / "trace"), round(time.monotonic() - began, 3)
         made = len(trace.steps) if trace else 0
         self._charge(asked.stage, made, seconds)
@@ -217,13 +218,13 @@ class Prober:
             return Skip(f"no operation of step {steps[0]} was recorded: only those of steps of torch's optimizers are")
         lasting, size = around.lasted(stood), size_of(folder / recordings.FOLDER) + size_of(trace.directory / "dumps")
         if outcome.failure or size > _DUMPED or any(stream.problem for stream in streams):
-            return Recording(trace, streams, seconds, lasting=lasting)
+            return Recording(trace, streams, seconds, lasting=lasting, beside=outcome.beside)
         recordings.seal(folder)
         (folder / recordings.FOLDER).rename(trace.directory / recordings.FOLDER)
         key = self._operations_key(asked, steps, values, changed)
-        kept = self._keep(commit, asked, key, None, made, seconds, trace.directory, None, lasting=lasting)
+        kept = self._keep(commit, asked, key, None, made, seconds, trace.directory, outcome, lasting=lasting)
         streams = [replace(stream, folder=kept / recordings.FOLDER) for stream in streams]
-        return Recording(Trace(kept), streams, seconds, key, asked.run)
+        return Recording(Trace(kept), streams, seconds, key, asked.run, beside=outcome.beside)
 
     def known_operations(
         self, asked: Request, steps: tuple[int, int], values: Sequence[int] = (), *, against: str
@@ -237,7 +238,7 @@ class Prober:
         streams = recordings.sealed_streams(trace.directory) if isinstance(trace, Trace) else []
         if entry is None or not isinstance(trace, Trace) or not streams:
             return None
-        return Recording(trace, streams, entry.seconds, key, asked.run)
+        return Recording(trace, streams, entry.seconds, key, asked.run, beside=entry.beside)
 
     def forget(self, *made: Recording) -> None:
         """Have recordings made anew when they are asked for again: a replay beside them had other numbers."""
@@ -245,7 +246,7 @@ class Prober:
             self._journal.drop((recording.key, recording.run) for recording in made if recording.key)
 
     def disown(self) -> None:
-        """Have all that this search made be made anew when it is asked for again: probes disturbed each other."""
+        """Have what this search made beside other probes be made anew: they disturbed each other."""
         with self._lock:
             self._journal.disown()
 
@@ -267,8 +268,8 @@ class Prober:
         trace, commit = recording.trace, self._history.commit(asked.point)
         key, steps = self.key(asked.point, asked.start), len(trace.steps)
         if not recording.key:
-            lasting, seconds = recording.lasting, recording.seconds
-            kept = self._keep(commit, asked, key, None, steps, seconds, trace.directory, None, lasting=lasting)
+            lasting, seconds, outcome = recording.lasting, recording.seconds, Outcome(beside=recording.beside)
+            kept = self._keep(commit, asked, key, None, steps, seconds, trace.directory, outcome, lasting=lasting)
             return replace(recording, trace=Trace(kept))
         lasting = trace.directory.parent == self._journal.folder / "probes"  # both entries name the one folder
         name = trace.directory.name if lasting else str(trace.directory)
@@ -276,7 +277,7 @@ class Prober:
         with self._lock:
             entry = Entry(
                 key, asked.run, commit, "", steps, recording.seconds, name, undumped=undumped(trace.directory, asked),
-                search=made.search if made else "",
+                search=made.search if made else "", beside=recording.beside,
             )  # fmt: skip
             self._journal.add(entry, None, lasting=lasting)
         return recording
@@ -292,11 +293,7 @@ class Prober:
             return None
         key = self.key(asked.point, asked.start)
         entry = None if self._is_first(key, asked) else self._journal.find(key, asked.run)
-        return Made(entry.commit, entry.search) if entry else self._unkept.get((key, asked.run))
-
-    def was_beside(self, asked: Request) -> bool:
-        """Whether the answer to a request was made in this search while another probe ran."""
-        return (self.key(asked.point, asked.start), asked.run) in self._beside
+        return Made(entry.commit, entry.search, entry.beside) if entry else self._unkept.get((key, asked.run))
 
     def golden(self, asked: Request) -> GoldenRun | None:
         """The golden run that answers a request."""
@@ -380,7 +377,6 @@ class Prober:
         stood = around.moment
         with scratch_folder(self._scratch, "probe") as folder:
             outcome = self._run(task, folder, cancel, progress, alone=asked.alone)
-            self._beside.update([(key, asked.run)] * outcome.beside)
             trace = trace_in(folder / "trace")
             reason = reason_of(outcome.failure, self.git) if outcome.failure else ""
             own = trace if outcome.ran_itself else None
@@ -400,10 +396,12 @@ class Prober:
             if skip and task.start and outcome.unready:
                 return replace(skip, unready=True)  # says something of the state, not yet of the commit
             why = skip.reason if skip else UNTESTABLE if outcome.code == UNTESTABLE_CODE else ""
-            if why and outcome.beside and why not in self._borne_out and not is_told(why):
-                return self._alone(why, task, asked, key, cancel, progress)
+            if why and outcome.beside and not is_told(why):
+                alone = self._alone(why, task, asked, key, cancel, progress)
+                if alone is not None:
+                    return alone
             trace_path = self._keep(
-                task.commit, asked, key, skip, steps, seconds, folder / "trace", outcome.code, lasting=lasting
+                task.commit, asked, key, skip, steps, seconds, folder / "trace", outcome, lasting=lasting
             )
         if skip:
             return skip
@@ -411,16 +409,18 @@ class Prober:
 
     def _alone(
         self, why: str, task: Task, asked: Request, key: str, cancel: threading.Event | None, progress: Progress | None
-    ) -> Answer:
-        """What a probe says alone that was skipped beside others; what bears a reason out does so for all of them.
+    ) -> Answer | None:
+        """What a probe says alone that was skipped beside others; None where such skips are believed.
 
         Raises:
-            DisturbedError: it is not skipped.
+            DisturbedError: see `Company.tried`.
         """
-        answer = self._replay(task, replace(asked, alone=True), key, cancel, progress)
-        if not (isinstance(answer, Skip) or answer == Code(UNTESTABLE_CODE)):
-            raise DisturbedError(f"{short(task.commit)} can be tested alone, and not beside other probes ({why})")
-        self._borne_out.add(why)
+        with self._company.doubting:
+            if self._company.believes(why):
+                return None
+            answer = self._replay(task, replace(asked, alone=True), key, cancel, progress)
+            again = UNTESTABLE if answer == Code(UNTESTABLE_CODE) else answer.reason if isinstance(answer, Skip) else ""
+            self._company.tried(short(task.commit), why, again)
         return answer
 
     def _run(
@@ -462,19 +462,19 @@ class Prober:
         steps: int,
         seconds: float,
         trace: Path,
-        code: int | None,
+        outcome: Outcome,
         *,
         lasting: bool,
     ) -> Path:
         """Journal a finished probe and return where its trace lies from now on."""
-        name = "" if skip or code is not None else f"{key}-{asked.run}-{uuid.uuid4().hex[:8]}"
+        name = "" if skip or outcome.code is not None else f"{key}-{asked.run}-{uuid.uuid4().hex[:8]}"
         reason, known = (skip.reason, skip.diagnosis) if skip else ("", "")
         entry = Entry(
-            key, asked.run, commit, reason, steps, seconds, name, code, known, undumped(trace, asked),
-            self.search,
+            key, asked.run, commit, reason, steps, seconds, name, outcome.code, known, undumped(trace, asked),
+            self.search, outcome.beside,
         )  # fmt: skip
         if name and size_of(trace / "dumps") > _DUMPED:  # for this bisect only
-            self._unkept[key, asked.run] = Made(commit, self.search)
+            self._unkept[key, asked.run] = Made(commit, self.search, outcome.beside)
             return trace.rename(self._scratch / f"dumped-{name}")
         if name and not lasting:  # its trace goes with this search, which is who may use it
             entry = replace(entry, folder=str(self._scratch / name))

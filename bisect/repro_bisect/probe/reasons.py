@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from repro_golden.base.clean import without_colours
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.git import Git
 from repro_golden.repository.linked import leads_out
 
-__all__ = ["ABSENT", "MOVED", "OTHER_CODE", "OTHER_RANKS", "depends_on_the_question", "reason_of"]
+__all__ = ["ABSENT", "MOVED", "OTHER_CODE", "OTHER_RANKS", "depends_on_the_question", "kind_of", "reason_of"]
 
 ABSENT = "lacks what it needs"
 OTHER_CODE = "does not run its own code"
@@ -17,6 +19,8 @@ _CRASHES = "crashes at step"
 _UNRECORDED = "is not recorded whole from step"
 MOVED = "has other numbers in another recording"
 """Of a recording that is to be made anew."""
+_OF_ONE_RUN = re.compile(r"\S*[\d/]\S*")
+"""Words with a number or a path in them: addresses, times, process ids, temporary files."""
 
 
 def reason_of(failure: ChildFailure, git: Git) -> str:
@@ -48,3 +52,8 @@ def depends_on_the_question(reason: str) -> bool:
     With another number of steps it takes other time, or ends before a crash; what was not here may have been fetched.
     """
     return reason.startswith((_OUT_OF_TIME, _CRASHES, _UNRECORDED, MOVED, ABSENT))
+
+
+def kind_of(reason: str) -> str:
+    """A reason without what may be another in each run."""
+    return _OF_ONE_RUN.sub("#", reason)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from repro_bisect.probe.cost import Stage
 from repro_bisect.probe.executors import Signal, State
@@ -51,13 +50,16 @@ class Request:
         return self.full or bool(self.dump)
 
 
-class Made(NamedTuple):
+@dataclass(frozen=True)
+class Made:
     """Where an answer comes from.
 
     Attributes:
         commit: The commit that was replayed: the asked one, or one with the same key.
         search: The search that did; "" where that was not kept.
+        beside: Whether other probes of it ran at the same time.
     """
 
     commit: str
     search: str
+    beside: bool = field(default=False, compare=False)

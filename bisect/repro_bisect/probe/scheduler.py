@@ -89,10 +89,8 @@ class Scheduler:
         differs_alone: Whether a point differs from itself where no other probe runs.
     """
 
-    def __init__(
-        self, prober: Prober, history: Axis, pool: ThreadPoolExecutor, watch: Watch, began: float | None = None
-    ) -> None:
-        self.began = time.monotonic() if began is None else began
+    def __init__(self, prober: Prober, history: Axis, pool: ThreadPoolExecutor, watch: Watch) -> None:
+        self.began = prober.cost.began
         self.prober, self.history, self.pool, self.watch = prober, history, pool, watch
         self.case: Case = prober.case
         self.pending_probes: dict[Future[Any], PendingProbe] = {}
