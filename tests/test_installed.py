@@ -16,7 +16,10 @@ from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Place
 from repro_golden.subjects import exit_code
 
-CODE = {"pkg/__init__.py": "", "pkg/rate.py": "RATE = 1\n", "pkg/defaults.json": "1", "pkg/_version.py": "made"}
+CODE = {
+    "pkg/__init__.py": "", "pkg/rate.py": "RATE = 1\n", "pkg/defaults.json": "1", "pkg/_version.py": "made",
+    "pkg/made.py": "",
+}  # fmt: skip
 PROJECT = '[project]\nname = "pkg"\n[project.scripts]\nrun-it = "pkg.rate:main"\n'
 KERNEL = "pkg/_fast.cpython-311-x86_64-linux-gnu.so"
 
@@ -31,9 +34,10 @@ def home(tmp_path: Path) -> Repo:
         path.write_text(text)
     (repo.root / "lib" / "src" / "pkg" / "test_rate.py").touch()
     (repo.root / "lib" / "src" / "pkg" / "fast.cu").touch()
+    (repo.root / "lib" / "src" / "pkg" / "_version.py").write_text("before a build")
     (repo.root / "lib" / "pyproject.toml").write_text(PROJECT)
     (repo.root / "lib" / "run-too").write_text("#!/usr/bin/env python\nimport pkg\n")
-    (repo.root / ".gitignore").write_text("_version.py\n*.so\n")
+    (repo.root / ".gitignore").write_text("made.py\n*.so\n")
     repo.git("init", "--quiet", "--initial-branch=main")
     repo.git("remote", "add", "origin", "git@example.invalid:who/pkg.git")
     repo.commit("Start")
@@ -42,10 +46,14 @@ def home(tmp_path: Path) -> Repo:
 
 
 def install(
-    tmp_path: Path, about: dict[str, object] | None, files: dict[str, str] = CODE, starts: str = "pkg.rate:main"
+    tmp_path: Path,
+    about: dict[str, object] | None,
+    files: dict[str, str] = CODE,
+    starts: str = "pkg.rate:main",
+    env: str = "env",
 ) -> Path:
     """What pip leaves of a project that it installed from somewhere; the folder of packages."""
-    site = tmp_path / "env" / "lib" / "python3" / "site-packages"
+    site = tmp_path / env / "lib" / "python3" / "site-packages"
     info = {"METADATA": "Name: pkg\nVersion: 1\n", "entry_points.txt": f"[console_scripts]\nrun-it = {starts}\n"}
     info |= {"direct_url.json": json.dumps(about)} if about else {}
     programs = {"../../../bin/run-it": "", "../../../bin/run-too": "#!/env/bin/python\nimport pkg\n"}
@@ -77,7 +85,7 @@ def said(tmp_path: Path, site: Path, inside: str, place: str = "tree", *, tests:
 def test_a_copy_of_the_tree_is_its_code(tmp_path: Path) -> None:
     """What is alike is the commit's; what a build writes, sources of what is compiled and tests are in no copy."""
     site = install(tmp_path, folder(tmp_path / "home" / "lib"))
-    assert [said(tmp_path, site, name) for name in CODE] == [None] * 4
+    assert [said(tmp_path, site, name) for name in CODE] == [None] * len(CODE)
     (tmp_path / "tree" / "lib" / "src" / "pkg" / "rate.py").write_text("RATE = 2\n")
     assert said(tmp_path, site, "pkg/rate.py", place="home") is None
 
@@ -151,17 +159,47 @@ def test_what_tests_a_tree(tmp_path: Path) -> None:
     assert said(tmp_path, site, "pkg/rate.py", tests=True) is not None
 
 
+@pytest.mark.parametrize("name", ["rate.py", "__init__.py"])
+def test_a_copy_of_a_package_that_lies_under_another_name(tmp_path: Path, name: str) -> None:
+    """A build may map a folder to a package: that folder is what the package is of."""
+    site, tree = install(tmp_path, folder(tmp_path / "home" / "lib")), Repo(tmp_path / "tree")
+    tree.git("mv", "lib/src/pkg", "lib/python")
+    assert [said(tmp_path, site, name) for name in CODE] == [None] * len(CODE)
+    (tree.root / "lib" / "python" / name).write_text("RATE = 2\n")
+    line = said(tmp_path, site, "pkg/rate.py")
+    assert line is not None
+    assert f"where lib/python/{name} is not the same" in line
+    assert "--target=built ./lib)" in line
+
+
 @pytest.mark.parametrize("editable", [False, True])
-def test_what_was_compiled(tmp_path: Path, editable: bool) -> None:
-    """Nobody can tell which commit an extension module is of, unless it was made of the tree under test itself."""
-    home = tmp_path / "home" / "lib"
-    site = install(tmp_path, folder(home, editable=editable), {**CODE, KERNEL: "", "__editable___finder.py": ""})
-    line = said(tmp_path, site, KERNEL)
+@pytest.mark.parametrize("kernel", [KERNEL, "fast.cpython-311-x86_64-linux-gnu.so"])
+def test_what_was_compiled(tmp_path: Path, kernel: str, editable: bool) -> None:
+    """Nobody can tell which commit an extension module is of, unless it was made of the tree under test itself.
+
+    One at top level is in no folder of the tree; that of a project which the tree has not is none of its code.
+    """
+    home, files = tmp_path / "home" / "lib", {**CODE, kernel: "", "__editable___finder.py": ""}
+    site = install(tmp_path, folder(home, editable=editable), files)
+    line = said(tmp_path, site, kernel)
     assert line is not None
     assert "was compiled when it was installed" in line
-    assert said(tmp_path, site, KERNEL, place="home") is None
+    assert said(tmp_path, site, kernel, place="home") is None
     if editable:
         assert said(tmp_path, site, "__editable___finder.py") is None
+    locked = install(tmp_path, folder(home, editable=editable), files, env="cache/repro/environments/1")
+    assert said(tmp_path, locked, kernel) is None
+    assert said(tmp_path, install(tmp_path, folder(home.parent / "third", editable=editable), files), kernel) is None
+
+
+def test_an_archive_that_lies_in_the_checkout(tmp_path: Path) -> None:
+    """A wheel of another project may lie there: one of this has a package of its, or a module that it builds."""
+    top, foreign = "fast.cpython-311-x86_64-linux-gnu.so", "attn/cuda.abi3.so"
+    about = {"url": (tmp_path / "home" / "wheels" / "any-1.whl").as_uri(), "archive_info": {}}
+    site = install(tmp_path, about, {**CODE, KERNEL: "", foreign: "", "attn_cuda.abi3.so": "", top: ""})
+    assert [said(tmp_path, site, name) is None for name in (KERNEL, foreign, "attn_cuda.abi3.so", top)] == [
+        False, True, True, False,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("editable", [False, True])

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,7 @@ class Copy:
         programs: Of each program by its path what it starts, ``module:function``; '' for one that is a copy itself.
         project: The folder in the tree under test that it was made of.
         own: Whether it was made of the tree under test itself, so that what is compiled is of it.
+        sure: Whether it is known to be of the project: an archive that lies in a checkout may be of another one.
     """
 
     site: str
@@ -52,6 +54,7 @@ class Copy:
     programs: dict[str, str]
     project: str
     own: bool
+    sure: bool
 
     def has(self, path: str) -> bool:
         """Whether a file is part of it."""
@@ -102,24 +105,25 @@ def _read(site: str, note: str, place: str, home: str | None) -> Copy | None:
     return None
 
 
-def _source(about: Any, place: str, home: str | None) -> tuple[str, bool] | None:
-    """`project` and `own` of a package; None where nothing says that it is of this repository."""
+def _source(about: Any, place: str, home: str | None) -> tuple[str, bool, bool] | None:
+    """`project`, `own` and `sure` of a package; None where nothing says that it is of this repository."""
     here, address = real(place), urlsplit(about["url"])
     if "vcs_info" in about:
         inside = os.path.join(here, about.get("subdirectory") or "")  # noqa: PTH118
-        return (os.path.normpath(inside), False) if is_remote(about["url"], here) else None
+        return (os.path.normpath(inside), False, True) if is_remote(about["url"], here) else None
     if address.scheme != "file":
         return None
     folder = real(unquote(address.path))
     worktree = _WORKTREE.fullmatch(folder)
     if worktree and worktree["name"] == name_of(here) and "dir_info" in about:
-        return os.path.normpath(os.path.join(here, worktree["path"] or "")), below(f"{folder}/", here)  # noqa: PTH118
+        inside = os.path.normpath(os.path.join(here, worktree["path"] or ""))  # noqa: PTH118
+        return inside, below(f"{folder}/", here), True
     origin = origin_in(folder, place, home)
     if origin is None or not origin.sure:
         return None
     if "dir_info" not in about:  # an archive that was built of it lies in it
-        return here, False
-    return origin.counterpart(folder), origin.top == here
+        return here, False, False
+    return origin.counterpart(folder), origin.top == here, True
 
 
 def said(copy: Copy, name: str, path: str, place: str, *, tests: bool) -> str | None:
@@ -137,25 +141,43 @@ def said(copy: Copy, name: str, path: str, place: str, *, tests: bool) -> str | 
     what = path if name == "__main__" else f"{name} ({path})"
     inside = path[len(copy.site) + 1 :].replace(os.sep, "/")
     top, _, rest = inside.partition("/")
-    twin = _twin(copy, top)
-    if twin is None:  # the project may call it otherwise
-        return None
     if inside.endswith(_COMPILED):
-        if copy.own or _ENVIRONMENTS in f"{copy.site}/":  # whose key is what it was built of
+        built_of = copy.own or _ENVIRONMENTS in f"{copy.site}/"  # whose key is what it was built of
+        if built_of or not _has_source(copy, top):
             return None
         return (
             f"{what} was compiled when it was installed, which tells nothing of the commit under test: let "
             "subject.setup of a case build it in each worktree ({python} setup.py build_ext --inplace)"
         )
+    if (twin := _twin(copy, top)) is None:  # a build may have made it
+        return None
     other = _other(copy, inside, os.path.join(twin, rest) if rest else twin, tests)  # noqa: PTH118
     if other is None and rest and not (tests and TESTS.search(inside)):
         other = _beside(copy, top, twin)
     if other is None:
         return None
+    cure = f"let a relative path name the code, as PYTHONPATH={os.path.relpath(os.path.dirname(twin), real(place))}"  # noqa: PTH120
+    if os.path.basename(twin) != top:  # noqa: PTH119 - no path makes that a package of its name
+        cure = (
+            "let subject.setup of a case install it into each worktree ({python} -m pip install --no-deps "
+            f"--target=built ./{os.path.relpath(copy.project, real(place))}), with PYTHONPATH=built"
+        )
     return (
         f"{what} was imported from a copy of this repository that was installed, not from the commit under test, where "
-        f"{os.path.relpath(other, real(place))} is not the same: let a relative path name the code, as PYTHONPATH="
-        f"{os.path.relpath(os.path.dirname(twin), real(place))} before repro or in subject.env of a case"  # noqa: PTH120
+        f"{os.path.relpath(other, real(place))} is not the same: {cure} before repro or in subject.env of a case"
+    )
+
+
+def _has_source(copy: Copy, top: str) -> bool:
+    """Whether the tree has the project that something compiled is of."""
+    files = _listed(copy.project)
+    if copy.sure or _twin(copy, top):
+        return bool(files)
+    module = top.partition(".")[0]
+    projects = [file for file in files if os.path.basename(file) in _PROJECT]  # noqa: PTH119
+    word = re.compile(rf"(?<![\w-]){re.escape(module)}(?![\w-])")
+    return any(os.path.basename(file).partition(".")[0] == module for file in files) or any(  # noqa: PTH119
+        word.search(text) for text in _texts(copy.project, projects)
     )
 
 
@@ -180,20 +202,21 @@ def _listed(project: str) -> Sequence[str]:
 
 @functools.cache
 def _twin(copy: Copy, top: str) -> str | None:
-    """What the tree has for a top-level module or package of a copy, in whichever folder."""
-    files = _listed(copy.project)
-    folders = {
-        "/".join(parts[: parts.index(top)])
-        for parts in (name.split("/") for name in files)
-        if top in parts and (parts[-1] == top or parts[-1].endswith(".py"))
-    }
-    own = [path for path in copy.files if path.split("/")[0] == top]
+    """What the tree has for a top-level module or package of a copy, in whichever folder and under whichever name.
 
-    def fits(folder: str) -> tuple[int, int]:
-        known = sum(os.path.exists(os.path.join(copy.project, folder, path)) for path in own)  # noqa: PTH110, PTH118
-        return -known, len(folder)
-
-    return os.path.join(copy.project, min(folders, key=fits), top) if folders else None  # noqa: PTH118
+    Under another name it is a folder that has most modules of the package: a build may map one to the other.
+    """
+    inner = [path.partition("/")[2] for path in copy.files if path.startswith(f"{top}/") and path.endswith(".py")]
+    own = {name for name in inner if name != "__init__.py"} or set(inner)
+    known, named = Counter[str](), set[str]()
+    for name in _listed(copy.project):
+        parts = name.split("/")
+        if top in parts and (parts[-1] == top or parts[-1].endswith(".py")):
+            named.add("/".join(parts[: parts.index(top) + 1]))
+        known.update("/".join(parts[:at]) for at in range(len(parts)) if "/".join(parts[at:]) in own)
+    places = {place for place in named if known[place]} or {p for p in known if 2 * known[p] > len(own)} or named
+    best = min(places, key=lambda place: (-known[place], len(place), place), default=None)
+    return None if best is None else os.path.join(copy.project, best)  # noqa: PTH118
 
 
 @functools.cache
