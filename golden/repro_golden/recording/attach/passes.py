@@ -1,12 +1,12 @@
 """Backward passes that no optimizer has made a step of, in a program that has optimizers: it may step by hand.
 
-What such steps may have changed last is read when the program ends, so it is kept alive until then.
+What such steps may have changed last is read when the program ends, of what it has not let go of by then.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,14 +22,15 @@ __all__ = ["Passes"]
 _PREFIX = "leaf/by_hand/"
 _FIRST = 2
 """Steps of a training whose passes are looked through."""
+_NODES = 50_000
+"""Nodes of graphs that are looked at, in all of a process: a program may make optimizers as long as it runs."""
 
 
 class Passes:
     """Those since the last step of an optimizer.
 
-    What they may train is kept alive: from a pass to the next step the optimizers that have made steps, and to the next
-    pass the parameters that got gradients in the first steps and that no optimizer holds. What got none then is not
-    known; it is told that there were passes.
+    Nothing is kept alive. What parameters passes train that no optimizer holds is known of the first steps; of what the
+    program has let go of before it ends, and of passes that nobody looked through, it is told that there were some.
 
     Args:
         names: Of parameters; asked while the modules that have them are alive.
@@ -39,9 +40,8 @@ class Passes:
     def __init__(self, names: Names, met: Mapping[int, tuple[Callable[[], Any], str]]) -> None:
         self._names, self._met = names, met
         self._count = self._most = self._steps = self._before = 0
-        self._optimizers: Sequence[Any] = ()
+        self._nodes = _NODES
         self._known: list[weakref.ref[torch.Tensor]] = []
-        self._trained: tuple[torch.Tensor, ...] = ()  # a list of tensors would pass for a copy of a model
         self._made: set[str] = set()
 
     @property
@@ -50,11 +50,10 @@ class Passes:
         return self._count > self._most
 
     def optimizer_made(self, optimizer: Any) -> None:
-        """The program has made an optimizer, or a copy of one: another training begins, and needs the memory."""
+        """The program has made an optimizer, or a copy of one: another training begins."""
         self._made.add(type(optimizer).__name__)
         self._before += self._count if self._steps else 0
         self._count = self._steps = 0
-        self._optimizers, self._trained = (), ()
 
     def of_optimizers(self) -> list[torch.Tensor]:
         """The parameters of those that have made steps."""
@@ -69,32 +68,46 @@ class Passes:
             inner: Whether it is part of another, as that of a checkpoint.
         """
         self._count += not inner
-        self._optimizers = [o for known, _ in self._met.values() if (o := known()) is not None]
-        if self._steps < _FIRST:
-            there = {id(p) for known in self._known if (p := known()) is not None}
-            new = {id(p): p for p in _parameters(given) if id(p) not in there}
+        self._known = [known for known in self._known if known() is not None]  # gone before this pass: no part of it
+        if self._steps < _FIRST and self._nodes > 0:
+            there = {id(known()) for known in self._known}
+            new = {id(p): p for p in self._parameters(given) if id(p) not in there}
             self._known += map(weakref.ref, new.values())
             if new:
                 self._names.held(ByHand([*new.values()], {}))
-        self._trained = ()  # what the program has let go of meanwhile goes
-        self._trained = tuple(p for known in self._known if (p := known()) is not None)
+
+    def _parameters(self, given: Iterable[Any]) -> list[torch.Tensor]:
+        """Those that got a gradient by a pass from these: another leaf may be an input, or be sent by a stage."""
+        found = [item for item in given if isinstance(item, torch.Tensor) and is_leaf(item)]
+        # what is given may be an edge: a node, and a number
+        stack = [getattr(item, "grad_fn", None) or getattr(item, "node", None) or item for item in given]
+        met = set[Any]()
+        while stack and self._nodes > 0:
+            node = stack.pop()
+            if node in met or not hasattr(node, "next_functions"):
+                continue
+            met.add(node)
+            self._nodes -= 1
+            if type(node).__name__ == "AccumulateGrad":
+                found += [node.variable] if node.variable.grad is not None else []
+            else:
+                stack += [inner for inner, _ in node.next_functions]
+        return [leaf for leaf in found if type(leaf) in PLAIN_TENSORS and type(leaf) is not torch.Tensor]
 
     def stepped(self) -> None:
         """A step was made and read: what optimizers hold that have made steps is theirs."""
         if self._known:
             held = set(map(id, self.of_optimizers()))
             self._known = [known for known in self._known if (p := known()) is not None and id(p) not in held]
-            self._trained = tuple(p for p in self._trained if id(p) not in held)
         self._most = max(self._most, self._count)
         self._steps += 1
-        self._count, self._optimizers = 0, ()
+        self._count = 0
 
     def let_go(self, *tensors: torch.Tensor) -> Callable[[], None]:
         """Refer to none of some tensors, whose content is exchanged; what is returned takes them up again."""
         ids = set(map(id, tensors))
         mine = [p for known in self._known if (p := known()) is not None and id(p) in ids]
         self._known = [known for known in self._known if id(known()) not in ids]
-        self._trained = tuple(p for p in self._trained if id(p) not in ids)
         return lambda: self._known.extend(map(weakref.ref, mine))
 
     def beside(
@@ -113,7 +126,8 @@ class Passes:
             unread: Takes why something is not read, by name.
             end: Whether the program has ended.
         """
-        if not self._trained or not end:
+        trained = [p for known in self._known if (p := known()) is not None]
+        if not trained or not end:
             yield from readings
             return
         read = set(map(id, parameters))
@@ -121,15 +135,19 @@ class Passes:
             read.update(map(id, reading.tensors.values()))
             yield prefix, reading
         # FSDP takes the memory away of what it had gathered
-        left = [p for p in self._trained if id(p) not in read and unreadable(p) != GIVEN_BACK]
+        left = [p for p in trained if id(p) not in read and unreadable(p) != GIVEN_BACK]
         hand = ByHand(left, {})
         yield _PREFIX, readable(_PREFIX, self._names.held(hand).weights(), unread)
 
     def unread(self) -> dict[str, str]:
-        """What to say of those that no step followed."""
+        """What to say of those that no step followed, and of what they trained and nobody has any more."""
         said = {f"{_passes(self._count)} after the last step": self._count}
         said[f"{_passes(self._before)} after the last step of a training before"] = self._before
-        return {text: "no optimizer made a step of them" for text, count in said.items() if count}
+        out = {text: "no optimizer made a step of them" for text, count in said.items() if count}
+        if gone := sum(known() is None for known in self._known):
+            what = f"{gone} parameter{'s' * (gone != 1)} that no optimizer holds and the last backward pass may train"
+            out[what] = "the program had let go of them when it ended"
+        return out
 
     def idle(self) -> str:
         """Why there is no step, in a program whose optimizers never made one; '' where there was no pass either."""
@@ -145,21 +163,3 @@ class Passes:
 
 def _passes(count: int) -> str:
     return f"{count} backward pass{'es' * (count != 1)}"
-
-
-def _parameters(given: Iterable[Any]) -> list[torch.Tensor]:
-    """Those that got a gradient by a pass from these: a leaf that is none may be an input, or be sent by a stage."""
-    found = [item for item in given if isinstance(item, torch.Tensor) and is_leaf(item)]
-    # what is given may be an edge: a node, and a number
-    stack = [getattr(item, "grad_fn", None) or getattr(item, "node", None) or item for item in given]
-    met = set[Any]()
-    while stack:
-        node = stack.pop()
-        if node in met or not hasattr(node, "next_functions"):
-            continue
-        met.add(node)
-        if type(node).__name__ == "AccumulateGrad":
-            found += [node.variable] if node.variable.grad is not None else []
-        else:
-            stack += [inner for inner, _ in node.next_functions]
-    return [leaf for leaf in found if type(leaf) in PLAIN_TENSORS and type(leaf) is not torch.Tensor]
