@@ -97,15 +97,42 @@ def test_what_is_compiled_cannot_be_linked(judged: tuple[Repo, list[str]]) -> No
     """An extension module is of no commit's sources; where no commit has any, and in an environment, it is data."""
     repo, _ = judged
     for name in ("data/kern.cpython-311-x86_64-linux-gnu.so", "data/libother.so", ".venv/lib/other.so"):
-        (repo.root / name).parent.mkdir(parents=True, exist_ok=True)
-        (repo.root / name).touch()
-    (repo.root / ".venv" / "pyvenv.cfg").touch()
+        touch(repo, name)
+    touch(repo, ".venv/pyvenv.cfg")
     Linked(Git(repo.root), ["data"])
-    (repo.root / "kern.pyx").touch()
+    touch(repo, "kern.pyx")
     repo.git("add", "kern.pyx")
     Linked(Git(repo.root), [".venv", "data/libother.so"])
     with pytest.raises(ReproError, match=r"^data/kern.*\.so was compiled in your checkout.* in each commit's worktree"):
         Linked(Git(repo.root), ["data"])
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "ours"),
+    [
+        ("csrc/other.cpp", "", False), ("csrc/other.cpp", "PYBIND11_MODULE(kern, m) {", True),
+        ("csrc/other.c", "PyMODINIT_FUNC PyInit_kern(void)", True), ("csrc/kern.cu", "", True),
+        ("src/lib.rs", "#[pymodule]\nfn kern(m: &Bound<PyModule>)", True),
+        ("setup.py", "Extension('kern', ['a.c'])", True), ("setup.py", "Extension('pkg.kern', ['a.c'])", False),
+        ("setup.py", 'Extension("flash.kern", ["a.c"])', True), ("train.py", "import kern", False),
+        ("CMakeLists.txt", "pybind11_add_module( kern a.cpp)", True), ("lib/flash/__init__.py", "", True),
+    ],
+)  # fmt: skip
+def test_what_somebody_else_compiled(judged: tuple[Repo, list[str]], file: str, text: str, ours: bool) -> None:
+    """A module that nothing of the repository's makes is data, whatever the repository compiles beside it."""
+    repo, _ = judged
+    for name, content in (("csrc/a.c", ""), (file, text)):
+        touch(repo, name, content)
+        repo.git("add", name)
+    touch(repo, "data/flash/kern.cpython-311-x86_64-linux-gnu.so")
+    with pytest.raises(ReproError, match="was compiled in your checkout") if ours else contextlib.nullcontext():
+        Linked(Git(repo.root), ["data"])
+
+
+def touch(repo: Repo, name: str, text: str = "") -> None:
+    """Make a file in a checkout."""
+    (repo.root / name).parent.mkdir(parents=True, exist_ok=True)
+    (repo.root / name).write_text(text)
 
 
 # -- worktrees

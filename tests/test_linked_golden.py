@@ -62,6 +62,19 @@ def test_recording_what_no_worktree_could_run(reading: Repo) -> None:
     assert not (reading.root / "golden" / "cases" / "toy.toml").exists()
 
 
+def test_recording_what_the_checkout_has_built(tmp_path: Path) -> None:
+    """An extension that is built in place keeps a bisect from a worktree, not a golden run from its checkout."""
+    look = "if not os.path.exists('kern.so'): raise ModuleNotFoundError(\"No module named 'kern'\")"
+    repo = start(tmp_path, TRAIN.replace("import torch\n", f"import torch\n{look}\n"), None)
+    (repo.root / ".gitignore").write_text("*.so\n")
+    (repo.root / "kern.so").touch()
+    assert repo.repro("init", "--remote", str(tmp_path / "remote")).returncode == 0
+    repo.commit("Ignore it")
+    done = repo.repro("golden", "record", "toy", *COMMAND)
+    assert done.returncode == 0, done.stderr
+    assert "note: in a worktree of its commit" in done.stderr and "kern is built in your checkout" in done.stderr
+
+
 @pytest.mark.whole
 def test_a_golden_run_of_linked_data(reading: Repo) -> None:
     """With --link it is recorded, the case says so, and it is GOOD's first run in a bisect until the data changes."""

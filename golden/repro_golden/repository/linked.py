@@ -14,7 +14,7 @@ import re
 import shlex
 import shutil
 import stat
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
@@ -42,6 +42,10 @@ _NOT_DATA = (".git", "__pycache__")
 """Folders that are no data: as little of them is part of a probe's key."""
 _SOURCES = ("*.c", "*.cc", "*.cpp", "*.cu", "*.cxx", "*.pyx", "*.rs")
 """What extension modules are compiled from."""
+_MAKERS = ("*.py", "*.toml", "*.cfg", "*.cmake", "CMakeLists.txt", "*/CMakeLists.txt", "meson.build", "*/meson.build")
+"""What says so."""
+_MADE = rb"[\"']((?:\w+\.)*)@[\"']|(?:PyInit_|module\w*\s*\(\s*[\"']?|pymodule\][^{]*\bfn\s+)@\b"
+"""How these name a module (``@``), and the package that it is in."""
 _SHOWN = 4
 """Files that a sentence names."""
 
@@ -89,14 +93,34 @@ class Linked:
         self._refuse_compiled()
 
     def _refuse_compiled(self) -> None:
-        """Refuse an extension module of the checkout: one build would stand for the sources of every commit."""
-        built = (name for name, facts in self._seen.items() if facts and _is_module(name) and not self._is_apart(name))
-        if (name := next(built, None)) and self._git.names("ls-files", "-z", "--", *_SOURCES):
+        """Refuse an extension module of the repository: one build would stand for the sources of every commit."""
+        built = [name for name, facts in self._seen.items() if facts and _is_module(name) and not self._is_apart(name)]
+        if built and (name := next(filter(self._built_here(), built), None)):
             raise ReproError(
                 f"{name} was compiled in your checkout, and would be the same at every commit, whatever its sources: "
                 "leave it out of --link (or subject.link), and build it in each commit's worktree (setup = \"{python} "
                 'setup.py build_ext --inplace" in [subject] of a case, or in the command)'
             )
+
+    def _built_here(self) -> Callable[[str], bool]:
+        """Tells whether a module may be compiled from what git tracks, by its name and that of its package."""
+        sources = [PurePosixPath(name) for name in self._git.names("ls-files", "-z", "--", *_SOURCES)]
+        makers = [*map(str, sources), *self._git.names("ls-files", "-z", "--", *_MAKERS)] if sources else []
+        files = [self._root / name for name in makers if (self._root / name).is_file()]
+        texts = [file.read_bytes() for file in files]
+        packages = {
+            PurePosixPath(name).parent.name for name in self._git.names("ls-files", "-z", "--", "*/__init__.py")
+        }
+
+        def told(name: str) -> bool:
+            module, package = PurePosixPath(name).name.partition(".")[0], PurePosixPath(name).parent.name
+            if not sources or package in packages or any(of.name.partition(".")[0] == module for of in sources):
+                return bool(sources)
+            made = re.compile(_MADE.replace(b"@", re.escape(os.fsencode(module))), re.IGNORECASE)
+            inside = (found[1] for text in texts for found in made.finditer(text))
+            return any(not of or of.split(b".")[-2] == os.fsencode(package) for of in inside)
+
+        return told
 
     def _is_apart(self, name: str) -> bool:
         """Whether a file is of a Python environment, or named by DVC in each commit."""

@@ -39,7 +39,7 @@ from repro_golden.store.pulled import pointer_of
 from repro_golden.store.rollouts import Rollouts, RolloutSet, place_of
 from repro_golden.subjects import kind_of, loaded_by, try_out, who_is
 from repro_golden.subjects.environments.builds import Who
-from repro_golden.subjects.missing import names_cure
+from repro_golden.subjects.missing import links_in
 from repro_golden.subjects.surroundings import outside_of, variables_digest
 from repro_golden.trace import Trace, rewrite_header, seal
 
@@ -227,7 +227,7 @@ class _Recording:
         except ReproError as error:
             message = f"in a worktree of its commit, as a bisect replays it, {error}"
             message += leads_out(self.checkout.git, message)
-            if names_cure(message):
+            if links_in(message):
                 raise ReproError(message) from None
             self.say(f"  note: {message}")
 
