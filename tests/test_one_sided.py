@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -181,7 +182,7 @@ def step(*rows: str, weight: bytes = b"wwww") -> list[Row]:
     """A step of a trained weight, and of what is given as ``NAME=CONTENT``; a rate is a number."""
     given = [row.partition("=")[::2] for row in rows]
     more = [
-        metric_row("update", name, float(bits)) if name.rpartition("/")[2] in ("lr", "1", "2") and "." in bits
+        metric_row("update", name, float(bits)) if re.search(r"(lr|/[12])(@\d)?$", name) and "." in bits
         else tensor_row("input" if name.startswith("start/") else "grad" if name.startswith("grad ") else "update",
                         name.removeprefix("grad "), bits.encode())
         for name, bits in given
@@ -199,6 +200,10 @@ def step(*rows: str, weight: bytes = b"wwww") -> list[Row]:
         (["lr=0.1", "lr/1=0.2", "end/lr=3", "end/lr/1=4"], ["lr=0.2", "lr/1=0.1", "end/lr=4", "end/lr/1=3"], ""),
         (["lr=0.1"], ["lr=0.1", "lr/1=0.1"], ""),
         (["lr=0.1", "lr/1=0.2"], ["lr=0.2", "lr/1=0.1", "lr/2=0.2"], ""),
+        (["lr=0.1", "lr/1=0.2"], ["lr=0.1", "lr/1=0.1", "lr/2=0.2"], ""),
+        (["lr@0=0.1", "lr@1=0.2"], ["lr@0=0.1", "lr@1=0.2", "lr/1@0=0.1", "lr/1@1=0.2"], ""),
+        (["b=bbbb", "b#1=bbbbbbbb"], ["module/x/b=bbbb", "module/y/b=bbbbbbbb"], ""),
+        (["b#1=bbbb", "buffer/t/n=1", "unsaved/t/m=2"], ["module/t/b=bbbb", "module/t/n=1", "module/t/m=2"], ""),
         (["lr=0.5", "lr/1=0.0"], ["lr=0.0", "lr/1=0.5"], ""),
         (["number/step=5"], ["number/step=5", "number/step/1=5"], ""),
         ([], ["number/own.every=5", "end/number/own.every=5"], "own.every (the run's)"),
@@ -227,7 +232,15 @@ def test_what_shows_elsewhere_may_be_on_one_side_only(
         (["start/b=bbbb", "grad b=bbbb", "b=bbbb"], ["frozen/b=bbbb"]),
         (["start/b=bbbb", "b=bbbb", "exp_avg/b=mmmm"], ["frozen/b=bbbb"]),
         (["start/b=bbbb", "b=bbbb"], []),
+        (["b=bbbb"], ["frozen/b=bbbbbbbb"]),
+        (["b=bbbb", "b#1=bbbb"], ["frozen/b=bbbb"]),
+        (["b=bbbb"], ["module/x/b=bbbb", "module/y/b=bbbb"]),
+        (["b=bbbb"], ["module/net/b=bbbb", "module/net/c=cccc"]),
+        (["buffer/t/n=1"], ["module/t/n=2"]),
         (["lr=0.1", "lr/1=0.2"], ["lr=0.2", "lr/1=0.3"]),
+        (["lr=0.1", "lr/1=0.2"], ["lr=0.1", "lr/1=0.3", "lr/2=0.2"]),
+        (["lr@0=0.1", "lr@1=0.2"], ["lr@0=0.1", "lr@1=0.2", "lr/1@0=0.1", "lr/1@1=0.1"]),
+        (["lr=0.1", "optimizer.1/lr=0.2"], ["lr=0.1", "optimizer.1/lr=0.2", "optimizer.1/lr/1=0.1"]),
         (["lr=0.1"], ["lr=0.2", "lr/1=0.2"]),
         (["lr=0.1"], ["lr=0.1", "lr/1=0.2"]),
         (["lr=0.1", "optimizer.1/lr=0.2"], ["lr=0.1", "optimizer.1/lr=0.1"]),
@@ -240,6 +253,16 @@ def test_what_shows_nowhere_else_is_a_difference(tmp_path: Path, before: list[st
     """What was renamed and changed, trained by one side only, or has a rate that is nobody's on the other side."""
     one, other = (Trace(write(tmp_path / side, [step(*rows)] * 2)) for side, rows in (("a", before), ("b", after)))
     assert not compare(one, other).equal and not compare(other, one).equal
+
+
+def test_a_name_of_the_end_is_known_where_a_parameter_is_held_otherwise(tmp_path: Path) -> None:
+    """What is no difference in the first steps does not end the search for names that come later."""
+    held, beside = ["b#1=bbbb", "buffer/net/m=1"], ["module/t/b=bbbb", "buffer/m=1"]
+    one, other = (
+        Trace(write(tmp_path / side, [step(*rows), step(*rows, f"end/{rows[1]}", "end/w=w")]))
+        for side, rows in (("a", held), ("b", beside))
+    )
+    assert compare(one, other).equal and compare(other, one).equal
 
 
 def test_groups_that_warm_up_are_known_apart_later(tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def _renamed(a: Trace, b: Trace, index: int) -> Alignment:
     if not any("optimizer." in row.name for rows in sides for row in rows):
         matchings = matchings[1:]
     parted: list[Mapping[str, str]] | None = None
-    last = count
+    last, told = count, unlike(a, b)
     for at in range(index, count):
         if at > last:
             break
@@ -278,7 +278,8 @@ def _renamed(a: Trace, b: Trace, index: int) -> Alignment:
         for matching in matchings:
             matching.take(rows_a, rows_b)
             rows_b = matching.rename(rows_b, matching.names())
-        if parted is None and {row.key: content(row) for row in rows_a} != {row.key: content(row) for row in rows_b}:
+        same = {row.key: content(row) for row in rows_a} == {row.key: content(row) for row in rows_b}
+        if parted is None and not same and differing(rows_a, rows_b, told):
             # a later step of its round may be the one that was made first, and have names that were not met so far
             parted, last = [matching.names() for matching in matchings], max(a.as_made(at))
     names = [matching.names() for matching in matchings]

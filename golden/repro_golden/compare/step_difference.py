@@ -294,9 +294,10 @@ Key = tuple[int, str]
 
 
 def _held_otherwise(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> dict[Key, Key]:
-    """From the key that b has of a parameter to that of a, where the optimizer of only one of them holds it.
+    """From the key that b has of a tensor to that of a, where the optimizer of only one of them holds its module.
 
-    What one gave to its optimizer and never trained is ``frozen/fc.bias`` or ``module/net/fc.bias`` in the other.
+    What one gave to its optimizer and never trained is ``frozen/fc.bias`` or ``module/net/fc.bias`` in the other; its
+    ``buffer/net/bn.mean`` is ``module/net/bn.mean`` where no parameter of the module is held.
     """
     keys = [{row.key for row in rows} for rows in (rows_a, rows_b)]
     if keys[0] == keys[1]:
@@ -307,18 +308,31 @@ def _held_otherwise(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> dict[Key, K
             if row.phase != "update" or row.dtype == METRIC or row.key in keys[1 - index]:
                 continue
             name = row.name.removeprefix("end/")
-            beside = family("update", name) in ("frozen", "module")
-            if not beside and "/" in plain(name):
-                continue
-            path = name.rpartition("/")[2] if beside else plain(name).partition("#")[0]
-            look = name != row.name, path, row.dtype, row.shape
-            known[2 * index + beside].setdefault(look, []).append(row.key)
+            for beside, path in _paths(name):
+                look = name != row.name, path, row.dtype, row.shape
+                known[2 * index + beside].setdefault(look, []).append(row.key)
     out = dict[Key, Key]()
     for of_a, of_b in ((known[0], known[3]), (known[1], known[2])):
         for known_by, ours in of_a.items():
             if len(ours) == len(theirs := of_b.get(known_by, [])) == 1:
                 out[theirs[0]] = ours[0]
     return out
+
+
+def _paths(name: str) -> Iterator[tuple[bool, tuple[bool, str]]]:
+    """Whether a tensor is beside what optimizers hold, and how it is known on the other side: is it a buffer, its path.
+
+    Of a module that no optimizer holds nothing tells which of its tensors are buffers.
+    """
+    of, rest = family("update", name), plain(name).partition("/")[2]
+    if of in ("frozen", "module"):
+        yield True, (False, name.rpartition("/")[2])
+    if of == "module":
+        yield True, (True, rest)
+    elif of in ("buffer", "unsaved"):
+        yield False, (True, rest)
+    elif not of and not rest:
+        yield False, (False, plain(name).partition("#")[0])
 
 
 def _rates(rows: Iterable[Row]) -> set[tuple[object, ...]]:

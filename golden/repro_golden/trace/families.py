@@ -65,8 +65,8 @@ _RANK = re.compile(r"@\d+\Z")
 _NUMBERS = re.compile(r"(optimizer\.\d+/)*")
 """Of an optimizer, and of one of several that step in one call."""
 _NUMBERED = re.compile(r"(optimizer\.\d+/)?(.*)", re.DOTALL)
-_GROUPED = re.compile(r"((?:end/)?(?:optimizer\.\d+/)*)((?:lr|number/step)(?:/\d+)?)(@\d+)?")
-"""Numbers of an optimizer's groups: the first's has no place."""
+_GROUPED = re.compile(r"((?:end/)?(?:optimizer\.\d+/)*)((?:lr|number/step)(?:/\d+)?)(?:#new)?(@\d+)?")
+"""Numbers of an optimizer's groups: the first's has no place. One that a comparison gave no counterpart is ``#new``."""
 
 
 def plain(name: str) -> str:
