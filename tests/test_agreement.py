@@ -240,11 +240,12 @@ def test_a_part_of_a_trace_is_a_trace(tmp_path: Path) -> None:
     steps = [[column("update", "w", value), metric_row("loss", "loss", value)] for value in (1.0, 2.0, math.nan)]
     whole = write(tmp_path / "t", steps)
     for trace in (whole, sealed(whole)):
+        trace.end = {**(trace.end or {}), "stopped": True}
         part = trace.until(2)
         assert [record.step for record in part.steps] == [0, 1] and trace.until(3) is trace
         assert part.rows(1) == trace.rows(1) and part.chain == trace.steps[1].chain
         assert part.first_nonfinite() is None and trace.first_nonfinite() == (2, "update", "w")
-        assert part.end is not None and "exit" not in part.end
+        assert part.end is not None and not {"exit", "spent", "stopped"} & part.end.keys()
 
 
 def sealed(trace: Trace) -> Trace:

@@ -59,9 +59,10 @@ def add_latin(root: Path) -> None:
     (root / os.fsdecode(b"caf\xe9.py")).write_text("")
 
 
-def in_golden(root: Path, name: str, text: str = "") -> None:
+def in_golden(root: Path, name: str, text: str = "", mode: int = 0o644) -> None:
     (root / "golden" / name).parent.mkdir(parents=True, exist_ok=True)
     (root / "golden" / name).write_text(text)
+    (root / "golden" / name).chmod(mode)
 
 
 CHANGES: dict[str, tuple[Callable[[Path], object], list[str], list[str]]] = {
@@ -73,6 +74,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], list[str], list[str]]] = {
     "name": (lambda root: (root / "train.sh").rename(root / "run.sh"), ["."], ["core"]),
     "bytes": (add_latin, ["."], ["core"]),
     "golden": (lambda root: in_golden(root, "runs/machine/x.dvc"), ["golden"], [".", "core"]),
+    "executable": (lambda root: in_golden(root, "runs/machine/x.dvc", mode=0o755), ["golden"], [".", "core"]),
     "kept by git": (lambda root: in_golden(root, "runs/machine/x/trace/header.json"), ["golden"], [".", "core"]),
     "case": (lambda root: in_golden(root, "cases/x.toml", '[case]\nname = "x"\n'), ["golden"], [".", "core"]),
     "rollouts": (lambda root: in_golden(root, "rollouts/x/index.json", '{"rollouts": []}'), ["golden"], [".", "core"]),

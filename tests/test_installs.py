@@ -69,12 +69,21 @@ def test_what_somebody_installs_meanwhile_is_not_touched(tmp_path: Path, site: P
     """Who it is of is not known: it is named, and stays. Each setup is looked at, also one whose text was harmless."""
     (site / "own.pth").write_text("/home/me/repro/worktrees/of/mine")
     for version in ("1.0", "1.1"):
+        files = {"tool.py": version, "tool.pth": "/home/me/tool", "__editable__.mine-0.1.pth": f"/home/me/{version}"}
         with pytest.raises(ReproError, match=f"tool-{version}"), installs.left_alone("python", "x", tmp_path / "t", {}):
-            put(site, f"tool-{version}", {"tool.py": version, "tool.pth": "/home/me/tool"})
+            put(site, f"tool-{version}", files)
+        assert (site / "__editable__.mine-0.1.pth").read_text() == f"/home/me/{version}"
         assert ((site / "tool.py").read_text(), (site / "tool.pth").read_text()) == (version, "/home/me/tool")
         assert (site / "own.pth").read_text() == "/home/me/repro/worktrees/of/mine"
         with installs.left_alone("python", "x", tmp_path / "t", {}):
             (site / "__pycache__").mkdir(exist_ok=True)
+
+
+@pytest.mark.usefixtures("site")
+def test_a_setup_does_as_it_likes_with_the_worktrees_python(tmp_path: Path) -> None:
+    """One that is there already, as from the setup before, is no other probe's and nobody's."""
+    with installs.left_alone(str(tmp_path / "tree" / "env" / "bin" / "python"), "pip", tmp_path / "tree", {}):
+        put(tmp_path / "env" / "site-packages", "tool-1.0", {"tool.py": ""})
 
 
 def test_a_python_of_the_worktrees_own(tmp_path: Path) -> None:

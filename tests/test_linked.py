@@ -369,3 +369,15 @@ def test_an_empty_folder_may_decide(tmp_path: Path) -> None:
     with worktree(repo, "logs") as place:
         assert (place.root / "logs").is_dir()
     assert beside_commits(git, ["logs"]) == []
+
+
+def test_what_recording_wrote_decides_nothing(tmp_path: Path) -> None:
+    """A folder in golden/ of a checkout counts where more is in it than golden runs."""
+    repo = start(tmp_path, TRAIN, None)
+    touch(repo, "golden/cases/more.json")
+    repo.commit("Golden")
+    touch(repo, "golden/runs/machine/toy/run.json")
+    git = Git(repo.root)
+    assert beside_commits(git) == []
+    touch(repo, "golden/runs/machine/data/seed")
+    assert beside_commits(git) == ["golden/runs/"]

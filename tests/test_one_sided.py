@@ -207,6 +207,8 @@ def step(*rows: str, weight: bytes = b"wwww") -> list[Row]:
         (["lr=0.5", "lr/1=0.0"], ["lr=0.0", "lr/1=0.5"], ""),
         (["number/step=5"], ["number/step=5", "number/step/1=5"], ""),
         ([], ["number/own.every=5", "end/number/own.every=5"], "own.every (the run's)"),
+        ([], ["number/own.every@0=5", "number/own.every@1=6"], "own.every (the run's)"),
+        (["rng/numpy@0=5", "rng/numpy@1=6"], [], "numpy (the baseline's)"),
         (["optimizer.1/number/own.every=5"], [], "own.every (the baseline's)"),
     ],
 )

@@ -43,6 +43,7 @@ _ELSEWHERE = (*_OF_DVC, _GOLDEN)
 
 _ATTRIBUTES = ".gitattributes"
 _TREE, _FILE, _LINK, _SUBMODULE = b"40000", b"100644", b"120000", b"160000"
+_FILES = (_FILE, b"100755")
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ class _Trees:
                 ]
             inner = [entry for folder in levels[-1] for entry in entries[folder]]
             levels.append({(e.id, f"{path}/") for path, e in inner if e.mode == _TREE and path.split("/")[0] in _MADE})
-        files = [(path, e) for inner in entries.values() for path, e in inner if e.mode == _FILE]
+        files = [(path, e) for inner in entries.values() for path, e in inner if e.mode in _FILES]
         asked = {e.id: mark for path, e in files if (mark := _WRITTEN.get(_pattern_of(path)))}
         marked = {blob for blob, text in _contents(self._git, list(asked), "blob").items() if asked[blob].search(text)}
         for tree, path in (folder for level in reversed(levels) for folder in level):
@@ -249,7 +250,7 @@ class _Trees:
                 pattern, key = _pattern_of(name), os.fsencode(name.removeprefix(path))
                 if entry.mode == _TREE and (entry.id, f"{name}/") in self._stripped:
                     changed[key] = self._stripped[entry.id, f"{name}/"]
-                elif entry.mode == _FILE and pattern and (_WRITTEN[pattern] is None or entry.id in marked):
+                elif entry.mode in _FILES and pattern and (_WRITTEN[pattern] is None or entry.id in marked):
                     changed[key] = None
             rest = _without(self._known[tree], changed, len(tree))
             self._stripped[tree, path] = bytes.fromhex(_tree_id(rest, len(tree))) if rest else None
