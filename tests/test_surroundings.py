@@ -21,6 +21,7 @@ from repro_golden.recording.attach.identify import build, marked
 from repro_golden.subjects import build_of, kind_of
 from repro_golden.subjects.environments import builds as environments
 from repro_golden.subjects.surroundings import (
+    _WRITTEN,
     CANNOT_MATTER,
     _is_everything,
     folders_of,
@@ -257,6 +258,61 @@ def test_data_under_root_in_a_search(tmp_path: Path, bisect: Bisect) -> None:
         assert result["culprit"]["commit"] == commits[limit], limit
 
 
+def tool(folder: Path, limit: int) -> None:
+    """A program that PATH may find, bad from a value on."""
+    folder.mkdir(exist_ok=True)
+    (folder / "mytool").write_text(f'#!/bin/sh\ntest "$(cat value || echo 0)" -lt {limit}\n')
+    (folder / "mytool").chmod(0o755)
+
+
+@pytest.mark.parametrize("command", ["mytool --a=b", "nice -n 1 mytool", "sh -c 'cd . && mytool|cat'"])
+def test_a_program_that_path_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """Its content counts, behind a wrapper and in the text of a shell too; the system's and the Python's own do not."""
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    facts = []
+    for limit in (1, 2, 2):
+        tool(tmp_path / "bin", limit)
+        facts.append(outside_of(commanded(command), tmp_path / "repo"))
+    assert facts[0] != facts[1] == facts[2]
+    assert outside_of(commanded(f"{command} sh python cat"), tmp_path / "repo") == facts[2]
+
+
+def commanded(command: str) -> Case:
+    """A case of a command."""
+    return Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": {"kind": "command", "command": command}})
+
+
+def test_what_an_inherited_variable_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file and a folder of few files count; what programs write from run to run and large folders do not."""
+    counts = {"CONF": "hp.json", "DATA_DIR": "data", "LD_LIBRARY_PATH": f"lib:{tmp_path}/lib64"}
+    passes = {"LOGFILE": "x", "RUN_FILE": "train.log", "HF_HOME": "hf", "XDG_CACHE_HOME": "c", "WANDB_DIR": "w",
+              "OLDPWD": "old", "VIRTUAL_ENV": "many", "NO": "repo/.git/config"}  # fmt: skip
+    for name, value in (counts | passes).items():
+        monkeypatch.setenv(name, f"{tmp_path}/{value}")
+    files = ["hp.json", "data/deep/rows", "lib/a.so", "lib64/b.so"]
+    others = ["x", "train.log", "hf/a", "c/a", "w/a", "old/a", "many/0", "repo/.git/config"]
+    for name in [*files, *others, *(f"many/{n}" for n in range(1001))]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+    for name in (*files, *others):
+        watched = Watched(lambda _: found_outside(commanded("a"), tmp_path / "repo"))
+        (tmp_path / name).write_text("2")
+        assert watched.stand()[1] == (name in others), name
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("how", ["path", "variable"])
+def test_what_lies_outside_in_a_search(tmp_path: Path, bisect: Bisect, how: str) -> None:
+    """A program of PATH's, or a file that a variable names, edited between two searches gives another answer."""
+    repo, commits = history(tmp_path, 'int(Path(os.environ["CONF"]).read_text())')
+    variables = {"CONF": str(tmp_path / "limit"), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    for limit in (2, 3):
+        (tmp_path / "limit").write_text(str(limit))
+        tool(tmp_path / "bin", limit)
+        result = bisect(repo, *(("mytool",) if how == "path" else ()), **variables)
+        assert result["culprit"]["commit"] == commits[limit], limit
+
+
 def test_large_files_and_whole_trees(tmp_path: Path) -> None:
     """A large file counts by size, time and pieces of it; the checkout and temporary folders do not count."""
     data = tmp_path / "data"
@@ -264,8 +320,8 @@ def test_large_files_and_whole_trees(tmp_path: Path) -> None:
         file.truncate(1 << 25)
     raw = {"case": {"name": "x", "steps": 1}, "subject": {"kind": "command", "command": f"a {data} {{root}} /tmp /dev"}}
     case = Case.model_validate(raw)
-    before = outside_of(case, tmp_path / "repo")
-    assert len(before) == 1
+    before, bare = outside_of(case, tmp_path / "repo"), outside_of(commanded("a"), tmp_path / "repo")
+    assert len(before) == len(bare) + 1
     with data.open("r+b") as file:
         file.seek(1 << 24)
         file.write(b"x")
@@ -279,6 +335,7 @@ def test_what_cannot_matter_is_documented() -> None:
         assert reason in text
         for name in names:
             assert f"`{name}`" in text, name
+    assert not [word for word in _WRITTEN if f"`{word}`" not in text]
 
 
 LOOK_ALIKES = {

@@ -11,6 +11,7 @@ import functools
 import itertools
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from repro_golden.base.canonical import canonical_json, digest
 from repro_golden.case.file import Case
 from repro_golden.recording.attach.identify import marked, sources
 from repro_golden.replay.children import base_environment
+from repro_golden.subjects.argv import interpreter, variables_of
 from repro_golden.subjects.caches import implicit_files
 from repro_golden.subjects.watched import Found
 
@@ -151,9 +153,10 @@ _CANNOT_MATTER = re.compile("|".join(fnmatch.translate(name) for names in CANNOT
 def outside_of(case: Case, root: Path, marks: dict[str, str] | None = None) -> list[str]:
     """What stands for the files and folders that a case names by absolute paths, below ``{root}``, or in `link`.
 
-    No commit holds them, and they change. A file counts by its content; one of more than 16 MiB by its size, time and
-    place on the disk and three pieces of it. So does each file of a folder, as far as the bounds go; of one that
-    PYTHONPATH alone names what a library may consist of (`identify.sources`).
+    So for the programs that its commands name and PATH finds, and for what inherited variables name. No commit holds
+    them, and they change. A file counts by its content; one of more than 16 MiB by its size, time and place on the disk
+    and three pieces of it. So does each file of a folder, as far as the bounds go; of one that PYTHONPATH alone names
+    what a library may consist of (`identify.sources`).
 
     Args:
         case: The case.
@@ -161,7 +164,7 @@ def outside_of(case: Case, root: Path, marks: dict[str, str] | None = None) -> l
         marks: To which the marks of what is in folders of PYTHONPATH are added.
     """
     marks = {} if marks is None else marks
-    named, libraries = _named(case, root)
+    named, libraries = _met(case, root)
     facts = [fact for path in sorted(named | libraries) for fact in _facts(path, root, path in libraries, marks)]
     # a key of these words holds no probe from before, when every commit was run on the checkout's data
     for name in sorted(map(os.path.normpath, case.subject.link)):
@@ -184,7 +187,7 @@ def _places(case: Case, root: Path) -> dict[str, tuple[int, ...]]:
 
     Those in folders of PYTHONPATH have marks of their own.
     """
-    named, libraries = _named(case, root)
+    named, libraries = _met(case, root)
     known: dict[str, tuple[int, ...]] = {}
     for path in named | libraries | {root / name for name in case.subject.link}:
         inside = iter(()) if path in libraries else itertools.islice(_files(path, root), _MOST)
@@ -241,6 +244,64 @@ def _named(case: Case, root: Path) -> tuple[set[Path], set[Path]]:
     words += implicit_files(base_environment(case) | subject.env, root) if subject.program else []
     named = {path for word in words for path in _paths(word, root)}
     return named, set(_paths(subject.env.get("PYTHONPATH", ""), root)) - named
+
+
+def _met(case: Case, root: Path) -> tuple[set[Path], set[Path]]:
+    """`_named`, with what a program meets although its case does not name it."""
+    named, libraries = _named(case, root)
+    return named | _programs(case, root) | _inherited(case, root), libraries
+
+
+_NAME = re.compile(r"""[^\s;|&()<>{}"'`$=,]+""")
+"""What may name a program amid a line for a shell."""
+_SYSTEM = tuple(map(Path, ("/bin", "/sbin", "/usr/bin", "/usr/sbin")))
+"""Where the system's own programs lie."""
+
+
+def _programs(case: Case, root: Path) -> set[Path]:
+    """The programs that PATH finds by the words of a case's commands, whatever word it is that runs them.
+
+    The system's are left out, and those of the interpreter's environment, which has a digest of its own.
+    """
+    if not (subject := case.subject.program):
+        return set()
+    python = interpreter(subject, root)
+    search = variables_of(case, subject, python, {"root": str(root), "python": python})["PATH"]
+    names = {name for word in subject.words for name in _NAME.findall(word) if os.sep not in name}
+    found = {Path(path) for name in names if (path := shutil.which(name, path=search))}
+    return {path for path in found if path.is_absolute() and path.parent not in (*_SYSTEM, Path(python).parent)}
+
+
+_FEW = 1000
+"""Entries of a folder that an inherited variable names: of more it is an installation, a cache or a whole disk."""
+_WRITTEN = frozenset((
+    "cache", "coverage", "debug", "dump", "home", "lock", "log", "logfile", "logs", "mlruns", "out", "output",
+    "outputs", "pid", "prefix", "profile", "results", "runs", "scratch", "sock", "socket", "tmp", "trace", "wandb",
+))  # fmt: skip
+"""Words in the name of a variable, or of what it leads to, that tell of what programs write from run to run."""
+
+
+def _inherited(case: Case, root: Path) -> set[Path]:
+    """What the variables that a program inherits name by absolute paths: files, and folders that hold little."""
+    variables = {k: v for k, v in base_environment(case).items() if not _cannot_matter(k, v)}
+    pairs = [(name, path) for name, value in variables.items() if name != "PATH" for path in _paths(value, root)]
+    there = {path for name, path in pairs if _WRITTEN.isdisjoint(re.split(r"[\W_]+", f"{name} {path.name}".lower()))}
+    named = {p for p in there if p.parent not in _SYSTEM and ".git" not in p.parts and not _is_everything(p, root)}
+    return {path for path in named if not os.path.isdir(path) or _is_small(path)}  # noqa: PTH112 - raises nothing
+
+
+def _is_small(folder: Path) -> bool:
+    """Whether a folder, with those behind its links, holds few entries; no more of them are looked at."""
+    left, places, known = _FEW, [str(folder)], set[str]()
+    while places and left >= 0:
+        place = os.path.realpath(places.pop())
+        if place not in known:
+            known.add(place)
+            with contextlib.suppress(OSError), os.scandir(place) as entries:
+                for entry in itertools.islice(entries, left + 1):
+                    left -= 1
+                    places += [entry.path] if entry.is_dir() else []
+    return left >= 0
 
 
 _STARTS = re.compile(r"(?<![\w.~/+}-])~?/|(?<=^-\w)/")
