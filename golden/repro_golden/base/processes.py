@@ -11,20 +11,22 @@ ranks are orphans of their launcher, and a shell's programs of the shell.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from repro_golden.base.credentials import handed_on
 from repro_golden.base.left_behind import left_by, remove
 
-__all__ = ["MARK", "StandstillError", "descendants", "output_of", "tree_of"]
+__all__ = ["MARK", "ExecError", "StandstillError", "descendants", "executed", "output_of", "tree_of"]
 
 MARK = "REPRO_CHILD"
 """A variable of every process: which runs it belongs to, the outermost first, because a subject may run repro."""
@@ -59,13 +61,15 @@ def tree_of(
         apart: Whether it has a session of its own, and so no terminal to ask the user at.
 
     Raises:
+        ExecError: the command is none that can be run.
         OSError: it could not be started.
     """
     mark = uuid.uuid4().hex
     outer = os.environ.get(MARK)
     variables = {**environment, MARK: f"{outer}:{mark}" if outer else mark}
     start = _start_bound if bound and sys.platform == "linux" else _start
-    process = start(command, cwd, variables, _Streams(output, errors, apart), keep)
+    streams = _Streams(output, errors, apart)
+    process = executed(command, cwd, variables, lambda words: start(words, cwd, variables, streams, keep))
     try:
         yield process
     finally:
@@ -73,6 +77,59 @@ def tree_of(
 
 
 # -- start
+
+
+class ExecError(OSError):
+    """A command that cannot be run, whoever asks for it; what the machine lacks for it is another `OSError`."""
+
+    def __str__(self) -> str:
+        if self.errno == errno.ENOENT:
+            return f"command not found: {self.filename}"
+        if self.errno in (errno.EACCES, errno.EPERM):
+            return f"{self.filename} is not executable"
+        return f"{self.filename} cannot be run: {self.strerror}"
+
+
+_LACKS = (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE)
+"""What the kernel says where the machine fails a program that may be sound."""
+
+
+def executed(
+    command: Sequence[str],
+    cwd: Path,
+    variables: Mapping[str, str],
+    start: Callable[[Sequence[str]], subprocess.Popen[bytes]],
+) -> subprocess.Popen[bytes]:
+    """A process that runs a command; a text without a ``#!`` line is run by ``/bin/sh``, as shells do.
+
+    Args:
+        command: Program and arguments.
+        cwd: Where it starts.
+        variables: Its own.
+        start: Starts other words in its place.
+
+    Raises:
+        ExecError: the command is none that can be run.
+        OSError: the machine could not start it.
+    """
+    try:
+        return start(command)
+    except OSError as error:
+        if error.filename != command[0] or error.errno in _LACKS:
+            raise
+        if error.errno != errno.ENOEXEC or not (text := _text(command[0], cwd, variables)):
+            raise ExecError(error.errno, error.strerror, error.filename) from None
+    return start(["/bin/sh", text, *command[1:]])
+
+
+def _text(program: str, cwd: Path, variables: Mapping[str, str]) -> str | None:
+    """The path of what a command names, where shells take it for one of theirs: its first line holds no null."""
+    path = program if os.sep in program else shutil.which(program, path=variables.get("PATH", os.defpath))
+    if path is None:
+        return None
+    with contextlib.suppress(OSError), (cwd / path).open("rb") as file:
+        return None if b"\0" in file.readline(256) else path
+    return None
 
 
 class _Streams(NamedTuple):

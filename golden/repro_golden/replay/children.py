@@ -192,6 +192,7 @@ class Child:
             CancelledError: `cancel` was set.
             ChildFailure: it ran out of time.
             MachineFailureError: it ran out of time, waiting for a Ray cluster that is gone.
+            ExecError: the command is none that can be run.
             OSError: it could not be started.
         """
         with self.started() as process, self.beside(process.pid) if self.beside else contextlib.nullcontext():
@@ -203,6 +204,7 @@ class Child:
         """The process, of which nothing outlives the block.
 
         Raises:
+            ExecError: the command is none that can be run.
             OSError: it could not be started.
         """
         with (

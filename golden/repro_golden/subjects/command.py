@@ -15,6 +15,7 @@ from typing import Any
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.files import scratch_folder
+from repro_golden.base.processes import ExecError
 from repro_golden.case.file import Case, CommandSubject
 from repro_golden.case.python_of import named_by, same_python
 from repro_golden.compare.renames import Parting
@@ -354,10 +355,8 @@ def _step(job: _Job, stage: Any, text: str, cancel: threading.Event | None) -> N
 def _started(job: _Job, child: Child, cancel: threading.Event | None, enough: Any = None) -> int:
     try:
         code = child.run(cancel, enough)
-    except FileNotFoundError:
-        raise ChildFailure("start", -1, f"command not found: {child.command[0]}", str(job.log)) from None
-    except PermissionError:
-        raise ChildFailure("start", -1, f"{child.command[0]} is not executable", str(job.log)) from None
+    except ExecError as error:
+        raise ChildFailure("start", -1, str(error), str(job.log)) from None
     if line := strangers.said(job.raw):
         raise ChildFailure("other", -1, line, str(job.log))
     return code

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 import repro_golden
 from repro_golden.base.errors import ReproError
 from repro_golden.base.observed import ALL_SIGNALS
+from repro_golden.base.processes import ExecError, executed
 from repro_golden.recording.attach.collect import Collected, Gathering
 from repro_golden.recording.attach.identify import tree_of
 from repro_golden.recording.attach.settings import VARIABLE, Settings
@@ -62,7 +63,7 @@ def run_traced(
         were asked for), and what was collected.
 
     Raises:
-        ReproError: the command is not found, `out` is in use, no step was seen, or a rank is missing.
+        ReproError: the command cannot be run, `out` is in use, no step was seen, or a rank is missing.
     """
     if out.exists() and any(out.iterdir()):
         raise ReproError(f"{out} is not empty: choose another folder or remove it")
@@ -100,11 +101,12 @@ def _in_foreground() -> bool:
 
 def _run(command: Sequence[str], environment: Mapping[str, str], raw: Path, output: TextIO | None) -> int:
     try:
-        process = subprocess.Popen(list(command), env=dict(environment), stdout=output)
-    except FileNotFoundError:
-        raise ReproError(f"command not found: {command[0]}") from None
-    except PermissionError:
-        raise ReproError(f"{command[0]} is not executable") from None
+        process = executed(
+            command, Path.cwd(), environment,
+            lambda words: subprocess.Popen(list(words), env=dict(environment), stdout=output),
+        )  # fmt: skip
+    except ExecError as error:
+        raise ReproError(f"{error}") from None
     unseen = Unseen(raw)
     # ctrl-C reaches the whole foreground group; what was sent to us alone is passed on
     before = {s: signal.signal(s, lambda number, _: process.send_signal(number)) for s in _PASSED_ON}

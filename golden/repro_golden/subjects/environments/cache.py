@@ -20,6 +20,7 @@ from typing import IO, Any, NoReturn
 
 from repro_golden.base.canonical import parse_json, write_atomic
 from repro_golden.base.errors import MachineFailureError
+from repro_golden.base.processes import ExecError
 from repro_golden.replay.children import (
     CancelledError,
     Child,
@@ -84,8 +85,8 @@ class Slot:
         with watched(Place(self.base), child.log, variables):  # here: a failure is told to whoever waits for it
             try:
                 code = child.run(self.cancel)
-            except (FileNotFoundError, PermissionError):
-                self.fail(f"{name}: {command[0]} is not found, or not executable")
+            except ExecError as error:
+                self.fail(f"{name}: {error}")
             if code:
                 blame_the_machine(code, child.log)
                 blame_the_network(what, child.log)
