@@ -127,6 +127,35 @@ def test_where_worktrees_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert folder_for(find_checkout(repo.root)) == repo.root / ".git" / "repro" / "worktrees"
 
 
+def test_a_submodule_has_a_git_folder_of_its_own(tmp_path: Path) -> None:
+    """Git and what looks for a root by it find the submodule, and nothing that is done there reaches the user's."""
+    repo, _ = with_submodule(tmp_path)
+    Repo(repo.root / "outer").git("tag", "v1")
+    before = {p: p.read_bytes() for p in (repo.root / ".git" / "modules").rglob("*") if p.is_file()}
+    commit, worktrees = repo.git("rev-parse", "HEAD"), Worktrees(find_checkout(repo.root))
+    (tmp_path / "fix.patch").write_text("--- a/values.py\n+++ b/values.py\n@@ -1 +1 @@\n-SCALE = 1.0\n+SCALE = 2.0\n")
+    with worktrees.at(commit, None) as place:
+        assert not {"+", "-"} & {line[0] for line in Repo(place.root).git("submodule", "status").splitlines()}
+        for path in ("outer", "outer/deep"):
+            inside = Repo(place.root / path)
+            assert inside.git("rev-parse", "--show-toplevel", "HEAD").splitlines() == [
+                str(inside.root), Repo(repo.root / path).git("rev-parse", "HEAD")
+            ]  # fmt: skip
+            assert inside.git("status", "--porcelain") == ""
+            inside.git("apply", str(tmp_path / "fix.patch"))
+            assert (inside.root / "values.py").read_text() == "SCALE = 2.0\n"
+            inside.git("stash")
+            inside.git("stash", "apply")
+            inside.git("checkout", "--quiet", "-b", "other")
+            inside.commit("Theirs")
+            inside.git("config", "user.name", "other")
+            inside.git("clean", "-ffdx")
+        assert Repo(place.root / "outer").git("describe", "--tags").startswith("v1-1-g")
+    worktrees.close()
+    assert {p: p.read_bytes() for p in (repo.root / ".git" / "modules").rglob("*") if p.is_file()} == before
+    assert repo.git("status", "--porcelain") == ""
+
+
 @pytest.mark.whole
 def test_a_submodule_that_was_never_initialised(tmp_path: Path) -> None:
     """It stays an empty folder, as in the user's own checkout, and refuses no range of a program that is without it."""

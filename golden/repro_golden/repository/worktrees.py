@@ -175,7 +175,8 @@ def fill(tree: Path, common: Path, commit: str, git: Git, home: Path) -> None:
     """
     try:
         own = Path(git.at(home).text("rev-parse", "--absolute-git-dir"))
-        _complete(replace(_Part.of(tree, common, commit, "", git.at(tree.parent)), own=own), home)
+        part = _Part.of(tree, common, commit, "", git.at(tree.parent), tree.parent)
+        _complete(replace(part, own=own), home)
     except GitFailedError as error:
         raise _git_failed(f"`git {error.command}`", error.stderr, tree) from None
     except OSError as error:
@@ -202,6 +203,7 @@ class _Part:
         path: Where it is in the worktree; empty for the worktree itself.
         git: Git on that repository and this folder, run beside the worktree: a submodule's own setting may name a
             folder that is not there now.
+        kept: Beside the worktree, where the git folders of this part's submodules are made.
         own: The git folder of a linked worktree, in which git keeps the submodules that were made there.
     """
 
@@ -210,12 +212,18 @@ class _Part:
     commit: str
     path: str
     git: Git
+    kept: Path
     own: Path | None = None
 
     @classmethod
-    def of(cls, tree: Path, repository: Path, commit: str, path: str, git: Git) -> _Part:
+    def of(cls, tree: Path, repository: Path, commit: str, path: str, git: Git, kept: Path) -> _Part:
         """A part, by the git of what holds it."""
-        return cls(tree, repository, commit, path, git.with_options(f"--git-dir={repository}", f"--work-tree={tree}"))
+        git = git.with_options(f"--git-dir={repository}", f"--work-tree={tree}")
+        return cls(tree, repository, commit, path, git, kept)
+
+    def below(self, path: str, repository: Path, commit: str) -> _Part:
+        """The submodule at a path of this part, by a repository of it."""
+        return _Part.of(self.tree / path, repository, commit, self.name(path), self.git, self.kept / "modules" / path)
 
     def name(self, path: str) -> str:
         """A path of this part, as it is called in the worktree."""
@@ -236,7 +244,7 @@ def _complete(part: _Part, home: Path) -> None:
     for path, commit in links.items():
         above = [part.repository, *([part.own] if part.own else [])]
         repositories = [folder / "modules" / names.get(path, path) for folder in above]
-        parts = [_Part.of(part.tree / path, r, commit, part.name(path), part.git) for r in repositories if r.is_dir()]
+        parts = [part.below(path, repository, commit) for repository in repositories if repository.is_dir()]
         here = home / part.name(path)
         if not parts and not (here.is_dir() and any(here.iterdir())):
             (part.tree / path).mkdir(parents=True, exist_ok=True)
@@ -257,7 +265,7 @@ def _names(part: _Part) -> dict[str, str]:
 
 
 def _checked_out(parts: Sequence[_Part], here: Path, path: str, commit: str) -> _Part:
-    """Put the files of a submodule where they belong, by an index that is nobody's; the part without its filters.
+    """Put the files of a submodule where they belong, with a git folder of its own; the part without its filters.
 
     `git archive` would leave out and rewrite what the attributes export-ignore and export-subst say.
 
@@ -277,12 +285,38 @@ def _checked_out(parts: Sequence[_Part], here: Path, path: str, commit: str) -> 
             "it, fetches it where its remote still has it"
         )
     part.tree.mkdir(parents=True, exist_ok=True)
-    part = replace(part, git=part.git.without_filters())
-    with tempfile.TemporaryDirectory(dir=part.git.folder) as folder:
-        variables = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
-        part.git("read-tree", part.commit, variables=variables)
-        part.git.at(part.tree)("checkout-index", "--all", "--force", "--quiet", variables=variables)
+    git = part.git.without_filters()
+    _copy_git_folder(part, git)
+    part = replace(part, git=git.with_options(f"--git-dir={part.kept}"))
+    part.git("read-tree", part.commit)
+    part.git.at(part.tree)("checkout-index", "--all", "--force", "--quiet", "--index")
     return part
+
+
+_COPIED = ("config", "config.worktree", "info", "packed-refs", "refs", "reftable", "shallow")
+"""What a repository says of itself; its objects are read where they are."""
+
+
+def _copy_git_folder(part: _Part, git: Git) -> None:
+    """Make the git folder of a submodule in the worktree, by which programs find its root and git knows its files.
+
+    What a program does there by git, such as a commit, a stash or a setting, goes with the worktree.
+    """
+    (part.kept / "objects" / "info").mkdir(parents=True)
+    (part.kept / "objects" / "info" / "alternates").write_text(f"{part.repository / 'objects'}\n")
+    (part.kept / "refs").mkdir()
+    (part.kept / "HEAD").write_text(f"{part.commit}\n")  # by which git knows the folder
+    for source in (part.repository / name for name in _COPIED):
+        if source.is_dir():
+            shutil.copytree(source, part.kept / source.name, dirs_exist_ok=True)
+        elif source.exists():
+            shutil.copyfile(source, part.kept / source.name)
+            if source.name.startswith("config"):  # it names the user's folder
+                git("config", "--file", str(part.kept / source.name), "--unset-all", "core.worktree", none=5)
+    git.with_options(f"--git-dir={part.kept}")(
+        "update-ref", "--no-deref", "HEAD", part.commit
+    )  # wherever refs are kept
+    (part.tree / ".git").write_text(f"gitdir: {part.kept}\n")
 
 
 def _lfs(part: _Part, files: Sequence[str]) -> None:
