@@ -20,10 +20,12 @@ from index_kit import TORCH_FOLDER, Index, serving, wheel
 from repro.commands.again import _word
 from repro.commands.axes import axis_of, report_folder
 from repro.commands.bisect import bisect
+from repro.commands.choose import asked
 from repro_bisect.axes.sets import FlagSet, LayoutLine, _launched, flags_axis, roomy
 from repro_bisect.driver.history import history_of
 from repro_bisect.driver.session import Options
 from repro_golden.base.errors import ReproError
+from repro_golden.case.command_line import CommandLine
 from repro_golden.case.file import Case, find_case
 from repro_golden.repository.checkout import find_checkout
 
@@ -232,6 +234,14 @@ def test_a_report_has_a_name_that_a_disk_takes(flagged: Repo) -> None:
         (flagged.root / "flags.toml").write_text(f'order = "list"\n[[change]]\nadd = [{words}, "{last}"]\n')
         names.add(report_folder(flags_axis(checkout, case, flagged.root / "flags.toml", at=None), case))
     assert len(names) == 2 and all(len(f"history-{name}") < 100 for name in names)
+
+
+def test_a_report_of_another_command_is_another(tmp_path: Path) -> None:
+    """Each command and each predicate that is given has a folder of its own; a case's own question has no mark."""
+    bare, first, second = (CommandLine(words) for words in ((), ("sh", "t1.sh"), ("sh", "t2.sh")))
+    marks = {asked(tmp_path, line, when) for line in (bare, first, second) for when in (None, "exit", "finite")}
+    assert len(marks) == 9 and asked(tmp_path, bare) == "" and max(map(len, marks)) == 9
+    assert asked(tmp_path, first) == asked(tmp_path, CommandLine(("sh", "t1.sh")))
 
 
 @pytest.mark.parametrize("value", [0.9999999, 1234567.0, 0.05, 1e-7, 64.0, 1 / 3])

@@ -126,7 +126,7 @@ def axis_parameters(checkout: Checkout, axis: Axis, index_url: str | None) -> di
 
 
 def report_folder(axis: Axis, case: Case) -> str:
-    """The name of the folder of a report: one for each search, and no longer than a file may be called."""
+    """The name of the folder of a report: one for each search of a case, and no longer than a file may be called."""
     from repro_bisect.axes.axis import short
     from repro_golden.base.canonical import digest
 

@@ -10,7 +10,7 @@ import click
 
 from repro.commands.again import again
 from repro.commands.axes import axis_of, axis_options, axis_parameters, report_folder
-from repro.commands.choose import DashedCommand, case_of, command_options
+from repro.commands.choose import DashedCommand, asked, case_of, command_options
 from repro.output import json_option, told
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def bisect(
     _refuse(axis, values | {"--quick": quick})
     ends = axis_parameters(checkout, axis, index_url)
     command = again(checkout.root, case, **ends, name=None if line.words else case.name)
-    folder = out or checkout.state / "reports" / report_folder(axis, case)
+    folder = out or checkout.state / "reports" / f"{report_folder(axis, case)}{asked(checkout.root, line, when)}"
     if isinstance(axis, LayoutLine):
         from repro.report.layouts import layout_text, write_layout_report
         from repro_bisect.driver.layout_difference import replay_layouts

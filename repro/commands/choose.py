@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from repro_golden.case.file import Case
     from repro_golden.repository.checkout import Checkout
 
-__all__ = ["DashedCommand", "case_of", "command_options", "say_python"]
+__all__ = ["DashedCommand", "asked", "case_of", "command_options", "say_python"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -111,6 +111,20 @@ def case_of(checkout: Checkout, name: str | None, line: CommandLine) -> Case:
         say_python(case)
         return case
     return find_case(checkout.root, name)
+
+
+def asked(root: Path, line: CommandLine, when: str | None = None) -> str:
+    """A dash and eight digits for what the name of no case tells: a command, or a predicate; '' where neither is given.
+
+    Args:
+        root: The checkout.
+        line: The command, if there is one.
+        when: The predicate, if one is given.
+    """
+    from repro_golden.base.canonical import canonical_json, digest
+
+    case = canonical_json(line.case(root).canonical()) if line.words else ""
+    return f"-{digest('asked', case, when or '')[:8]}" if case or when else ""
 
 
 def say_python(case: Case) -> None:

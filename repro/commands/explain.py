@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from repro.commands.again import again
-from repro.commands.choose import DashedCommand, case_of, command_options
+from repro.commands.choose import DashedCommand, asked, case_of, command_options
 from repro.output import json_option, told
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def explain(
     ends = f"{short(axis.good)}..{short(axis.bad)}"
     typed_range = typed(checkout, axis.good, axis.bad)
     command = again(checkout.root, case, what=typed_range, other=None, name=None if line.words else case.name)
-    folder = out or checkout.state / "reports" / f"explain-{ends}-{case.name}"
+    folder = out or checkout.state / "reports" / f"explain-{ends}-{case.name}{asked(checkout.root, line)}"
     with told(as_json, explanation.to_mapping(), f"{explain_text(explanation)}\n", command) as written:
         written.extend(write_report(explanation, folder, command))
     return 3 if explanation.answer == "unseen" else 0

@@ -9,7 +9,7 @@ import click
 
 from repro.commands.again import again
 from repro.commands.axes import axis_of, axis_options, axis_parameters, report_folder
-from repro.commands.choose import DashedCommand, case_of, command_options
+from repro.commands.choose import DashedCommand, asked, case_of, command_options
 from repro.output import json_option, told
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def history(
         result = history_of(checkout, roomy(axis, case), axis, watch, options)
     ends = axis_parameters(checkout, axis, index_url)
     command = again(checkout.root, case, **ends, name=None if line.words else case.name)
-    folder = out or checkout.state / "reports" / f"history-{report_folder(axis, case)}"
+    folder = out or checkout.state / "reports" / f"history-{report_folder(axis, case)}{asked(checkout.root, line)}"
     with told(as_json, result.to_mapping(), history_text(result), command) as written:
         written.extend(write_report(result, folder, command))
     return 0 if result.verifiable else 3

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from repro.commands.again import again
-from repro.commands.choose import DashedCommand, command_options, say_python
+from repro.commands.choose import DashedCommand, asked, command_options, say_python
 from repro.output import emit, json_option
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def pr(
     report = PullReport(base, head, entries, again(checkout.root, commits=typed(checkout, base, head)), now())
     written: list[Path] = []
     try:
-        written = write_report(report, out or checkout.state / "reports" / f"pr-{ends}", key)
+        folder = out or checkout.state / "reports" / f"pr-{ends}{asked(checkout.root, line)}"
+        written = write_report(report, folder, key)
         if tensorboard:
             from repro.nightly.tensorboard import write_pulls
 
