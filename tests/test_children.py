@@ -253,13 +253,6 @@ def test_a_program_sees_what_was_asked_for(tmp_path: Path) -> None:
     assert [x for x in one if not x.startswith(MARK.encode())] == [x for x in two if not x.startswith(MARK.encode())]
 
 
-@pytest.mark.parametrize(("command", "error"), [("nowhere", FileNotFoundError), ("./log", PermissionError)])
-def test_what_cannot_start_says_so(tmp_path: Path, command: str, error: type[OSError]) -> None:
-    """A program that is not there, or that is none, is the same error as of any process, and names it."""
-    with pytest.raises(error, match=command):
-        child(tmp_path, command).run()
-
-
 # -- what the machine did
 
 

@@ -285,9 +285,7 @@ def _checked_out(parts: Sequence[_Part], here: Path, path: str, commit: str) -> 
             "it, fetches it where its remote still has it"
         )
     part.tree.mkdir(parents=True, exist_ok=True)
-    git = part.git.without_filters()
-    _copy_git_folder(part, git)
-    part = replace(part, git=git.with_options(f"--git-dir={part.kept}"))
+    part = replace(part, git=_own_git_folder(part, part.git.without_filters()))
     part.git("read-tree", part.commit)
     part.git.at(part.tree)("checkout-index", "--all", "--force", "--quiet", "--index")
     return part
@@ -297,8 +295,8 @@ _COPIED = ("config", "config.worktree", "info", "packed-refs", "refs", "reftable
 """What a repository says of itself; its objects are read where they are."""
 
 
-def _copy_git_folder(part: _Part, git: Git) -> None:
-    """Make the git folder of a submodule in the worktree, by which programs find its root and git knows its files.
+def _own_git_folder(part: _Part, git: Git) -> Git:
+    """Make the git folder of a submodule in the worktree, by which programs find its root; git on that.
 
     What a program does there by git, such as a commit, a stash or a setting, goes with the worktree.
     """
@@ -313,10 +311,10 @@ def _copy_git_folder(part: _Part, git: Git) -> None:
             shutil.copyfile(source, part.kept / source.name)
             if source.name.startswith("config"):  # it names the user's folder
                 git("config", "--file", str(part.kept / source.name), "--unset-all", "core.worktree", none=5)
-    git.with_options(f"--git-dir={part.kept}")(
-        "update-ref", "--no-deref", "HEAD", part.commit
-    )  # wherever refs are kept
+    own = git.with_options(f"--git-dir={part.kept}")
+    own("update-ref", "--no-deref", "HEAD", part.commit)  # wherever refs are kept
     (part.tree / ".git").write_text(f"gitdir: {part.kept}\n")
+    return own
 
 
 def _lfs(part: _Part, files: Sequence[str]) -> None:

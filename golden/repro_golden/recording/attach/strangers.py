@@ -188,9 +188,8 @@ _PAPERS = (".ipynb", ".lock", ".md", ".rst", "pyproject.toml", "requirements.txt
 def _other(there: str, here: str, whole: bool, of_here: bool) -> str | None:
     """A file of one of two folders that is not the same in the other, as seen from there; None where all are.
 
-    Of the tree under test those count that git tracks; where that does not say, as of submodules, which lie there
-    without a repository, what a library may consist of. Of the other tree those that git tracks: its builds in place
-    and what is only tried there are nobody's.
+    Of the tree under test those count that git tracks; where that does not say, what a library may consist of. Of the
+    other tree those that git tracks: its builds in place and what is only tried there are nobody's.
 
     Args:
         there: The folder in the other tree.
