@@ -261,7 +261,8 @@ def test_a_rename_that_turns_a_round_is_no_difference(tmp_path: Path, old: list[
     assert not compare(a, b, Compare(names="strict")).equal
     for round_ in (0, 1):
         changed = rounds_of(new, 2 * len(old), {(round_, name): b"bit" for name in new[:1]})
-        assert not compare(a, Trace(write(tmp_path / f"c{round_}", changed))).equal
+        divergence = first_difference(a, Trace(write(tmp_path / f"c{round_}", changed)))
+        assert divergence is not None and divergence.step == 0, "a step is told under its own number"
     beside = [
         [replace(r, lanes=tensor_row("update", "x", b"other").lanes) if r.name == "rng/torch" else r for r in rows]
         for rows in rounds_of(new, 2 * len(old))
