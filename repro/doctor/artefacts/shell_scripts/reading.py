@@ -24,7 +24,17 @@ from repro.doctor.artefacts.shell_scripts.script import (
     substitute,
 )
 from repro.doctor.artefacts.shell_scripts.statements import Function, Statements
-from repro.doctor.artefacts.shell_scripts.values import BoundError, Part, Scope, Setting, Word, known, parsed, text_of
+from repro.doctor.artefacts.shell_scripts.values import (
+    BoundError,
+    Part,
+    Scope,
+    Setting,
+    Word,
+    known,
+    parsed,
+    single,
+    text_of,
+)
 from repro.doctor.artefacts.shell_scripts.variables import READING
 from repro.doctor.artefacts.shell_scripts.words import expand, expand_all, forget_counted
 
@@ -148,9 +158,17 @@ class _Reader(Statements):
             scope.exported[setting.name] = setting
         own, scope.own = scope.own, outer
         done = self._builtin(words, scope)
+        written = [
+            setting.name
+            for setting in settings
+            if scope.exported.get(setting.name) != setting
+            or scope.scalars.get(setting.name) != setting.where._replace(value=setting.value or ())
+        ]
         outer, scope.own = scope.own, own
         scope.put_back()
         scope.own = outer
+        for name in written:  # whether that outlives the call depends on how it was written
+            scope.forget(name)
         return done
 
     def _builtin(self, words: Sequence[Word], scope: Scope) -> bool:
@@ -191,7 +209,8 @@ class _Reader(Statements):
     def _shift(self, words: Sequence[Word], scope: Scope) -> None:
         by = words[1].text if len(words) > 1 else "1"
         if scope.positional is not None:
-            scope.positional = scope.positional[int(by) :] if re.fullmatch(r"\d{1,5}", by) else None
+            sure = re.fullmatch(r"\d{1,5}", by) is not None and single(scope.positional[: int(by)])
+            scope.positional = scope.positional[int(by) :] if sure else None
 
     def _eval(self, words: Sequence[Word], scope: Scope) -> None:
         text = " ".join(word.text for word in words[1:])

@@ -26,6 +26,7 @@ __all__ = [
     "parsed",
     "plain",
     "scalar",
+    "single",
     "text_of",
     "unescaped",
     "unquoted",
@@ -43,10 +44,13 @@ class BoundError(Exception):
 
 
 class Part(NamedTuple):
-    """A piece of a value: its text, and whether it is known or stands for what a shell would compute."""
+    """A piece of a value: its text, whether it is known or stands for what a shell would compute, and whether that may
+    be several words, or none.
+    """
 
     text: str
     known: bool = True
+    several: bool = False
 
 
 Value = tuple[Part, ...]
@@ -73,6 +77,11 @@ def plain(value: Iterable[Part]) -> str:
 def known(value: Iterable[Part]) -> bool:
     """Whether a shell would have nothing to compute."""
     return all(part.known for part in value)
+
+
+def single(words: Iterable[Word]) -> bool:
+    """Whether each is one word, known or not."""
+    return not any(part.several for word in words for part in word.value)
 
 
 @dataclass(frozen=True)
@@ -160,7 +169,7 @@ class Scope:
     def forget(self, name: str) -> None:
         """Something that is not read through may have written a name: only a shell knows it from here on."""
         if name in self.arrays and name not in self.scalars:
-            self.arrays[name] = [Word((Part(f"${{{name}[@]}}", False),), str(self.path), self.line + 1)]
+            self.arrays[name] = [Word((Part(f"${{{name}[@]}}", False, several=True),), str(self.path), self.line + 1)]
         else:
             self.put(name, Word((Part(f"${{{name}}}", False),), str(self.path), self.line + 1))
 
@@ -250,7 +259,7 @@ class Fields:
         marks = set(" \t\n" if spaces is None else spaces) - set(blank)
         for part in value:
             if not part.known or (marks and marks & set(part.text)):
-                self.add((part._replace(known=False),), origin)
+                self.add((Part(part.text, False, several=True),), origin)
                 continue
             for number, piece in enumerate(re.split(f"[{blank}]+", part.text) if blank else [part.text]):
                 if number:
@@ -320,7 +329,8 @@ def scalar(name: str, scope: Scope) -> Word | None:
             return Word((Part(str(scope.path)),), str(scope.path), 1)
         if scope.positional is None or at > len(scope.positional):
             return None
-        return scope.positional[at - 1]
+        word = scope.positional[at - 1]
+        return word if single(scope.positional[:at]) else word._replace(value=(Part(f"${{{name}}}", False),))
     if name in scope.scalars:
         return scope.scalars[name]
     if name == "BASH_SOURCE":

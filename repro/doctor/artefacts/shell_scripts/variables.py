@@ -20,6 +20,7 @@ from repro.doctor.artefacts.shell_scripts.values import (
     Value,
     Word,
     known,
+    single,
     text_of,
 )
 from repro.doctor.artefacts.shell_scripts.words import expand, expand_all
@@ -73,7 +74,7 @@ class Variables:
 
     def _store_at(self, name: str, at: int | None, given: Word | list[Word], scope: Scope, more: bool) -> None:
         held = list(scope.arrays.get(name) or ([scope.scalars[name]] if name in scope.scalars else []))
-        sure = at is not None and 0 <= at <= len(held) and all(known(word.value) for word in held[:at])
+        sure = at is not None and 0 <= at <= len(held) and single(held[:at])
         if at is None or not sure or more or self._odd(name, scope) or not isinstance(given, Word):
             self._forget(name, scope, array=True)  # there may be holes in it
         else:
@@ -192,7 +193,7 @@ class Variables:
 
     def _unset_at(self, name: str, at: int | None, scope: Scope) -> None:
         held = scope.arrays.get(name, [])
-        if held and at in (-1, len(held) - 1) and all(known(word.value) for word in held):
+        if held and at in (-1, len(held) - 1) and single(held):
             scope.arrays[name] = held[:-1]
         else:
             self._forget(name, scope, array=True)

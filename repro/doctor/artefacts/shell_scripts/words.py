@@ -30,6 +30,7 @@ from repro.doctor.artefacts.shell_scripts.values import (
     parsed,
     plain,
     scalar,
+    single,
     text_of,
     unescaped,
     unquoted,
@@ -240,7 +241,7 @@ def _named(name: str, node: Node, scope: Scope, fields: Fields, add: _Add, quote
     """``$NAME``, ``$1``, ``$@``."""
     if name in ("@", "*"):
         if scope.positional is None:
-            fields.add(_unknown(node), scope.word((), node))
+            fields.add((Part(text_of(node), False, several=True),), scope.word((), node))
         else:
             _several(scope.positional, scope, fields, quoted and name == "@", quoted)
         return
@@ -289,7 +290,7 @@ def _every(match: re.Match[str], node: Node, scope: Scope, fields: Fields, add: 
     words = scope.positional if name in ("@", "*") else scope.arrays.get(name)
     if words is None and name in scope.scalars and known(scope.scalars[name].value):
         words = [scope.scalars[name]]
-    sure = words is not None and all(known(word.value) for word in words)  # what is not known may be several words
+    sure = words is not None and single(words)
     cut = re.fullmatch(r" *(\d{1,6})(?::(\d{1,6}))?", text_of(node)[match.end() : -1]) if op == ":" else None
     if words is not None and cut and (sure or (cut[1] == "0" and not cut[2])):
         begin = int(cut[1]) - (name in ("@", "*"))
@@ -300,12 +301,12 @@ def _every(match: re.Match[str], node: Node, scope: Scope, fields: Fields, add: 
     elif words is not None and op in ("", ":-", "-", ":=", "=", ":?", "?") and (words or op in ("", "=", "-", "?")):
         _several(words, scope, fields, quoted and "*" not in (match["at"], name), quoted)
     elif words and not sure:
-        fields.add(_unknown(node), scope.word((), node))
+        fields.add((Part(text_of(node), False, several=True),), scope.word((), node))
     elif op in ("+", ":+", "-", ":-"):
         if bool(words) == (op in ("+", ":+")):
             _argument(node, match.end(), scope, fields, add, quoted, depth)
     else:
-        fields.add(_unknown(node), scope.word((), node))
+        fields.add((Part(text_of(node), False, several=True),), scope.word((), node))
 
 
 def _one(match: re.Match[str], node: Node, scope: Scope, fields: Fields, add: _Add, quoted: bool, depth: int) -> None:
@@ -351,8 +352,7 @@ def _element(name: str, at: str, scope: Scope, node: Node) -> Word | None:
     if words is None:
         return None
     index = number(at, scope)
-    sure = words if index is None or index < 0 else words[:index]
-    if index is None or not all(known(word.value) for word in sure):
+    if index is None or not single(words if index < 0 else words[: index + 1]):
         return scope.word(_unknown(node), node)
     return words[index] if -len(words) <= index < len(words) else None
 
