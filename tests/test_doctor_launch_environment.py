@@ -21,6 +21,13 @@ KNOWN = {
     "JSON that cat puts in": (f'{JOB} --runtime-env-json="$(cat env.json)" --', {"env.json": "json"}),
     "JSON that a shell reads": (f'{JOB} --runtime-env-json "$(< env.json)" --', {"env.json": "json"}),
     "JSON that read reads": (f"read -r -d '' RE <<'EOF' || true\nJSON\nEOF\n{JOB} --runtime-env-json \"$RE\" --", {}),
+    "JSON with a folder of its own": (
+        'D="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"\n'
+        + 'RE="{\\"env_vars\\": {\\"P\\": \\"$D\\", \\"Q\\": $N'
+        + "".join(f', \\"{k}\\": \\"{v}\\"' for k, v in VARIABLES.items())
+        + f'}}}}"\n{JOB} --runtime-env-json="$RE" --',
+        {},
+    ),
     "Slurm": ("srun --export=ALL," + ",".join(f"{k}={v}" for k, v in VARIABLES.items()), {}),
 }
 HIDDEN = {

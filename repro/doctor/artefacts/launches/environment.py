@@ -85,9 +85,9 @@ def _runtime_variables(
         if beside is not None:
             text, where = beside[0], Where(str(beside[1]), 1)
             sources = {**sources, where.path: text}
-        found = None if file and beside is None else _env_vars(text)
-        hidden = hidden or found is None
-        for key, value in (found or {}).items():
+        found, whole = ({}, False) if file and beside is None else _env_vars(text)
+        hidden = hidden or not whole
+        for key, value in found.items():
             values[key] = value
             places[key] = _line_of(key, where, sources)
     for flag in flags:
@@ -115,11 +115,13 @@ def _beside(path: Path, name: str) -> tuple[str, Path] | None:
 
 
 _STRING = r'"((?:[^"\\]|\\.)*)"'
+_PRINTED = re.compile(r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
+"""What a command prints, which may hold quotation marks."""
 _LOOSE = re.compile(rf'"([A-Za-z_]\w*)"\s*:\s*(?:{_STRING}|([^\s,{{}}"]+))')
 
 
-def _env_vars(text: str) -> dict[str, str] | None:
-    """The variables of a runtime environment in JSON or YAML; None where only a shell knows it, or some of them."""
+def _env_vars(text: str) -> tuple[dict[str, str], bool]:
+    """The variables of a runtime environment in JSON or YAML, and whether those are all."""
     try:
         held = json.loads(text)
     except (ValueError, RecursionError):
@@ -129,10 +131,10 @@ def _env_vars(text: str) -> dict[str, str] | None:
             # what a shell puts in is no JSON yet
             _, key, rest = text.partition('"env_vars"')
             found = {m[1]: m[2] if m[2] is not None else m[3] for m in _LOOSE.finditer(rest)} if key else {}
-            between = re.sub(_STRING, "", _LOOSE.sub("", text))
-            return None if not key or "$" in between or "`" in between else found
+            between = re.sub(_STRING, "", _LOOSE.sub("", _PRINTED.sub("$_", text)))
+            return found, bool(key) and "$" not in between and "`" not in between
     inner = held.get("env_vars", {}) if isinstance(held, dict) else None
-    return {str(k): _text(v) for k, v in inner.items()} if isinstance(inner, dict) else None
+    return ({str(k): _text(v) for k, v in inner.items()}, True) if isinstance(inner, dict) else ({}, False)
 
 
 def _yaml(text: str) -> object:

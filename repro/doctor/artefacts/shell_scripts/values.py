@@ -44,9 +44,7 @@ class BoundError(Exception):
 
 
 class Part(NamedTuple):
-    """A piece of a value: its text, whether it is known or stands for what a shell would compute, and whether that may
-    be several words, or none.
-    """
+    """A piece of a value: its text, whether that is known or a shell computes it, and may make several words of it."""
 
     text: str
     known: bool = True
