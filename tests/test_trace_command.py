@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,9 @@ import pytest
 import warm_kit
 from conftest import environment
 
-from repro_golden.trace import Trace
+from repro_golden.base.errors import ReproError
+from repro_golden.recording.attach.collect import Gathering
+from repro_golden.trace import Header, Trace
 from repro_golden.trace.families import family
 from repro_golden.trace.model import root
 
@@ -135,9 +138,23 @@ def test_no_step_seen(tmp_path: Path, variant: str) -> None:
     done, errors = traced(tmp_path, *python(tmp_path, text, *flags))
     assert done.returncode == 2
     assert len(errors) == 1
-    assert "no optimizer step was seen" in errors[0]
+    assert ("failed before its first optimizer step" if code else "no optimizer step was seen") in errors[0]
     assert f"exit code {code})" in errors[0]
-    assert "reads PYTHONPATH" in errors[0]
+    assert ("reads PYTHONPATH" in errors[0]) is (code == 0)
+
+
+def test_a_program_that_fails_is_no_matter_of_how_it_trains(tmp_path: Path) -> None:
+    """Before its first step what it raised is told, by a launcher's child first; where it ended well, how to be seen."""
+    for number, (name, text) in enumerate({"raised-9": "ValueError: no data", "idle-9": "one steps by hand"}.items()):
+        (tmp_path / name).write_text(text)
+        (tmp_path / "raised-10").write_text("ChildFailedError: train.py FAILED")
+        os.utime(tmp_path / name, (number, number))
+    gathering = Gathering(tmp_path, tmp_path / "out", lambda *_: Header({}, "", {}, {}, 1), None)
+    with pytest.raises(ReproError) as told:
+        gathering.finish(["python"], 1)
+    assert str(told.value) == "python failed before its first optimizer step (exit code 1): ValueError: no data"
+    with pytest.raises(ReproError, match="no optimizer step was seen .* one steps by hand"):
+        gathering.finish(["python"], 0)
 
 
 def test_nothing_to_run(tmp_path: Path) -> None:

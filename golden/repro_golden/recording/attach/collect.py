@@ -337,7 +337,9 @@ class Gathering:
         return self._note("failed-*")
 
     def _note(self, pattern: str) -> str:
-        notes = (path.read_text(encoding="utf-8") for path in sorted(self._raw.glob(pattern)))
+        """The first that a process wrote: a launcher fails after the program that it started."""
+        written = sorted(self._raw.glob(pattern), key=lambda path: (path.stat().st_mtime_ns, path))
+        notes = (path.read_text(encoding="utf-8") for path in written)
         return next((note for note in notes if note), "")
 
     def _of_unequal_ranks(self) -> str:
@@ -374,6 +376,9 @@ class Gathering:
         return self._want or max(int(rank.about["world"]) for rank in ranks)
 
     def _open(self, ranks: list[_Rank], command: Sequence[str] = ("the program",), code: int = 0) -> None:
+        if not ranks and code and not self._failed():
+            raised = self._note("raised-*") or "its own output says why"
+            raise ReproError(f"{command[0]} failed before its first optimizer step (exit code {code}): {raised}")
         if not ranks:
             raise ReproError(
                 f"no optimizer step was seen in {command[0]} (exit code {code}): "

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import sys
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,12 @@ class Records:
 
     def idle(self, why: str) -> None:
         """Say why this process made no step; nothing where it is ''. Another one may have made some."""
-        with contextlib.suppress(OSError):
-            if why:
-                (self._out / f"idle-{os.getpid()}").write_text(why, encoding="utf-8")
+        error = getattr(sys, "last_value", None)  # what ended it
+        with contextlib.suppress(Exception):
+            raised = f"{type(error).__name__}: {error}".splitlines()[0][:300] if error else ""
+            for name, text in (("idle", why), ("raised", raised)):
+                if text:
+                    (self._out / f"{name}-{os.getpid()}").write_text(text, encoding="utf-8", errors="replace")
 
     def blame(self, error: Exception) -> None:
         """Where an error is of a disk, take the right to write from the log: a sign that needs no space."""
