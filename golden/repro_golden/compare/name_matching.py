@@ -5,13 +5,15 @@ in every signal of theirs, in every phase and step. A part that both runs have s
 signals of the first step, gradients and updates too, stand under another name on either side (`exchanged`): then two
 parameters have only changed names. A place in a list (``param_groups.0.1``) is no name, and is matched as if it were
 gone; so is the place of an optimizer's group (``lr/1``). Parts with equal bits, such as biases that begin with zeros,
-stay together until a step tells them apart.
+stay together until a step tells them apart. Metrics are known by their values in all steps first (`retold`), for one
+value may be that of many.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +27,7 @@ __all__ = [
     "Matching",
     "Part",
     "by_head",
+    "by_metric",
     "by_optimizer",
     "by_tail",
     "content",
@@ -32,6 +35,7 @@ __all__ = [
     "of_groups",
     "positional",
     "regrouped",
+    "retold",
     "rule_of",
 ]
 
@@ -86,6 +90,11 @@ def by_head(row: Row) -> Part:
         return Part("", row.name, "", "")
     head, slash, tail = row.name.rpartition("/")
     return Part("", head + slash, tail, tail)
+
+
+def by_metric(row: Row) -> Part | None:
+    """A metric that has a name of its own."""
+    return Part("", row.name, "", "") if row.dtype == METRIC and _is_named(row.name) else None
 
 
 def by_optimizer(row: Row) -> Part | None:
@@ -173,13 +182,56 @@ def _by_tail(rows: Iterable[Row]) -> dict[str, frozenset[tuple[str, str, Content
     return {part: frozenset(contents) for part, contents in signals.items()}
 
 
-def rule_of(old: str, new: str) -> tuple[str, str]:
+def rule_of(old: str, new: str, between: str = ".") -> tuple[str, str]:
     """What of two module paths differs, without the end that they have in common: ``fc``, ``proj``; '' for nothing."""
-    a, b = old.split("."), new.split(".")
+    a, b = old.split(between), new.split(between)
     while a and b and a[-1] == b[-1]:
         a.pop()
         b.pop()
-    return ".".join(a), ".".join(b)
+    return between.join(a), between.join(b)
+
+
+def retold(
+    a: Sequence[Mapping[str, float]], b: Sequence[Mapping[str, float]], *, so_far: bool = False
+) -> dict[str, str]:
+    """From metrics that `b` alone tells to those that `a` alone does: equal in every step that both have.
+
+    One value that few metrics would have says which metric it is, and so do two that differ. Any other, such as one
+    that is always 0, goes with what is called alike: ``rewards/len/std`` with ``rewards/len/mean``.
+
+    Args:
+        a: The baseline's metrics, step by step.
+        b: The other run's.
+        so_far: Whether more steps will come, so that what nothing tells yet may still be told.
+    """
+    told = [{name for step in side for name in step} for side in (a, b)]
+    alike: dict[tuple[object, ...], _Class] = {}
+    for steps, others, mine in ((a[: len(b)], told[1], 0), (b[: len(a)], told[0], 1)):
+        for name in dict.fromkeys(name for step in steps for name in step if name not in others and _is_named(name)):
+            values = tuple(struct.pack("<d", step[name]) if name in step else b"" for step in steps)
+            rank = name.partition("@")[2]  # that of all ranks is not that of one
+            known = alike.setdefault((rank, values), _Class([], [], seen=_tell(values)))
+            (known.olds, known.news)[mine].append(name)
+    pairs = {k.news[0]: k.olds[0] for k in alike.values() if k.seen and len(k.olds) == len(k.news) == 1}
+    rules = sorted({rule_of(old, new, "/") for new, old in pairs.items()}, key=lambda rule: (-len(rule[0]), rule))
+    for known in alike.values():
+        by_rule = _by_rules(_without(known, pairs), rules, "/")
+        remaining = _without(_without(known, pairs), by_rule)
+        by_order = zip(remaining.news, remaining.olds, strict=False) if known.seen or so_far else ()
+        pairs |= by_rule | dict(by_order)
+    return pairs
+
+
+def _is_named(metric: str) -> bool:
+    """Whether a metric's name says which it is: what is of an optimizer or of a group has a place."""
+    match = _OPTIMIZER.fullmatch(metric)
+    return not (match and match[2]) and of_group("update", metric) is None
+
+
+def _tell(values: Iterable[bytes]) -> bool:
+    """Whether values say which metric it is that has them all."""
+    different = set(values) - {b""}
+    return len(different) > 1 or not all(map(_is_round, different))
 
 
 @dataclass(frozen=True)
@@ -192,8 +244,8 @@ class _Class:
         seen: Whether both have shown equal bits.
     """
 
-    olds: Sequence[str]
-    news: Sequence[str]
+    olds: list[str]
+    news: list[str]
     seen: bool
 
 
@@ -312,21 +364,29 @@ class Matching:
         """Parts paired as what is matched for certain was renamed: ``fc.bias`` like ``fc.weight``."""
         named = {(old, new) for new, old in self._pairs.items() if old != new and not self._unnamed(old)}
         rules = sorted({rule_of(old, new) for old, new in named}, key=lambda rule: (-len(rule[0]), rule))
-        pairs: dict[str, str] = {}
-        left = set(known.news)
-        for old in known.olds:
-            for before, after in rules:
-                new = _replaced(old, before, after)
-                if new in left:
-                    left.discard(new)
-                    pairs[new] = old
-                    break
-        return pairs
+        return _by_rules(known, rules, ".")
+
+
+def _by_rules(known: _Class, rules: Iterable[tuple[str, str]], between: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    left = set(known.news)
+    for old in known.olds:
+        for before, after in rules:
+            new = _replaced(old, before, after, between)
+            if new in left:
+                left.discard(new)
+                pairs[new] = old
+                break
+    return pairs
 
 
 def _round(row: Row) -> bool:
     """Whether a metric is a number that many metrics may be: one with at most 12 significant bits, NaN or infinite."""
-    return row.dtype == METRIC and row.values is not None and not any(row.values[:5])
+    return row.dtype == METRIC and row.values is not None and _is_round(row.values)
+
+
+def _is_round(value: bytes) -> bool:
+    return not any(value[:5])
 
 
 def _telling(bits: Bits) -> bool:
@@ -359,12 +419,12 @@ def _fits(old: list[Shown] | None, new: list[Shown] | None) -> bool:
     return bool(both) and all(looks[0][key] == looks[1][key] for key in both)
 
 
-def _replaced(name: str, before: str, after: str) -> str | None:
+def _replaced(name: str, before: str, after: str, between: str) -> str | None:
     """A module path whose beginning `before` becomes `after`; None where it has another."""
-    if before and name != before and not name.startswith(f"{before}."):
+    if before and name != before and not name.startswith(f"{before}{between}"):
         return None
-    tail = name[len(before) :].removeprefix(".")
-    return ".".join(filter(None, (after, tail)))
+    tail = name[len(before) :].removeprefix(between)
+    return between.join(filter(None, (after, tail)))
 
 
 def _likeness(a: Sequence[str], b: Sequence[str]) -> int:

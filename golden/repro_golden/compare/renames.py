@@ -23,6 +23,7 @@ from repro_golden.compare.name_matching import (
     Content,
     Matching,
     by_head,
+    by_metric,
     by_optimizer,
     by_tail,
     content,
@@ -30,6 +31,7 @@ from repro_golden.compare.name_matching import (
     of_groups,
     positional,
     regrouped,
+    retold,
     rule_of,
 )
 from repro_golden.compare.step_difference import alone, differing, one_sided, unlike
@@ -214,7 +216,7 @@ def _chain(trace: Trace, index: int) -> str:
     return steps.chain(index) if isinstance(steps, IndexedSteps) else steps[index].chain
 
 
-def aligned(a: Trace, b: Trace, *, strict: bool = False) -> Alignment:
+def aligned(a: Trace, b: Trace, *, strict: bool = False, so_far: bool = False) -> Alignment:
     """`b` under the names of the baseline `a`, and without what only one of both has (`step_difference.alone`).
 
     No row is read where chains are equal, and only those of one step where the same names differ in their bits.
@@ -223,22 +225,30 @@ def aligned(a: Trace, b: Trace, *, strict: bool = False) -> Alignment:
         a: The baseline.
         b: The other trace.
         strict: Whether another name is a difference.
+        so_far: Whether `b` goes on, and may yet tell which metric is which.
 
     Raises:
         NotVerifiableError: what both have is nothing.
         ReproError: rows are needed, and are missing or damaged.
     """
-    return _aligned(a, b, (len(a.steps), len(b.steps)), strict=strict)
+    return _aligned(a, b, (len(a.steps), len(b.steps)), strict=strict, so_far=so_far)
 
 
 @functools.lru_cache(maxsize=16)
-def _aligned(a: Trace, b: Trace, lengths: tuple[int, int], *, strict: bool) -> Alignment:  # noqa: ARG001 - one may grow
+def _aligned(
+    a: Trace,
+    b: Trace,
+    lengths: tuple[int, int],  # noqa: ARG001 - one may grow
+    *,
+    strict: bool,
+    so_far: bool,
+) -> Alignment:
     index = first_other_chain(a, b)
     if index is None or isinstance(b, (_Renamed, _Common)):
         return Alignment(b)
-    renamed = Alignment(b) if strict else _renamed(a, b, index)
+    renamed = Alignment(b) if strict else _renamed(a, b, index, so_far=so_far)
     if index == 0 and not strict and first_other_chain(a, renamed.trace) == 0 and (turned := _in_order_of(a, b)):
-        whole = _renamed(a, turned, 0)
+        whole = _renamed(a, turned, 0, so_far=so_far)
         other = first_other_chain(a, whole.trace)
         found = [] if other is None else differing(a.rows(other), whole.trace.rows(other), unlike(a, whole.trace))
         # else steps would be told under numbers that are not their own; what lives beside stands with the same step
@@ -253,7 +263,7 @@ def _aligned(a: Trace, b: Trace, lengths: tuple[int, int], *, strict: bool) -> A
     return Alignment(common, renamed.renames, common.alone)
 
 
-def _renamed(a: Trace, b: Trace, index: int) -> Alignment:
+def _renamed(a: Trace, b: Trace, index: int, *, so_far: bool) -> Alignment:
     sides = a.rows(index), b.rows(index)
     keys = [{row.key for row in rows} for rows in sides]
     places = index == 0 and any(positional(by_tail(row).part) or row.name.startswith("optimizer.") for row in sides[0])
@@ -269,12 +279,14 @@ def _renamed(a: Trace, b: Trace, index: int) -> Alignment:
     ]
     if not any("optimizer." in row.name for rows in sides for row in rows):
         matchings = matchings[1:]
+    metrics = Matching(by_metric, lambda _: False)
+    told = retold(*([record.compared for record in trace.steps] for trace in (a, b)), so_far=so_far)
     parted: list[Mapping[str, str]] | None = None
     last, told = count, unlike(a, b)
     for at in range(index, count):
         if at > last:
             break
-        rows_a, rows_b = a.rows(at), b.rows(at)
+        rows_a, rows_b = a.rows(at), metrics.rename(b.rows(at), told)
         for matching in matchings:
             matching.take(rows_a, rows_b)
             rows_b = matching.rename(rows_b, matching.names())
@@ -283,7 +295,8 @@ def _renamed(a: Trace, b: Trace, index: int) -> Alignment:
             # a later step of its round may be the one that was made first, and have names that were not met so far
             parted, last = [matching.names() for matching in matchings], max(a.as_made(at))
     names = [matching.names() for matching in matchings]
-    rename = [(m, {**new, **old}) for m, new, old in zip(matchings, names, parted or names, strict=True)]
+    later = [(m, {**new, **old}) for m, new, old in zip(matchings, names, parted or names, strict=True)]
+    rename = [(metrics, told), *later]
     if not any(new != old for _, names in rename for new, old in names.items()):
         return Alignment(b)
     renamed = _Renamed(b, rename)
@@ -326,7 +339,7 @@ class Parting:
             trace = Trace(self._trace)
             if trace.header.first_step != self._baseline.header.first_step:
                 return False
-            return first_other_chain(self._baseline, aligned(self._baseline, trace).trace) is None
+            return first_other_chain(self._baseline, aligned(self._baseline, trace, so_far=True).trace) is None
         except ReproError:  # rows that cannot be read here: the whole is judged by who can, or who says so
             return True
 
