@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,8 @@ from repro_bisect.predicates.predicates import Bitwise, Exceeds
 from repro_golden.compare.renames import aligned
 from repro_golden.compare.traces import compare, first_difference
 from repro_golden.trace import Row, Trace, TraceWriter
+from repro_golden.trace.families import VALUES_SINCE
+from repro_golden.trace.model import RECORDER
 from repro_golden.trace.writer import metric_row
 
 PROGRAM = """\
@@ -276,3 +279,61 @@ def test_groups_that_warm_up_are_known_apart_later(tmp_path: Path) -> None:
     moved = Trace(write(tmp_path / "c", [step(f"lr={y}", f"lr/1={x}") for x, y in [*rates[:2], ("0.3", "0.5")]]))
     divergence = compare(one, moved).divergence
     assert divergence is not None and (divergence.step, divergence.detail) == (2, "0.4 became 0.5")
+
+
+def recorded(folder: Path, *steps: dict[str, bytes], recorder: int = RECORDER) -> Trace:
+    """A trace of what updates show, by its name."""
+    writer = TraceWriter(folder, replace(HEADER, recorder=recorder))
+    for number, shown in enumerate(steps):
+        for name, value in shown.items():
+            writer.add(tensor_row("update", name, value))
+        writer.end_step(number)
+    writer.close({"reason": "finished"})
+    return Trace(folder)
+
+
+SAVED = {"i": b"5", "best": b"3", "eval/loss": b"7"}
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"step": b"5", "best": b"3", "eval/loss": b"7"}, "1 signal was renamed (integers[i] -> integers[step])"),
+        ({"i": b"5", "best": b"3", "test/loss": b"7"}, "(integers[eval/loss] -> integers[test/loss])"),
+        ({**SAVED, "seen": b"5"}, "ck.pt/integers[seen] (the run's)"),
+        ({"step": b"5", "best": b"3", "eval/loss": b"7", "seen": b"6"}, "ck.pt/integers[seen] (the run's)"),
+        ({**SAVED, "best": b"4"}, ""),
+        ({**SAVED, "i": b"3", "best": b"5"}, ""),
+        ({"i": b"5", "z": b"4", "eval/loss": b"7"}, ""),
+        ({"i": b"5", "eval/loss": b"7"}, ""),
+    ],
+)
+def test_keys_of_numbers_in_a_file_are_names(tmp_path: Path, other: dict[str, bytes], told: str) -> None:
+    """Another key is a rename, one more number is named, and one that moved or is gone is a difference, by its name."""
+
+    def saved(side: str, values: dict[str, bytes], **more: bytes) -> Trace:
+        keys = {f"integers[{key}]": value for key, value in values.items()} | more
+        last = {"w": b"2", "number/step": b"6"} | {f"saved/ck.pt/{key}": value for key, value in keys.items()}
+        return recorded(tmp_path / side, {"w": b"1", "number/step": b"5"}, last)
+
+    a, b = saved("a", SAVED), saved("b", other)
+    comparison = compare(a, b)
+    assert comparison.equal is bool(told)
+    assert told in f"{comparison.renames} {', '.join(comparison.looked.alone)}"
+    assert told or str(comparison.divergence).startswith("step 1, update, saved/ck.pt/integers[")
+    tensor = compare(a, saved("c", SAVED, seen=b"5")).divergence
+    assert str(tensor).startswith("step 1, update, saved/ck.pt/seen"), "one more tensor is a difference"
+
+
+def test_numbers_in_a_file_that_recorders_have_otherwise_are_no_difference(tmp_path: Path) -> None:
+    """Once all integers were one signal, in the order of their keys. Tensors are compared, and what is not is said."""
+    file = "saved/ck.pt"
+    old = {f"{file}/model.w": b"1", f"{file}/integers": b"35", f"{file}/lengths": b"2"}
+    new = {f"{file}/model.w": b"1", f"{file}/integers[i]": b"5", f"{file}/integers[best]": b"3"}
+    a, b = recorded(tmp_path / "a", old, recorder=VALUES_SINCE - 1), recorded(tmp_path / "b", new)
+    for one, other in ((a, b), (b, a)):
+        comparison = compare(one, other)
+        assert comparison.equal and len(comparison.looked.alone) == 4
+    moved = recorded(tmp_path / "c", {**new, f"{file}/model.w": b"2"})
+    assert str(compare(a, moved).divergence).startswith("step 0, update, saved/ck.pt/model.w")
+    assert not compare(recorded(tmp_path / "d", old), b).equal, "one recorder made both"

@@ -39,12 +39,12 @@ def test_the_content_of_a_file_is_its_tensors_and_numbers() -> None:
     b, _ = content(
         {"lr": 0.5, "by": "x", "step_time": [9.0], "step": 3, "model": {"a": torch.ones(1), "b": torch.zeros(2)}}
     )
-    assert list(a) == list(b) == ["model.a", "model.b", "integers", "floats", "texts"]
+    assert list(a) == ["model.a", "model.b", "integers[step]", "floats[lr]", "texts[by]"] and a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert left == "1 value of time or memory (step_time)"
-    assert content({"step": 4})[0]["integers"].tolist() == [4]
+    assert content({"step": 4})[0]["integers[step]"] == 4
     assert content(nn.Linear(1, 1))[0]["bias"].shape == (1,)
-    assert content({"integers": torch.ones(1), "n": 2})[0].keys() == {"integers", "integers#1"}
+    assert content({"integers": torch.ones(1), "n": 2})[0].keys() == {"integers", "integers#1[n]"}
 
 
 class Color(enum.Enum):
@@ -114,8 +114,10 @@ def test_only_settings_without_tensors_are_left_out() -> None:
     """Numbers beside them count, and so does a record that leads to a tensor, at any depth, but not those in it."""
     deep = Kept([{"w": torch.ones(1)}], argparse.Namespace(lr=1))
     held, left = content({"args": {"w": torch.ones(1), "n": 3}, "step": 2, "losses": [0.5], "config": 4, "deep": deep})
-    assert held.keys() == {"args.w", "deep.act.0.w", "integers", "floats"}
-    assert held["integers"].tolist() == [3, 4, 2] and left == "1 record of settings (Namespace)"
+    assert held.keys() == {
+        "args.w", "deep.act.0.w", "integers[args.n]", "integers[step]", "integers[config]", "floats[losses]",
+    }  # fmt: skip
+    assert held["floats[losses]"].tolist() == [0.5] and left == "1 record of settings (Namespace)"
     module = nn.Linear(1, 1)
     module.args = {"rate": 1}  # type: ignore[assignment]
     assert content(Kept(module))[0].keys() >= {"act.weight", "act.bias"}
@@ -125,7 +127,21 @@ def test_only_settings_without_tensors_are_left_out() -> None:
 def test_a_record_of_a_state_counts() -> None:
     """A loss history, an average's step: not each record without a tensor is one of settings."""
     held, left = content({"progress": Kept(3, [0.5])})
-    assert (held["integers"].tolist(), held["floats"].tolist(), left) == ([3], [0.5], "")
+    assert held.keys() == {"integers[progress.act]", "floats[progress.weights]"} and not left
+
+
+def test_a_list_is_one_signal_and_a_large_mapping_too() -> None:
+    """Where each list ends counts; a number beside them, or another order of keys, moves none of the others."""
+    one, other = (content({"a": [1, 2], "b": [3], **more})[0] for more in ({}, {"0": 9, "c": 4}))
+    assert one["integers[a]"].tolist() == [1, 2] and one.keys() < other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert content([1, 2])[0].keys() == {"integers[value]"} and content(2)[0]["integers[value]"].shape == ()
+    words = {f"w{k}": [k, k] for k in range(101)}
+    ends = {**words, "w0": [0], "w1": [0, 1, 1]}
+    held, moved = (content({"vocab": lists, "n": 1})[0] for lists in (dict(reversed(words.items())), ends))
+    assert held.keys() == moved.keys() == {"integers[vocab.*]", "lengths[vocab.*]", "integers[n]"}
+    assert [torch.equal(held[name], moved[name]) for name in sorted(held)] == [True, True, False]
+    assert content(dict.fromkeys(words, 1))[0].keys() == {"integers[*]"}
 
 
 def test_what_keys_are_in_one_run_alone_is_no_name() -> None:

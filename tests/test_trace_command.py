@@ -144,7 +144,7 @@ def test_no_step_seen(tmp_path: Path, variant: str) -> None:
 
 
 def test_a_program_that_fails_is_no_matter_of_how_it_trains(tmp_path: Path) -> None:
-    """Before its first step what it raised is told, by a launcher's child first; where it ended well, how to be seen."""
+    """What it raised is told, that of a launcher's child first; where it ended well, how steps are seen."""
     for number, (name, text) in enumerate({"raised-9": "ValueError: no data", "idle-9": "one steps by hand"}.items()):
         (tmp_path / name).write_text(text)
         (tmp_path / "raised-10").write_text("ChildFailedError: train.py FAILED")
@@ -153,7 +153,7 @@ def test_a_program_that_fails_is_no_matter_of_how_it_trains(tmp_path: Path) -> N
     with pytest.raises(ReproError) as told:
         gathering.finish(["python"], 1)
     assert str(told.value) == "python failed before its first optimizer step (exit code 1): ValueError: no data"
-    with pytest.raises(ReproError, match="no optimizer step was seen .* one steps by hand"):
+    with pytest.raises(ReproError, match=r"no optimizer step was seen .* one steps by hand"):
         gathering.finish(["python"], 0)
 
 

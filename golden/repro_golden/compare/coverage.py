@@ -159,7 +159,7 @@ def coverage_of(trace: Trace, alone: Mapping[str, str] | None = None, *, hashes:
     ):
         if (phase, name) in again:
             continue
-        if {group(phase, name) or family(phase, name), file_of(phase, name), column} & alone.keys():
+        if {group(phase, name) or family(phase, name), file_of(phase, name), column, name} & alone.keys():
             continue
         kinds[kind] += plain(name) != UNREAD
         if kind == "rate":

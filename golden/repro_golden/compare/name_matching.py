@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from repro_golden.fingerprint.definition import Lanes
-from repro_golden.trace.families import of_group
+from repro_golden.trace.families import of_group, value_of
 from repro_golden.trace.model import METRIC, PHASES, Row
 
 __all__ = [
@@ -80,16 +80,26 @@ def by_tail(row: Row) -> Part:
     if (of := of_group(row.phase, row.name)) is not None and of_groups(of[1]):
         before, rate, rank = of
         return Part(before, rate, rank, before + rank)
-    head, slash, tail = ("", "", row.name) if row.dtype == METRIC else row.name.rpartition("/")
-    return Part(head + slash, tail, "", head + slash)
+    head, tail = _cut(row)
+    return Part(head, tail, "", head)
 
 
 def by_head(row: Row) -> Part:
     """What stands before it: the kind of a parameter's state."""
     if row.dtype == METRIC:
         return Part("", row.name, "", "")
+    head, tail = _cut(row)
+    return Part("", head, tail, tail)
+
+
+def _cut(row: Row) -> tuple[str, str]:
+    """A name up to its last slash and behind it; keys of numbers in a file may have some."""
+    if row.dtype == METRIC:
+        return "", row.name
+    if of := value_of(row.phase, row.name):
+        return of
     head, slash, tail = row.name.rpartition("/")
-    return Part("", head + slash, tail, tail)
+    return head + slash, tail
 
 
 def by_metric(row: Row) -> Part | None:

@@ -14,7 +14,18 @@ from typing import Literal
 from repro_golden.compare.name_matching import content
 from repro_golden.trace import Trace
 from repro_golden.trace.columns_written import COLUMN, column_of, columns_of, machine_numbers
-from repro_golden.trace.families import BESIDE, SINCE, family, file_of, group, of_group, optimizers, plain
+from repro_golden.trace.families import (
+    BESIDE,
+    SINCE,
+    VALUES_SINCE,
+    family,
+    file_of,
+    group,
+    of_group,
+    optimizers,
+    plain,
+    value_of,
+)
 from repro_golden.trace.model import METRIC, PHASES, Row
 
 __all__ = [
@@ -47,12 +58,16 @@ class Unlike:
             None where one more is a difference.
         earlier: Whether only one was made by a recorder that did not keep each number of a name, nor know of a scaler
             whose `step` is not called.
+        values: Whether only one was made by a recorder that has the numbers and texts of a file by their keys.
+        shown: Whether the baseline shows a signal in any step.
     """
 
     blind: str = ""
     earlier: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
     new: Callable[[str], str] | None = None
+    values: bool = False
+    shown: Callable[[str, str], bool] = lambda *_: True
 
 
 ALIKE = Unlike()
@@ -121,7 +136,8 @@ def unlike(a: Trace, b: Trace) -> Unlike:
         names_a, names_b = machine_numbers(a), machine_numbers(b)
     earlier = (a.header.recorder < _EACH_SINCE) != (b.header.recorder < _EACH_SINCE)
     one_sided = dict.fromkeys(names_a - names_b, "a") | dict.fromkeys(names_b - names_a, "b")
-    return Unlike(blind, earlier, one_sided, functools.partial(_new, a, b))
+    values = (a.header.recorder < VALUES_SINCE) != (b.header.recorder < VALUES_SINCE)
+    return Unlike(blind, earlier, one_sided, functools.partial(_new, a, b), values, a.shows)
 
 
 def _new(a: Trace, b: Trace, name: str) -> str:
@@ -181,6 +197,8 @@ def differing(
         entry for entry in differences
         if not (entry[0] == "added" and entry[1].dtype == METRIC and entry[1].name in new)
     ]  # fmt: skip
+    values = _new_values(rows_a, rows_b, unlike)
+    differences = [entry for entry in differences if not (entry[0] in ("missing", "added") and entry[1].name in values)]
     ended = _ended(rows_a) != _ended(rows_b)
     differences = [entry for entry in differences if not _unknowable(*entry[:2], unlike, ended=ended)]
     if held:
@@ -222,13 +240,13 @@ def first_of_round(a: Trace, b: Trace, index: int) -> tuple[int, list[tuple[Diff
 def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) -> dict[str, str]:
     """What is `one_sided`, but for two objects of one build, one on either side: these are one under two names.
 
-    And the metrics that the baseline tells in no step: logging one more moves no number. One that is gone is a
-    difference, for what it was is no longer known.
+    And the metrics that the baseline tells in no step, and such numbers and texts of a file: one more moves no number.
+    One that is gone is a difference, for what it was is no longer known.
     """
     objects = one_sided(rows_a, rows_b, unlike)
     new = set(_new_metrics(rows_a, rows_b, unlike).values())
     objects = _without(objects, _partners(rows_a, rows_b, objects), _held_otherwise(rows_a, rows_b))
-    return objects | {f"{COLUMN}{metric}": "b" for metric in new}
+    return objects | {f"{COLUMN}{metric}": "b" for metric in new} | _new_values(rows_a, rows_b, unlike)
 
 
 def one_sided(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) -> dict[str, str]:
@@ -415,6 +433,34 @@ def _new_metrics(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike) -
     known = {row.name for row in rows_a if row.dtype == METRIC}
     more = [row.name for row in rows_b if row.dtype == METRIC and row.name not in known and column_of(row)]
     return {name: metric for name in more if (metric := unlike.new(name))}
+
+
+def _new_values(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike) -> dict[str, str]:
+    """Numbers and texts of a file of both that one side alone has, and which side.
+
+    Those that the baseline shows in no step; beside a recorder that has them otherwise, all of either side.
+    """
+    keys = [{row.key for row in rows} for rows in (rows_a, rows_b)]
+    if keys[0] == keys[1]:
+        return {}
+    files = set[str | None].intersection(*({file_of(row.phase, row.name) for row in rows} for rows in (rows_a, rows_b)))
+    out = dict[str, str]()
+    for side, rows, known in (("a", rows_a, keys[1]), ("b", rows_b, keys[0])):
+        for row in rows if unlike.values or side == "b" else ():
+            if row.key in known or (file := file_of(row.phase, row.name)) is None or file not in files:
+                continue
+            of_a_key = value_of(row.phase, row.name) is not None
+            if (unlike.values and (of_a_key or _is_kind(row))) or (of_a_key and not unlike.shown(row.phase, row.name)):
+                out[row.name] = side
+    return out
+
+
+def _is_kind(row: Row) -> bool:
+    """Whether a signal is all numbers of a kind, or all texts, of a file, as earlier recorders have them."""
+    return _KIND.fullmatch(row.name) is not None and row.phase == "update"
+
+
+_KIND = re.compile(r"saved/[^/]+/(?:part\.\d+/)?(?:integers|floats|texts|lengths)(?:#1)*(?:@\d+)?")
 
 
 def _base(metric: str, ranks: float) -> str:

@@ -16,6 +16,7 @@ __all__ = [
     "FAMILIES",
     "SINCE",
     "UNREAD",
+    "VALUES_SINCE",
     "family",
     "file_of",
     "group",
@@ -26,6 +27,7 @@ __all__ = [
     "optimizers",
     "plain",
     "skipped",
+    "value_of",
 ]
 
 FAMILIES = {
@@ -60,6 +62,10 @@ _OPTIONAL = ("module", "copy", "leaf", "resting", "rng", "unsaved")
 A buffer that no checkpoint holds acts in its module's forward pass alone, and shows in gradients. So are the numbers
 that an optimizer keeps beside its parameters' state: they act in its steps alone, and show in what these update.
 """
+VALUES_SINCE = 17
+"""The first recorder that has the numbers and texts of a file by their keys, and not all of a kind together."""
+
+_VALUE = re.compile(r"(saved/[^/]+/(?:part\.\d+/)?)((?:integers|floats|texts|lengths)(?:#1)*\[.*)", re.DOTALL)
 
 _RANK = re.compile(r"@\d+\Z")
 _NUMBERS = re.compile(r"(optimizer\.\d+/)*")
@@ -120,6 +126,12 @@ def is_norm(metric: str) -> bool:
 def file_of(phase: str, name: str) -> str | None:
     """The file that a signal is of, as ``saved/last.pt``; None for any other signal."""
     return "/".join(plain(name).split("/")[:2]) if family(phase, name) == "saved" else None
+
+
+def value_of(phase: str, name: str) -> tuple[str, str] | None:
+    """Of numbers or texts in a file what stands before, and their own name (``integers[epoch]``); None elsewhere."""
+    match = _VALUE.fullmatch(name) if phase == "update" and name.startswith("saved/") else None
+    return match and (match[1], match[2])
 
 
 def group(phase: str, name: str) -> str | None:

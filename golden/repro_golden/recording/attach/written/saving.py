@@ -207,12 +207,14 @@ def below(path: str, folder: str) -> bool:
 def content(value: Any) -> tuple[Tensors, str]:
     """What a file holds, and what of it is not looked at, in words; '' for nothing.
 
-    Tensors, as which arrays of NumPy count, by their path; all numbers of each kind as one and all texts as one, in
-    the order of their paths, and the lengths of lists. With the texts are bytes, None, names of dtypes and the like,
-    and integers of more than 64 bits. Of modules that are saved whole, the numbers and texts of their parts count too.
-    Left out are settings, as a hyperparameter counts by what it does: namespaces, records (dataclasses) of a class that
-    `_SETTINGS_OF` fits, and these and mappings under a key that `_SETTINGS` fits, which hold no tensor at any depth. So
-    is what measures time, speed or memory by its name, what is the time, and what `_PASSING` fits.
+    Tensors, as which arrays of NumPy count, by their path; numbers of each kind and texts by the path of what holds
+    them (``integers[epoch]``, ``floats[losses]``), those of a list as one, and so are those of a mapping that holds
+    many (``integers[vocab.*]``, in the order of its keys, with the ``lengths`` of its lists). With the texts are bytes,
+    None, names of dtypes and the like, and integers of more than 64 bits. Of modules that are saved whole, the numbers
+    and texts of their parts count too. Left out are settings, as a hyperparameter counts by what it does: namespaces,
+    records (dataclasses) of a class that `_SETTINGS_OF` fits, and these and mappings under a key that `_SETTINGS` fits,
+    which hold no tensor at any depth. So is what measures time, speed or memory by its name, what is the time, and what
+    `_PASSING` fits.
     """
     collected = _Content()
     for path, item in everything(value, plain=_plain):
@@ -225,10 +227,7 @@ class _Content:
 
     def __init__(self) -> None:
         self._tensors = Tensors()
-        self._integers: list[tuple[str, int]] = []
-        self._floats: list[tuple[str, float]] = []
-        self._texts: list[tuple[str, bytes]] = []
-        self._lengths: Counter[str] = Counter()
+        self._values: list[tuple[str, str, str, Any]] = []  # the kind, the path of what holds it, its own, itself
         self._passing, self._timed, self._dark, self._others = 0, list[str](), list[str](), Counter[str]()
         self._settings: list[str] = []
 
@@ -252,36 +251,34 @@ class _Content:
         if text is not None and _PASSING.search(text):
             self._passing += 1
             return
-        if parent != name:
-            self._lengths[parent] += 1
         if isinstance(item, float):
-            self._floats.append((name, float(item)))
+            self._values.append(("floats", parent, name, float(item)))
+        elif isinstance(item, int) and -(1 << 63) <= item < 1 << 63:
+            self._values.append(("integers", parent, name, int(item)))
         elif isinstance(item, int):
-            if -(1 << 63) <= item < 1 << 63:
-                self._integers.append((name, int(item)))
-            else:
-                self._texts.append((name, f"int {item:x}".encode()))
+            self._values.append(("texts", parent, name, f"int {item:x}".encode()))
         elif text is not None:
             raw = bytes(item) if isinstance(item, (bytes, bytearray)) else text.encode("utf-8", "surrogatepass")
-            self._texts.append((name, f"{type(item).__name__} ".encode() + raw))
+            self._values.append(("texts", parent, name, f"{type(item).__name__} ".encode() + raw))
 
     def rows(self) -> Tensors:
         """By the names that they have in the trace."""
         why = dict[str, str]()
         tensors = Tensors(sorted(readable("", Reading(self._tensors, {}), why).tensors.items()))
         self._dark += why.values()
-        # where the numbers of one list end and those of the next begin
-        lengths = self._lengths.items() if len(self._lengths) > 1 else ()
-        kinds: list[tuple[str, Iterable[tuple[str, float]], torch.dtype]] = [
-            ("integers", self._integers, torch.int64),
-            ("floats", self._floats, torch.float64),
-            ("lengths", lengths, torch.int64),
-        ]
-        for kind, numbers, dtype in kinds:
-            if values := [number for _, number in sorted(numbers)]:
-                tensors[_free(kind, tensors)] = torch.tensor(values, dtype=dtype, device="cpu")
-        if self._texts:
-            tensors[_free("texts", tensors)] = folded(text for _, text in sorted(self._texts))
+        held = Counter(map(_holder, {parent for _, parent, _, _ in self._values}))
+        many = {mapping for mapping, count in held.items() if count > _MANY}
+        lengths = Counter(parent for _, parent, name, _ in self._values if parent != name)
+        # where the values of one list end and those of the next begin
+        ends = [("lengths", parent, f"{parent}.0", n) for parent, n in lengths.items() if _holder(parent) in many]
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        for kind, parent, name, value in self._values + ends:
+            called = ".".join(filter(None, (_holder(parent), "*"))) if _holder(parent) in many else parent
+            found.setdefault((kind, called or "value"), {})[name] = value
+        for (kind, called), values in found.items():
+            ordered = [value for _, value in sorted(values.items())]
+            tensor = folded(ordered) if kind == "texts" else _numbers(ordered, alone=called in values)
+            tensors[f"{_free(kind, tensors)}[{called}]"] = tensor
         return tensors
 
     def left_out(self) -> str:
@@ -297,8 +294,21 @@ class _Content:
 
 
 _measures_time = functools.lru_cache(4096)(measures_time)
-_INDEX = re.compile(r"(?:\.\d+)+$")
+_INDEX = re.compile(r"(?:(?:^|\.)\d+)+$")
 """Places in lists: what is in a list is called as the list is."""
+_MANY = 100
+"""Numbers and texts of a mapping beyond which they have no names of their own: a vocabulary's are no signals."""
+
+
+def _holder(path: str) -> str:
+    """The path of what something is in."""
+    return path.rpartition(".")[0]
+
+
+def _numbers(values: list[float], *, alone: bool) -> torch.Tensor:
+    dtype = torch.float64 if isinstance(values[0], float) else torch.int64
+    return torch.tensor(values[0] if alone and len(values) == 1 else values, dtype=dtype, device="cpu")
+
 
 _PASSING_WORDS = (
     r"\d{4}-\d\d-\d\d|(?<!\d)20\d{6}(?:[-_T]?\d{4,6})?(?!\d)|(?<!\d)\d{1,2}\.\d{1,2}\.20\d\d(?!\d)"  # dates
