@@ -182,6 +182,28 @@ def test_a_place_keeps_its_parameter(tmp_path: Path) -> None:
     assert not comparison.renames
 
 
+def test_an_optimizers_place_in_a_checkpoint_is_no_name(tmp_path: Path) -> None:
+    """Lightning saves optimizers in the order of a list; an order that changes within the run is a change."""
+
+    def saved(*orders: Sequence[int], changed: int = 9) -> list[Step]:
+        steps = run_of(OLD)
+        for at, order in enumerate(orders, start=3 - len(orders)):
+            for place, k in enumerate(order):
+                state, rate = f"optimizer_states.{place}.state.0.exp_avg", f"floats[lr_schedulers.{place}.base_lrs]"
+                steps[at].append(tensor_row("update", f"saved/last.ckpt/{state}", bytes([k, at, 5])))
+                steps[at].append(tensor_row("update", f"saved/last.ckpt/{rate}", bytes([k, min(changed, at)])))
+        return steps
+
+    a, b = two(tmp_path, saved([0, 1], [0, 1]), saved([1, 0], [1, 0]))
+    comparison = compare(a, b)
+    assert comparison.equal and comparison.renames.signals == 4
+    assert str(comparison.renames).startswith("4 signals were renamed (lr_schedulers.0 -> lr_schedulers.1, ")
+    for name, other in {"late": saved([0, 1], [1, 0]), "back": saved([1, 0], [0, 1])}.items():
+        assert not compare(a, Trace(write(tmp_path / name, other))).equal
+    moved = first_difference(a, Trace(write(tmp_path / "moved", saved([1, 0], [1, 0], changed=1))))
+    assert moved is not None and (moved.step, moved.signal) == (2, "saved/last.ckpt/floats[lr_schedulers.0.base_lrs]")
+
+
 def test_one_parameter_more_moves_the_places(tmp_path: Path) -> None:
     """A parameter that is put among others is the one that was added."""
     old = [f"param_groups.0.{k}" for k in range(3)]

@@ -29,6 +29,7 @@ __all__ = [
     "by_head",
     "by_metric",
     "by_optimizer",
+    "by_place",
     "by_tail",
     "content",
     "exchanged",
@@ -43,6 +44,10 @@ _POSITIONAL = re.compile(r"param_groups\.\d+\.\d+")
 _RATE = re.compile(r"lr(?:/\d+)?")
 _OPTIMIZER = re.compile(r"((?:start/)?)(optimizer\.\d+/)?(.*)", re.DOTALL)
 _OPTIMIZER_LABEL = re.compile(r"optimizer\.\d+/")
+_PLACE = re.compile(
+    r"(saved/[^/]+/(?:part\.\d+/)?(?:\w+(?:#1)*\[)?)((?:optimizer_states|lr_schedulers)\.\d+)([.\]].*)", re.DOTALL
+)
+"""Of Lightning's checkpoints, which have optimizers and their schedules in the order of a list."""
 _ROUND = "round"
 """Label of metrics whose value says nothing of which they are."""
 _PAIRS = 250_000
@@ -116,6 +121,12 @@ def by_optimizer(row: Row) -> Part | None:
         return None
     label = rest if row.dtype == METRIC else rest.rpartition("/")[0]
     return Part("", start + optimizer, rest, label)
+
+
+def by_place(row: Row) -> Part | None:
+    """The place of an optimizer, or of a schedule, in a checkpoint's list of them."""
+    match = _PLACE.fullmatch(row.name) if row.phase == "update" and row.name.startswith("saved/") else None
+    return match and Part(match[1], match[2], match[3], match[1] + match[3])
 
 
 def _of_an_optimizer(row: Row) -> bool:

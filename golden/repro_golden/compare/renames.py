@@ -25,6 +25,7 @@ from repro_golden.compare.name_matching import (
     by_head,
     by_metric,
     by_optimizer,
+    by_place,
     by_tail,
     content,
     exchanged,
@@ -267,18 +268,22 @@ def _renamed(a: Trace, b: Trace, index: int, *, so_far: bool) -> Alignment:
     sides = a.rows(index), b.rows(index)
     keys = [{row.key for row in rows} for rows in sides]
     places = index == 0 and any(positional(by_tail(row).part) or row.name.startswith("optimizer.") for row in sides[0])
+    # a list that was saved before has its order
+    listed = not (any(map(by_place, sides[0])) and any(by_place(row) for at in range(index) for row in a.rows(at)))
+    places = places or (listed and any(map(by_place, sides[0])))
     swapped = exchanged(*sides) if index == 0 else set()
     if keys[0] == keys[1] and not places and not swapped and not regrouped(*sides):
         return Alignment(b)
     count = min(len(a.steps), len(b.steps))
     # what had one name on both sides in the steps before is known by it, places too
     matchings = [
+        Matching(by_place, lambda _: listed),
         Matching(by_optimizer, lambda _: index == 0),
         Matching(by_tail, lambda part: of_groups(part) or (index == 0 and (positional(part) or part in swapped))),
         Matching(by_head, lambda _: False),
     ]
     if not any("optimizer." in row.name for rows in sides for row in rows):
-        matchings = matchings[1:]
+        del matchings[1]
     metrics = Matching(by_metric, lambda _: False)
     told = retold(*([record.compared for record in trace.steps] for trace in (a, b)), so_far=so_far)
     parted: list[Mapping[str, str]] | None = None
