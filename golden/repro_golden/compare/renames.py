@@ -287,7 +287,7 @@ def _renamed(a: Trace, b: Trace, index: int, *, so_far: bool) -> Alignment:
     metrics = Matching(by_metric, lambda _: False)
     told = retold(*([record.compared for record in trace.steps] for trace in (a, b)), so_far=so_far)
     parted: list[Mapping[str, str]] | None = None
-    last, told = count, unlike(a, b)
+    last, only_one = count, unlike(a, b)
     for at in range(index, count):
         if at > last:
             break
@@ -296,7 +296,7 @@ def _renamed(a: Trace, b: Trace, index: int, *, so_far: bool) -> Alignment:
             matching.take(rows_a, rows_b)
             rows_b = matching.rename(rows_b, matching.names())
         same = {row.key: content(row) for row in rows_a} == {row.key: content(row) for row in rows_b}
-        if parted is None and not same and differing(rows_a, rows_b, told):
+        if parted is None and not same and differing(rows_a, rows_b, only_one):
             # a later step of its round may be the one that was made first, and have names that were not met so far
             parted, last = [matching.names() for matching in matchings], max(a.as_made(at))
     names = [matching.names() for matching in matchings]
