@@ -181,7 +181,8 @@ def comparison_text(comparison: Comparison) -> str:
     if d is None:
         word = f"{NO_AGREEMENT}: " if comparison.nonfinite else "agrees: "
         bad = f"\nnot finite: first {one_line(str(comparison.nonfinite))}" if comparison.nonfinite else ""
-        return f"{word}{count(comparison.steps, 'step')} compared{renamed}\n{looked}{unlogged}{bad}"
+        compared = f"{count(comparison.steps, 'step')} compared{comparison.looked.but}"
+        return f"{word}{compared}{renamed}\n{looked}{unlogged}{bad}"
     counts = ", ".join(f"{n} in {phase}" for phase, n in d.differing.items())
     lines = [f"differs at step {d.step}, phase {d.phase}, signal {one_line(d.name)}: {one_line(d.detail)}"]
     if d.magnitude is not None:

@@ -157,7 +157,7 @@ dist.destroy_process_group()
         pytest.param(TENSORS, 0, "acc#1", id="tensors"),
         pytest.param(REPEATED, 0, "acc#2", id="repeated"),
         pytest.param(LOGGED_RATE, 0, None, id="logged-lr"),
-        pytest.param(LOGGED_NORM, 1, "grad_norm#1", id="logged-norm"),
+        pytest.param(LOGGED_NORM, 0, "grad_norm#logged", id="logged-norm"),
         pytest.param(UNSCALED, 0, None, id="unscaled"),
     ],
 )
@@ -166,6 +166,39 @@ def test_what_is_told_or_set_again_counts(tmp_path: Path, program: str, step: in
     divergence = first_difference(*traces(tmp_path, HEAD + program))
     assert divergence is not None and divergence.step == step
     assert name is None or divergence.name == name
+
+
+THIRD = """\
+for i in range(1, 7):
+    backward(); n = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+    if i % 3 == 0 and not V: tell(acc=i, grad_norm=n)
+    optimizer.step()
+    if i % 3 == 0 and V: tell(acc=i, grad_norm=n)
+"""
+BY_HAND = """\
+for i in range(1, 7):
+    loss = model(torch.randn(4, 8)).pow(2).mean()
+    for p, g in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))):
+        if i % 3 == 0 and not V and p is model[0].weight: tell(acc=i)
+        p.data -= 0.01 * g
+    if i % 3 == 0 and V: tell(acc=i)
+"""
+
+
+@pytest.mark.parametrize("program", [THIRD, BY_HAND], ids=["optimizer", "by-hand"])
+def test_a_number_of_some_steps_stands_with_its_step(tmp_path: Path, program: str) -> None:
+    """Whether it is told before the step's end or after it, and the norm of a line beside its loss."""
+    head = (
+        HEAD if program is THIRD else "\n".join(line for line in HEAD.splitlines() if "optimizer =" not in line) + "\n"
+    )
+    first, other = traces(tmp_path, head + program)
+    for trace in (first, other):
+        steps = [step.metrics for step in trace.steps]
+        assert [step.get("acc") for step in steps] == [None, None, 3.0, None, None, 6.0]
+        if program is THIRD:
+            assert steps[2]["grad_norm#logged"] == steps[2]["grad_norm"]
+            assert {name for step in steps for name in step if "#" in name} == {"grad_norm#logged"}
+    assert compare(first, other).equal
 
 
 def test_both_clippings_are_there(tmp_path: Path) -> None:

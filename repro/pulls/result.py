@@ -142,7 +142,8 @@ def verdict_line(entry: Entry) -> Line:
     steps = count(compared.drift.steps, "step")
     if entry.verdict == "identical":
         renamed = (said("; "), quoted(str(compared.drift.renames))) if compared.drift.renames else ()
-        return word, said(f" in {'all ' if compared.drift.steps != 1 else ''}{steps}"), *renamed
+        every = "all " if compared.drift.steps != 1 else ""
+        return word, said(f" in {every}{steps}{compared.drift.looked.but}"), *renamed
     if entry.verdict == "within":
         return word, said("; bits differ from"), *_where(compared)
     if _ends_early(entry, compared):

@@ -51,7 +51,7 @@ def headline(result: BisectResult, what: str = "commit") -> str:
         chance = f", with probability {_percent(sure)}" if result.posterior else ""
         suspects = count(len(result.suspects), what)
         return f"one of {suspects} moved the numbers of {result.case}{chance}: no test tells which"
-    return f"{short(result.good)} and {short(result.bad)} agree {how} on {result.case}"
+    return f"{short(result.good)} and {short(result.bad)} agree {how} on {result.case}{result.looked.but}"
 
 
 def _percent(chance: float) -> str:

@@ -67,7 +67,7 @@ def notes(result: HistoryResult) -> list[str]:
     if result.of_kind("merge"):
         lines.append("A [merge] joins sides that had both changed the numbers; it is no change of its own.")
     if not result.every:
-        equal = "GOOD and BAD agree bit for bit. " if result.agree else ""
+        equal = f"GOOD and BAD agree bit for bit{result.looked.but}. " if result.agree else ""
         lines.append(f"{equal}What changed and changed back between two tested commits is found by `--every` alone.")
     return lines
 

@@ -27,6 +27,7 @@ from repro_golden.compare.coverage import coverage_of
 from repro_golden.compare.endings import ended_early, failed_since
 from repro_golden.compare.renames import aligned
 from repro_golden.compare.step_difference import round_at
+from repro_golden.compare.told_metrics import moved_text
 from repro_golden.compare.traces import Divergence, first_difference, require_finite
 from repro_golden.recording.operations.stream import Operation, Stream, dump_of, kept_of
 from repro_golden.repository.checkout import Checkout
@@ -110,7 +111,9 @@ class _Explainer:
         alignment = aligned(*traces)
         environment = [str(change) for change in environment_changes(traces[0].header, traces[1].header)]
         before, after = (Version(point, self.subjects.get(point, ""), 0, None) for point in self.points)
-        text = f"{_said(self.points)} agree bit for bit over {min(len(trace.steps) for trace in traces)} steps"
+        looked = coverage_of(traces[1], alignment.alone, moved=[] if divergence else moved_text(*traces))
+        steps = min(len(trace.steps) for trace in traces)
+        text = f"{_said(self.points)} agree bit for bit over {steps} steps{looked.but}"
         ended = ended_early(*traces)
         text = f"{text}; {alignment.renames}" if alignment.renames else text
         if ended:
@@ -119,7 +122,6 @@ class _Explainer:
             )
         if failed := failed_since(*traces):
             text += f"; {short(self.points[1])}: {failed}"
-        looked = coverage_of(traces[1], alignment.alone)
         explanation = Explanation(
             "agree", self._case, text, divergence, before, after, environment=environment, looked=looked
         )

@@ -19,8 +19,9 @@ from repro_bisect.predicates.ci.checks import parse_ci
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.case.file import Bound, Compare
 from repro_golden.compare.coverage import Coverage, coverage_of, only_bounds
-from repro_golden.compare.renames import aligned
+from repro_golden.compare.renames import aligned, first_other_chain
 from repro_golden.compare.step_difference import differing, in_order, unlike
+from repro_golden.compare.told_metrics import moved_text
 from repro_golden.compare.traces import (
     Divergence,
     NoKl,
@@ -247,7 +248,9 @@ class Exit:
 def looked_between(predicate: Predicate, baseline: Trace | None, other: Trace | None) -> Coverage:
     """What a predicate judges of a trace beside a baseline: what one of both alone has is named, and does not count."""
     if isinstance(predicate, Bitwise) and baseline and other:
-        return coverage_of(baseline, aligned(baseline, other, strict=predicate.strict).alone)
+        alignment = aligned(baseline, other, strict=predicate.strict)
+        differs = first_other_chain(baseline, alignment.trace) is not None
+        return coverage_of(baseline, alignment.alone, moved=[] if differs else moved_text(baseline, alignment.trace))
     return predicate.looked(baseline)
 
 

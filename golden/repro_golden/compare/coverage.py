@@ -11,6 +11,7 @@ from typing import Any
 from repro_golden.base.errors import ReproError
 from repro_golden.base.machine_numbers import words_of
 from repro_golden.compare.name_matching import content
+from repro_golden.compare.told_metrics import Moved
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.columns_written import COLUMN, column_named, column_of
 from repro_golden.trace.families import UNREAD, family, file_of, group, plain
@@ -24,6 +25,7 @@ _WEIGHTS = "the weights at the end"
 _STEPS, _ROWS, _UNCOMMON = 16, 10_000, 8
 """Steps and rows of a trace's beginning that are looked at, and steps of other lengths."""
 _NOTHING = "nothing"
+_TEXT = "numbers in lines of text differ"
 _OPTIMIZERS = re.compile(r"(?:optimizer\.\d+/)?lr(?:/\d+)?(?:@\d+)?")
 """Metrics that the recorder reads of optimizers, in every program."""
 
@@ -49,6 +51,7 @@ class Coverage:
         alone: Objects that only one side of a comparison has, which were not compared.
         columns_alone: Likewise columns that a trainer writes of its own accord (`columns_written`).
         shown: Metrics that were read from free text, which are not compared by bits.
+        moved: Of these, in two that agree, those that differ by more than the digits that are shown.
         left_out: Metrics that nobody compares, since by their names or values they are the clock's or the machine's.
         logged: Whether there is any metric beside the optimizers' own learning rates.
         judged: What was judged, in words, where that is less than the bits of all these.
@@ -70,9 +73,15 @@ class Coverage:
     alone: Sequence[str] = ()
     columns_alone: Sequence[str] = ()
     shown: Sequence[str] = ()
+    moved: Sequence[Moved] = ()
     left_out: Sequence[str] = ()
     logged: bool = True
     judged: str = ""
+
+    @property
+    def but(self) -> str:
+        """What goes behind the words of an agreement that does not hold for all that was seen; '' where it does."""
+        return f", but {_TEXT}" if self.moved else ""
 
     @property
     def nothing(self) -> bool:
@@ -84,7 +93,7 @@ class Coverage:
         return {
             **asdict(self), "files": list(self.files), "alone": list(self.alone),
             "columns_alone": list(self.columns_alone), "shown": list(self.shown), "left_out": list(self.left_out),
-            "text": str(self),
+            "moved": [one._asdict() for one in self.moved], "text": str(self),
         }  # fmt: skip
 
     @property
@@ -116,6 +125,9 @@ class Coverage:
         if number := len(self.columns_alone):
             verb = "is" if number == 1 else "are"
             parts.append(f"{_count(number, 'column')} {verb} written by one side only: {_listed(self.columns_alone)}")
+        if self.moved:
+            judged = f"`--when metric:{self.moved[0].metric!r}` would judge the first"
+            parts.append(f"{_TEXT}: {_listed(map(str, self.moved))}; {judged}")
         if self.shown:
             parts.append(f"read from lines of text, and not compared by bits: {_listed(self.shown)}")
         if self.left_out:
@@ -127,13 +139,16 @@ class Coverage:
         return "; ".join(parts)
 
 
-def coverage_of(trace: Trace, alone: Mapping[str, str] | None = None, *, hashes: bool = True) -> Coverage:
+def coverage_of(
+    trace: Trace, alone: Mapping[str, str] | None = None, *, hashes: bool = True, moved: Sequence[Moved] = ()
+) -> Coverage:
     """What a trace shows, from the rows of the steps that tell (`_telling`); where these are not at hand, its metrics.
 
     Args:
         trace: One that was compared.
         alone: Objects (`families.group`) that only one side of the comparison has, and which: ``a`` or ``b``.
         hashes: Whether what a trace keeps no numbers of counts, such as generators.
+        moved: Numbers in lines of text that differ (`told_metrics.moved_text`), where all that was compared agrees.
     """
     alone = alone or {}
     objects = _sides(alone)
@@ -147,7 +162,7 @@ def coverage_of(trace: Trace, alone: Mapping[str, str] | None = None, *, hashes:
     except ReproError:  # a golden run of which only the step log was fetched
         return Coverage(
             metrics=len(metrics), unread=end, alone=objects, columns_alone=columns_alone, shown=shown, logged=logged,
-            left_out=left_out,
+            left_out=left_out, moved=moved,
         )  # fmt: skip
     kinds: Counter[str] = Counter()
     files = set[str]()
@@ -185,6 +200,7 @@ def coverage_of(trace: Trace, alone: Mapping[str, str] | None = None, *, hashes:
         alone=objects,
         columns_alone=columns_alone,
         shown=shown,
+        moved=moved,
         left_out=left_out,
         logged=logged,
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -12,6 +10,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from repro_golden.compare.name_matching import content
+from repro_golden.compare.told_metrics import ToldMetrics
 from repro_golden.trace import Trace
 from repro_golden.trace.columns_written import COLUMN, column_of, columns_of, machine_numbers
 from repro_golden.trace.families import (
@@ -54,8 +53,7 @@ class Unlike:
         blind: Which were made by a recorder that looks at no family (`families`): some of ``ab``.
         columns: Columns that a trainer writes of its own accord (`columns_written`) and that one side has in no step,
             with the side that has them.
-        new: Which metric a name of the other side tells that the baseline tells in no step, '' for one that it does;
-            None where one more is a difference.
+        told: Which metrics they tell; None where one more, or in another step, is a difference.
         earlier: Whether only one was made by a recorder that did not keep each number of a name, nor know of a scaler
             whose `step` is not called.
         values: Whether only one was made by a recorder that has the numbers and texts of a file by their keys.
@@ -65,7 +63,7 @@ class Unlike:
     blind: str = ""
     earlier: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
-    new: Callable[[str], str] | None = None
+    told: ToldMetrics | None = None
     values: bool = False
     shown: Callable[[str, str], bool] = lambda *_: True
 
@@ -137,23 +135,7 @@ def unlike(a: Trace, b: Trace) -> Unlike:
     earlier = (a.header.recorder < _EACH_SINCE) != (b.header.recorder < _EACH_SINCE)
     one_sided = dict.fromkeys(names_a - names_b, "a") | dict.fromkeys(names_b - names_a, "b")
     values = (a.header.recorder < VALUES_SINCE) != (b.header.recorder < VALUES_SINCE)
-    return Unlike(blind, earlier, one_sided, functools.partial(_new, a, b), values, a.shows)
-
-
-def _new(a: Trace, b: Trace, name: str) -> str:
-    metric = _base(name, _ranks(b))
-    return "" if metric in _told(a) else metric
-
-
-def _ranks(trace: Trace) -> float:
-    """How many ranks a trace is of; infinite where it does not say."""
-    return float(trace.header.identity.get("layout", {}).get("ranks") or math.inf)
-
-
-@functools.lru_cache(maxsize=8)
-def _told(trace: Trace) -> frozenset[str]:
-    """The metrics of all steps, however often and by whom they are told: the other side may have made fewer."""
-    return frozenset(_base(name, _ranks(trace)) for record in trace.steps for name in record.compared)
+    return Unlike(blind, earlier, one_sided, ToldMetrics(a, b), values, a.shows)
 
 
 def differing(
@@ -161,9 +143,9 @@ def differing(
 ) -> list[tuple[Difference, Row, Row | None]]:
     """Every signal in which two versions of a step differ: phase by phase, in the baseline's order, added ones last.
 
-    What belongs to an object that only one side has is none, nor is a metric that the baseline never tells, nor a file
-    of a side's end (`alone`). A parameter is the same whoever holds it (`_held_otherwise`), and one more group of an
-    optimizer is none where it has another's rate (`_repeated`).
+    What belongs to an object that only one side has is none, nor is a metric that the baseline never tells or that
+    is compared in other steps, nor a file of a side's end (`alone`). A parameter is the same whoever holds it
+    (`_held_otherwise`), and one more group of an optimizer is none where it has another's rate (`_repeated`).
 
     Args:
         rows_a: The baseline's.
@@ -192,11 +174,8 @@ def differing(
         if entry[0] not in ("missing", "added") or not {_object(entry[1]), column_of(entry[1])} & skipped.keys()
     ]  # fmt: skip
     differences = [entry for entry in differences if file_of(entry[1].phase, entry[1].name) not in skipped]
-    new = _new_metrics(rows_a, rows_b, unlike)
-    differences = [
-        entry for entry in differences
-        if not (entry[0] == "added" and entry[1].dtype == METRIC and entry[1].name in new)
-    ]  # fmt: skip
+    told = _told_otherwise(rows_a, rows_b, unlike)
+    differences = [entry for entry in differences if entry[1].key not in told]
     values = _new_values(rows_a, rows_b, unlike)
     differences = [entry for entry in differences if not (entry[0] in ("missing", "added") and entry[1].name in values)]
     ended = _ended(rows_a) != _ended(rows_b)
@@ -240,13 +219,13 @@ def first_of_round(a: Trace, b: Trace, index: int) -> tuple[int, list[tuple[Diff
 def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) -> dict[str, str]:
     """What is `one_sided`, but for two objects of one build, one on either side: these are one under two names.
 
-    And the metrics that the baseline tells in no step, and such numbers and texts of a file: one more moves no number.
-    One that is gone is a difference, for what it was is no longer known.
+    And the metrics that the baseline tells in no step, or one side in more of them or more often: logging more moves no
+    number; and such numbers and texts of a file. One that is gone is a difference, for what it was is no longer known.
     """
     objects = one_sided(rows_a, rows_b, unlike)
-    new = set(_new_metrics(rows_a, rows_b, unlike).values())
     objects = _without(objects, _partners(rows_a, rows_b, objects), _held_otherwise(rows_a, rows_b))
-    return objects | {f"{COLUMN}{metric}": "b" for metric in new} | _new_values(rows_a, rows_b, unlike)
+    told = {f"{COLUMN}{metric}": side for metric, side in _told_otherwise(rows_a, rows_b, unlike).values()}
+    return objects | told | _new_values(rows_a, rows_b, unlike)
 
 
 def one_sided(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) -> dict[str, str]:
@@ -398,6 +377,10 @@ def _unknowable(kind: Difference, row: Row, unlike: Unlike, *, ended: bool) -> b
         ended: Whether only one of them ended by itself in this step.
     """
     one_sided = kind in ("missing", "added")
+    if row.dtype == METRIC and unlike.told and unlike.told.otherwise:
+        told = unlike.told.metric(row.name)
+        if (one_sided and unlike.told.elsewhere(told)) or (row.phase in _TOLD and unlike.told.unsure(row.name)):
+            return True
     if row.dtype == METRIC and "#" in row.name:
         return unlike.earlier or (one_sided and ended and "#after" in row.name)
     return unlike.earlier and one_sided and family(row.phase, row.name) == "scaler"
@@ -426,13 +409,32 @@ def _files(rows: Sequence[Row]) -> dict[str, set[tuple[object, ...]]]:
     return contents
 
 
-def _new_metrics(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike) -> dict[str, str]:
-    """Names of the other side that tell what the baseline tells in no step, and the metric that each is of."""
-    if unlike.new is None:
+_TOLD = ("loss", "grad")
+"""Phases of numbers that a program tells, or has clipping tell."""
+
+
+def _told_otherwise(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike) -> dict[Key, tuple[str, str]]:
+    """Metrics that one side tells more often, by key: what that is, in words, and the side."""
+    if unlike.told is None:
         return {}
-    known = {row.name for row in rows_a if row.dtype == METRIC}
-    more = [row.name for row in rows_b if row.dtype == METRIC and row.name not in known and column_of(row)]
-    return {name: metric for name in more if (metric := unlike.new(name))}
+    metrics: tuple[dict[str, list[Row]], dict[str, list[Row]]] = ({}, {})
+    for rows, by_metric in zip((rows_a, rows_b), metrics, strict=True):
+        for row in rows:
+            if row.dtype == METRIC and row.phase in _TOLD:
+                by_metric.setdefault(unlike.told.metric(row.name), []).append(row)
+    out: dict[Key, tuple[str, str]] = {}
+    for metric in metrics[0].keys() | metrics[1].keys():
+        before, after = (by_metric.get(metric, []) for by_metric in metrics)
+        if not before and unlike.told.new(metric):
+            what = metric, "b"
+        elif not (before and after) and (why := unlike.told.elsewhere(metric)):
+            what = f"{metric}{why}", "a" if before else "b"
+        elif before and len(after) > len(before) and not Counter(map(content, before)) - Counter(map(content, after)):
+            what = f"{metric} once more", "b"
+        else:
+            continue
+        out |= {row.key: what for row in (*before, *after)}
+    return out
 
 
 def _new_values(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike) -> dict[str, str]:
@@ -461,18 +463,6 @@ def _is_kind(row: Row) -> bool:
 
 
 _KIND = re.compile(r"saved/[^/]+/(?:part\.\d+/)?(?:integers|floats|texts|lengths)(?:#1)*(?:@\d+)?")
-
-
-def _base(metric: str, ranks: float) -> str:
-    """A metric's name without what tells its tellings apart: ``loss#1``, ``loss@0``, ``lr#logged``.
-
-    Of fewer ranks than the number says, that is part of the name: ``pass@8``.
-    """
-    base, at, rank = _TELLING.split(metric, maxsplit=1)[0].rpartition("@")
-    return base if at and rank.isdecimal() and int(rank) < ranks else base + at + rank
-
-
-_TELLING = re.compile("#(?:[0-9]|more|new|after|logged)")
 
 
 def _object(row: Row) -> str | None:

@@ -22,6 +22,7 @@ from repro_golden.compare.endings import ended_early
 from repro_golden.compare.name_matching import content
 from repro_golden.compare.renames import NOTHING, Renames, aligned, first_other_chain
 from repro_golden.compare.step_difference import first_of_round, in_order
+from repro_golden.compare.told_metrics import moved_text
 from repro_golden.trace import NotFinite, Row, Trace, read_dump
 from repro_golden.trace.families import family
 from repro_golden.trace.tensor_difference import TensorDifference, measure, policy_kl
@@ -211,7 +212,11 @@ def compare(a: Trace, b: Trace, rule: Compare | None = None, *, prefix: bool = F
         else {a.steps[i].step: v for i in range(index, count) if (v := kl_of_step(a, b, i)) is not None}
     )
     bounded = rule is not None and rule.mode == "bounds"
-    looked = only_bounds(rule.bounds) if rule and bounded else coverage_of(b, alignment.alone)
+    looked = (
+        only_bounds(rule.bounds)
+        if rule and bounded
+        else coverage_of(b, alignment.alone, moved=[] if divergence else moved_text(a, b))
+    )
     if divergence is None and alignment.alone and looked.nothing:
         raise NotVerifiableError(f"{a.directory} and {b.directory} have no signal in common: nothing was looked at")
     nonfinite = as_given.first_nonfinite() if divergence is None else None

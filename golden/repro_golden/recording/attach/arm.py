@@ -131,7 +131,7 @@ def _clipping(utils: Any, session: Any) -> None:
         def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
             norm = clip(*args, **kwargs)
             if not torch.compiler.is_compiling():
-                session.metric("grad_norm", norm, early=True)
+                session.metric("grad_norm", norm, own=True)
             return norm
 
         return clip_grad_norm_
@@ -140,7 +140,7 @@ def _clipping(utils: Any, session: Any) -> None:
         @functools.wraps(scale)
         def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
             if not torch.compiler.is_compiling():
-                session.metric("grad_norm", total_norm, early=True)
+                session.metric("grad_norm", total_norm, own=True)
             return scale(parameters, max_norm, total_norm, *args, **kwargs)
 
         return clip_grads_with_norm_

@@ -49,6 +49,11 @@ class Passes:
         """Whether there were more than before any other step: some may have been stepped by hand."""
         return self._count > self._most
 
+    @property
+    def begun(self) -> bool:
+        """Whether there was any since the last step."""
+        return self._count > 0
+
     def optimizer_made(self, optimizer: Any) -> None:
         """The program has made an optimizer, or a copy of one: another training begins."""
         self._made.add(type(optimizer).__name__)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import multiprocessing.util
-import re
 import sys
 import threading
 import time
@@ -84,7 +83,7 @@ class Session:
         self._step = 0
         self._seconds: deque[float] = deque(maxlen=4096)
         self._began: float | None = None
-        self._metrics = Metrics(self.settings.ignore)
+        self._metrics = Metrics(self.settings.ignore, lambda: self.passes.begun or bool(self._hand and self._hand.open))
         self._met: dict[int, tuple[Callable[[], Any], str]] = {}  # optimizers and their labels
         self._kept: list[Any] = []
         self._final: Mapping[str, str] = {}
@@ -110,9 +109,9 @@ class Session:
     # -- what the program shows
 
     @harmless
-    def metric(self, name: str, value: Any, *, early: bool = False) -> None:
-        """Keep a number for its step. The tensor it may be is not waited for."""
-        self._metrics.take(writable(name), value, early=early)
+    def metric(self, name: str, value: Any, *, own: bool = False) -> None:
+        """Keep a number for its step, of the program's or of our `own`. The tensor it may be is not waited for."""
+        self._metrics.take(writable(name), value, own=own)
 
     @harmless
     def observe(self, phase: str, name: str, value: Any) -> None:
@@ -280,7 +279,6 @@ class Session:
             self._seconds.append(now - self._began)
         self._began = now
         self._flush()  # another thread's, which ended while this one was made
-        logged = self._metrics.end()
         for optimizer in made.optimizers:
             if id(optimizer) not in self._met:  # a wrapper that does not say before what it makes step
                 self._label(optimizer)
@@ -288,12 +286,14 @@ class Session:
         # in the order of their names, which is the same in every rank and run
         labelled = sorted(((self._met[id(o)][1], o) for o in made.optimizers), key=lambda pair: pair[0])
         written = self._labels.stepped(labelled, self._step)
+        prefixed = [(f"optimizer.{k}/" if k else "", o) for k, (_, o) in enumerate(labelled)]
+        logged = self._metrics.end(prefix + name for prefix, o in prefixed for name in learning_rates(o))
         if not self.settings.record:
             self._held = ({name: float(value) for name, value in logged.items()}, frozenset())
             self.passes.stepped()
             self._step += 1
             return
-        named = [(f"optimizer.{k}/" if k else "", o, self.names.held(o)) for k, (_, o) in enumerate(labelled)]
+        named = [(prefix, o, self.names.held(o)) for prefix, o in prefixed]
         if mixed := self._turns.take(tuple(label for label, _ in labelled)):
             self._records.refuse(mixed)
             self.dead = True
@@ -315,7 +315,7 @@ class Session:
                 self._gone["gradients"] = "freed by the step, which made them itself"
         for name, value in logged.items():
             number = value if isinstance(value, torch.Tensor) else float(value)
-            self._take("grad" if re.split(r"[#?]", name)[0] == "grad_norm" else "loss", name, number)
+            self._take("grad" if self._metrics.is_own(name) else "loss", name, number)
         for prefix, optimizer, held in named:
             for kind, reading in held.kinds(state=self.settings.state_after(self._step)):
                 self._read("update", prefix + kind, reading, whole=not kind)
@@ -385,9 +385,8 @@ class Session:
         if self._held is None:
             return
         (held, early), self._held = self._held, None
-        late = self._metrics.late()
         if not self.settings.record:
-            numbers = held | late
+            numbers = held | self._metrics.late(held)
         else:
             from repro_golden.trace.step import Step
             from repro_golden.trace.writer import metric_row
@@ -395,9 +394,11 @@ class Session:
             signals, label = held
             step = Step(packs=True)
             signals.into(step, lambda row: as_metric(row, early))
-            numbers = {name: value for name, value in step.metrics.items() if name in early} | late
+            numbers = {name: value for name, value in step.metrics.items() if name in early}
+            late = self._metrics.late(numbers)
             for name, value in late.items():
                 step.add(metric_row("loss", name, value))
+            numbers |= late
             for row in self._files.rows(self._turns.own):
                 if not self.settings.ignores(row.name):
                     step.add(row)

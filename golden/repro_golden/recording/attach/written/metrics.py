@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,31 +19,36 @@ __all__ = ["Metrics", "writable"]
 class Metrics:
     """Sorts numbers into the step under way and the one that has just ended.
 
-    Most programs log a step's numbers after it, some (a gradient norm) before its end. A number that was seen before
-    the first step ended belongs to the step that ends next; one that was first seen later, to the step before it. So
-    no number of the last step is lost, and a loss stands beside the gradients that it gave. What comes after the last
-    step under a name that this step has already, such as a last evaluation, is ``name#after``.
+    Most programs log a step's numbers after it, some before its end. A number that comes while a step is under way, as
+    a backward pass since the last one tells, belongs to that step, and so does every number of a name that was seen
+    before the first step ended; any other, to the step before it. So no number of the last step is lost, and a loss
+    stands beside the gradients that it gave. What comes after the last step under a name that this step has already,
+    such as a last evaluation, is ``name#after``. What the program tells under a name that the recorder reads itself, as
+    the norm that gradients are clipped by, is ``name#logged``.
 
     Args:
         ignore: Globs of names to leave out; those that measure time, speed or memory or tell of the process are left
             out anyway, and those that first show what the clock does.
+        under_way: Whether a step is.
     """
 
-    def __init__(self, ignore: Sequence[str] = ()) -> None:
-        self._ignore = ignore
+    def __init__(self, ignore: Sequence[str] = (), under_way: Callable[[], bool] = lambda: False) -> None:
+        self._ignore, self._under_way = ignore, under_way
         self._early: set[str] = set()
         self._wanted: dict[str, bool] = {}
         self._ended = False
+        self._own: dict[str, list[Any]] = {}
+        self._read = self._read_apart = frozenset[str]()
         self._now: dict[str, list[Any]] = {}
         self._late: dict[str, list[Any]] = {}
         self._last: set[str] = set()
 
-    def take(self, name: str, value: Any, *, early: bool = False) -> None:
+    def take(self, name: str, value: Any, *, own: bool = False) -> None:
         """Keep a float, or a tensor of one number, which is not waited for.
 
         The last one under a name has that name; those before it in the same step are ``name#1``, ``name#2`` and so on.
         Where all are equal they are one: a number is often told in several places. Nobody waits for a GPU to know.
-        `early` says that it is known to belong to the step that ends next.
+        `own` says that the recorder reads it, of the step that ends next.
         """
         wanted = self._wanted.get(name)
         if wanted is None:
@@ -54,12 +60,12 @@ class Metrics:
             if value is None:
                 return
             value = value.clone()  # the program may go on with it
-        if early or not self._ended:
+        if not own and not self._ended:
             self._early.add(name)
-        early = name in self._early
+        early = own or name in self._early or self._under_way()
         if not early and isinstance(value, torch.Tensor):
             value = _Coming(name, value)  # on its way now, while its work is queued before the next step's
-        step = self._now if early else self._late
+        step = self._own if own else self._now if early else self._late
         step.setdefault(name, []).append(float(value) if isinstance(value, (int, float)) else value)
 
     def _left_out(self, name: str) -> bool:
@@ -68,18 +74,34 @@ class Metrics:
     def _unwanted(self, name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, glob) for glob in self._ignore)
 
-    def end(self) -> dict[str, Any]:
-        """The numbers of the step that ends: floats and tensors."""
+    def end(self, rates: Iterable[str] = ()) -> dict[str, Any]:
+        """The numbers of the step that ends, floats and tensors: our own, and what the program has told so far.
+
+        Args:
+            rates: Names of the numbers that are read at its end.
+        """
         self._ended = True
-        numbers, self._now = self._now, {}
-        self._last = set(numbers)
-        return _told_apart(numbers)
+        own = _told_apart(self._own)
+        self._read = frozenset([*(name.partition(NORM)[0] for name in self._own), *rates])
+        told = {self._logged(name): values for name, values in self._now.items()}
+        self._last, self._read_apart = {*self._own, *told}, frozenset(own)
+        self._own, self._now = {}, {}
+        return own | _told_apart(told)
+
+    def is_own(self, name: str) -> bool:
+        """Whether a number of the step that has ended is not the program's."""
+        return name in self._read_apart
+
+    def _logged(self, name: str) -> str:
+        """What a number of the program's is called in the step that has ended."""
+        return with_mark(name, "#logged") if name.partition(NORM)[0].removeprefix(SHOWN) in self._read else name
 
     def left(self) -> None:
         """There is no further step: what was kept for one belongs to the last."""
-        for name, values in self._now.items():
-            self._late.setdefault(f"{name}#after" if name in self._last else name, []).extend(values)
-        self._now = {}
+        told = {self._logged(name): values for name, values in self._now.items()}
+        for name, values in (*self._own.items(), *told.items()):
+            self._late.setdefault(with_mark(name, "#after") if name in self._last else name, []).extend(values)
+        self._now, self._own = {}, {}
 
     @property
     def ignored(self) -> list[str]:
@@ -91,29 +113,46 @@ class Metrics:
         """Those of them that nobody asked to leave out."""
         return [name for name in self.ignored if not self._unwanted(name)]
 
-    def late(self) -> dict[str, float]:
-        """The numbers that belong to the step that has ended, once all of them are there."""
+    def late(self, told: Mapping[str, float]) -> dict[str, float]:
+        """The numbers that belong to the step that has ended, once all of them are there.
+
+        Args:
+            told: Those that the program told of it before its end.
+        """
         numbers, self._late = self._late, {}
-        return _told_apart({name: [_known(value) for value in values] for name, values in numbers.items()})
+        known = {self._logged(name): [_known(value) for value in values] for name, values in numbers.items()}
+        return _told_apart(known, told)
 
 
 _MOST = 16
 """Numbers of one name in a step that are kept each; of more the sum is."""
 
 
-def _told_apart(step: dict[str, list[Any]]) -> dict[str, Any]:
-    """The numbers of a step by name: micro-batches log several under one, and two splits."""
+def with_mark(name: str, mark: str) -> str:
+    """A name with what tells it from others like it, before what ranks are put together by."""
+    base, norm, order = name.partition(NORM)
+    return f"{base}{mark}{norm}{order}"
+
+
+def _told_apart(step: Mapping[str, list[Any]], told: Mapping[str, float] = MappingProxyType({})) -> dict[str, Any]:
+    """The numbers of a step by name: micro-batches log several under one, and two splits.
+
+    Args:
+        step: Those to be told apart, in their order.
+        told: Those before them, whose names are taken.
+    """
     numbers: dict[str, Any] = {}
     for name, values in step.items():
-        *before, last = values
-        base, norm, order = name.partition(NORM)
-        free = (f"{base}#{k}{norm}{order}" for k in itertools.count(1))
-        aliases = (alias for alias in free if alias not in step)  # the program may have a name like it
-        rest = f"{base}#more{norm}{order}"
-        for k, value in enumerate([] if _all_equal(values) else before, 1):
+        there = [told[name]] if name in told else []
+        before = [] if _all_equal([*there, *values]) else values if there else values[:-1]
+        free = (with_mark(name, f"#{k}") for k in itertools.count(1))
+        aliases = (alias for alias in free if alias not in step and alias not in told)  # there may be a name like it
+        rest = with_mark(name, "#more")
+        for k, value in enumerate(before, 1):
             alias = next(aliases) if k < _MOST else rest
             numbers[alias] = value + numbers[alias] if alias == rest and alias in numbers else value
-        numbers[name] = last
+        if not there:
+            numbers[name] = values[-1]
     return numbers
 
 

@@ -1,0 +1,177 @@
+"""Which metrics the programs of two traces tell, in which steps and to how many digits.
+
+How often a program logs, how many times in a step and in what form is no matter of the training.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Sequence, Set
+from decimal import Decimal
+from typing import NamedTuple
+
+from repro_golden.base.canonical import same_float
+from repro_golden.trace import Trace
+from repro_golden.trace.model import StepRecord
+
+__all__ = ["Moved", "ToldMetrics", "moved_text"]
+
+_TOLD_SINCE = 17
+"""The first recorder that tells by backward passes to which step a number belongs, and its own from the program's."""
+_SOME = " of some steps"
+_TELLING = re.compile("#(?:[0-9]|more|new|after)")
+
+
+class ToldMetrics:
+    """What two traces tell.
+
+    Args:
+        a: The baseline.
+        b: The other.
+    """
+
+    def __init__(self, a: Trace, b: Trace) -> None:
+        self._a, self._b = a, b
+        self._count = min(len(a.steps), len(b.steps))
+        self._elsewhere: dict[str, str] = {}
+        self.otherwise = (a.header.recorder < _TOLD_SINCE) != (b.header.recorder < _TOLD_SINCE)
+        """Whether only one was made by a recorder that put some numbers to another step, and under other names."""
+
+    def metric(self, name: str) -> str:
+        """The metric that a name tells: ``loss`` for ``loss#1`` and ``loss@0``.
+
+        What the program logs of what the recorder reads itself (``lr#logged``) is a metric of its own.
+        """
+        return _metric(name, _ranks(self._b))
+
+    def new(self, name: str) -> str:
+        """Which metric a name of the other side tells that the baseline tells in no step, '' for one that it does."""
+        metric = self.metric(name)
+        return "" if any(metric in step for step in _told(self._a)) else metric
+
+    def elsewhere(self, metric: str) -> str:
+        """Why a step in which one side alone tells a metric is no difference, behind its name; '' where it is one.
+
+        It is none where both tell it in another step, in which it is compared; where one side tells it in lines of
+        text, to whose digits it is the other's; and where a side has yet to make steps in which the other tells it.
+        """
+        if metric not in self._elsewhere:
+            self._elsewhere[metric] = self._compared_elsewhere(metric)
+        return self._elsewhere[metric]
+
+    def _compared_elsewhere(self, metric: str) -> str:
+        sides = [[metric in step for step in _told(trace)[: self._count]] for trace in (self._a, self._b)]
+        if any(map(all, zip(*sides, strict=True))) or (self.otherwise and all(map(any, sides))):
+            return _SOME
+        if any(sides[0]) != any(sides[1]):
+            mine, theirs = (self._a, self._b) if any(sides[0]) else (self._b, self._a)
+            if any(metric in step for step in _told(theirs)[self._count :]):
+                return _SOME
+            if texts := [(x, y) for x, y in zip(mine.steps, theirs.steps, strict=False) if metric in y.shown]:
+                form = _form(theirs, metric)
+                same = all(form.of(x.compared.get(metric, math.nan), y.metrics[metric]) for x, y in texts)
+                return " as a number" if same else ""
+        under_way = self._b.end is None and len(self._b.steps) < len(self._a.steps)
+        return _SOME if under_way else ""
+
+    def unsure(self, name: str) -> bool:
+        """Whether a number may stand in another step because of who recorded it, or under another name."""
+        new = self._a if self._a.header.recorder >= _TOLD_SINCE else self._b
+        return "#" in name or self.metric(name) not in _told(new)[0]
+
+
+def _metric(name: str, ranks: float) -> str:
+    """Of fewer ranks than the number behind an @ says, that is part of the name: ``pass@8``."""
+    base, at, rank = _TELLING.split(name, maxsplit=1)[0].rpartition("@")
+    return base if at and rank.isdecimal() and int(rank) < ranks else base + at + rank
+
+
+def _ranks(trace: Trace) -> float:
+    """How many ranks a trace is of; infinite where it does not say."""
+    return float(trace.header.identity.get("layout", {}).get("ranks") or math.inf)
+
+
+def _told(trace: Trace) -> Sequence[Set[str]]:
+    """The metrics of each step, however often and by whom they are told."""
+    return _told_until(trace, len(trace.steps))
+
+
+@functools.lru_cache(maxsize=8)
+def _told_until(trace: Trace, count: int) -> Sequence[Set[str]]:  # noqa: ARG001 - it may grow
+    ranks = _ranks(trace)
+    return [frozenset(_metric(name, ranks) for name in record.compared) for record in trace.steps]
+
+
+# -- numbers in lines of text
+
+
+class _Form(NamedTuple):
+    """How a metric is written in a trace's lines of text.
+
+    Attributes:
+        decimals: Most digits behind the point.
+        digits: Most significant digits.
+        times: How often it is written.
+    """
+
+    decimals: int
+    digits: int
+    times: int
+
+    def of(self, value: float, text: float) -> bool:
+        """Whether a value would be written so."""
+        return abs(value - text) <= 0.5000001 * 10.0**-self.decimals or float(f"{value:.{self.digits}g}") == text
+
+
+def _form(trace: Trace, name: str) -> _Form:
+    values = [record.metrics[name] for record in trace.steps if name in record.shown]
+    written = [Decimal(repr(value)).normalize().as_tuple() for value in values if math.isfinite(value)]
+    decimals = max((-int(one.exponent) for one in written), default=0)
+    return _Form(max(decimals, 0), max((len(one.digits) for one in written), default=1), len(written))
+
+
+_SURE = 4
+"""Numbers of a form from which on it is known: the last digits of one may be zeros, which nobody sees."""
+
+
+class Moved(NamedTuple):
+    """A number in lines of text that is another on the other side.
+
+    Attributes:
+        metric: Its name.
+        step: The first step in which it is.
+        a: The baseline's.
+        b: The other side's.
+    """
+
+    metric: str
+    step: int
+    a: float
+    b: float
+
+    def __str__(self) -> str:
+        return f"{self.metric} ({self.a!r} became {self.b!r} at step {self.step})"
+
+
+def moved_text(a: Trace, b: Trace) -> list[Moved]:
+    """Each number in lines of text that differs by more than the digits that are shown, where it first does."""
+    moved = dict[str, Moved]()
+    for x, y in zip(a.steps, b.steps, strict=False):
+        for name in x.metrics.keys() & y.metrics.keys() & {*x.shown, *y.shown} - moved.keys():
+            before, after = x.metrics[name], y.metrics[name]
+            if same_float(before, after) or before == after:
+                continue
+            form, other = _form(a, name), _form(b, name)
+            fits = _rounds(name, x, y, form, other) and form.of(after, before)
+            if not fits and not (_rounds(name, y, x, other, form) and other.of(before, after)):
+                moved[name] = Moved(name, x.step, before, after)
+    return sorted(moved.values(), key=lambda one: (one.step, one.metric))
+
+
+def _rounds(name: str, x: StepRecord, y: StepRecord, form: _Form, other: _Form) -> bool:
+    """Whether `x` is known to show fewer digits of a number than `y`."""
+    if name not in x.shown or name not in y.shown:
+        return name in x.shown
+    return form.decimals < other.decimals and form.times >= _SURE

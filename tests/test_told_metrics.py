@@ -1,0 +1,138 @@
+"""How often, how many times and in what form a program logs is no difference; what it says in text is told apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pull_kit import flat, pair, report
+
+from repro.pulls.pair import compare_traces
+from repro.pulls.report import pull_text
+from repro.text import comparison_text
+from repro_bisect.predicates.predicates import Bitwise, looked_between
+from repro_golden.case.file import Compare
+from repro_golden.compare.renames import Parting
+from repro_golden.compare.traces import compare
+from repro_golden.trace import Trace, TraceWriter
+from repro_golden.trace.model import RECORDER, Header
+from repro_golden.trace.writer import metric_row
+
+Told = dict[str, float]
+OWN = {"grad_norm": "grad", "lr": "update", "w": "update"}
+X, Y, Z = 0.123456, 0.234567, 0.345678
+
+
+def told(folder: Path, *steps: Told, recorder: int = RECORDER, ended: bool = True) -> Trace:
+    """A trace of steps with these numbers beside a weight; those in lines of text begin with ``~``."""
+    writer = TraceWriter(folder, Header({}, "", {}, {}, len(steps), recorder=recorder))
+    for step in steps:
+        rows = [metric_row(OWN.get(name, "loss"), name, x) for name, x in {"w": 1.0, **step}.items() if name[0] != "~"]
+        writer.write(rows, {name[1:]: x for name, x in step.items() if name[0] == "~"})
+    if ended:
+        writer.close({"reason": "finished"})
+    else:
+        writer.let_go()
+    return Trace(folder)
+
+
+def same(tmp: Path, a: list[Told], b: list[Told]) -> bool:
+    """Whether two programs that tell this agree."""
+    n = len(list(tmp.iterdir()))
+    return compare(told(tmp / f"a{n}", *a), told(tmp / f"b{n}", *b)).equal
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "agree"),
+    [
+        pytest.param({"grad_norm": X}, {"grad_norm": X, "grad_norm#logged": Y}, True, id="norm-is-logged"),
+        pytest.param({"lr": X}, {"lr": X, "lr#logged": Y}, True, id="rate-is-logged"),
+        pytest.param({"lr": X}, {"lr": X, "lr#logged@0": Y}, True, id="rate-is-logged-by-a-rank"),
+        pytest.param({"w": 1.0}, {"grad_norm": X}, True, id="norm-is-read"),
+        pytest.param({"lr": X, "lr#logged": X}, {"lr": X, "lr#logged": Y}, False, id="logged-rate-moves"),
+        pytest.param({"grad_norm": X}, {"grad_norm": X, "grad_norm#1": Y}, True, id="clipped-twice"),
+        pytest.param({"grad_norm": X}, {"w": 1.0}, False, id="clipped-no-more"),
+        pytest.param({"loss": X}, {"loss": 0.123, "loss#1": X}, True, id="once-more"),
+        pytest.param({"loss": X}, {"loss": X, "loss#1": Y}, True, id="another-beside-it"),
+        pytest.param({"loss": X}, {"loss": Y, "loss#1": Z}, False, id="once-more-and-moved"),
+        pytest.param({"loss": X, "loss#1": Y}, {"loss": X}, False, id="once-less"),
+    ],
+)
+def test_what_is_logged_beside_what_was_there_is_no_difference(
+    tmp_path: Path, before: Told, after: Told, agree: bool
+) -> None:
+    """One more telling moves no number, whatever the recorder reads itself; one that moves or is gone is found."""
+    assert same(tmp_path, [before] * 2, [after] * 2) is agree
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "agree"),
+    [
+        pytest.param([{"loss": X}, {"loss": Y}, {"loss": Z}], [{}, {"loss": Y}, {}], True, id="less-often"),
+        pytest.param([{"loss": X}, {"loss": Y}, {"loss": Z}], [{}, {"loss": X}, {}], False, id="less-often-and-moved"),
+        pytest.param([{"loss": X}, {}, {}], [{}, {"loss": Y}, {}], False, id="no-common-step"),
+        pytest.param([{"loss": X}, {"loss": Y}], [{}, {}], False, id="gone"),
+        pytest.param([{"loss": X}, {"loss": Y}], [{"~loss": 0.123}, {"~loss": 0.235}], True, id="to-text"),
+        pytest.param([{"loss": X}, {"loss": Y}], [{"~loss": 0.1235}, {"~loss": 0.2346}], True, id="to-more-digits"),
+        pytest.param([{"loss": X}, {"loss": Y}], [{"~loss": 0.123}, {"~loss": 0.236}], False, id="to-text-and-moved"),
+        pytest.param([{"loss": X}, {"loss": Y}], [{"~loss": 0.123}, {}], True, id="to-text-less-often"),
+    ],
+)
+def test_a_metric_is_compared_where_both_tell_it(
+    tmp_path: Path, before: list[Told], after: list[Told], agree: bool
+) -> None:
+    """How often it is logged, and in what form, is no difference; that nothing of it could be compared is one."""
+    assert same(tmp_path, before, after) is agree
+    if agree and any("loss" in step for step in after):
+        assert same(tmp_path, after, before)
+
+
+def test_steps_of_one_side_are_named(tmp_path: Path) -> None:
+    """What one side told more often is said, and the metric counts as looked at."""
+    a, b = told(tmp_path / "a", {"loss": X}, {"loss": Y}), told(tmp_path / "b", {}, {"loss": Y})
+    assert "2 metrics" in str(compare(a, b).looked) and "loss of some steps" in str(compare(a, b).looked)
+
+
+def test_a_run_under_way_may_tell_it_later(tmp_path: Path) -> None:
+    """A replay that logs less often is not stopped before it could have."""
+    whole = told(tmp_path / "a", {"loss": X}, {"loss": Y})
+    part = told(tmp_path / "b", {}, ended=False)
+    parting = Parting(str(whole.directory), str(part.directory))
+    assert not parting.seen(part.steps)
+
+
+def test_numbers_that_an_earlier_recorder_put_elsewhere_are_not_compared(tmp_path: Path) -> None:
+    """It put late ones a step too early and a printed norm to the next step; what both put alike is compared."""
+    old = [{"acc": Y, "grad_norm": X, "loss": X}, {"grad_norm": X, "grad_norm#1": Z, "lr": X, "loss": Y}]
+    new = [{"grad_norm": X, "grad_norm#logged": Z, "loss": X}, {"acc": Y, "grad_norm": X, "lr": X, "loss": Y}]
+    a, b = told(tmp_path / "a", *old, recorder=16), told(tmp_path / "b", *new, recorder=17)
+    assert compare(a, b).equal and compare(b, a).equal
+    assert not compare(a, told(tmp_path / "c", new[0], {**new[1], "loss": Z}, recorder=17)).equal
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ([6.942], [6.9224], "val loss (6.942 became 6.9224 at step 0)"),
+        ([0.5], [0.52], "val loss (0.5 became 0.52 at step 0)"),  # perhaps 0.50
+        ([0.1234, 0.2345, 0.3456, 0.4567], [0.123, 0.234, 0.346, 0.457], ""),
+        ([0.1234, 0.2345, 0.3456, 0.4567], [0.123, 0.234, 0.346, 0.459], "val loss (0.4567 became 0.459 at step 3)"),
+    ],
+)
+def test_an_agreement_says_which_text_numbers_differ(
+    tmp_path: Path, before: list[float], after: list[float], said: str
+) -> None:
+    """With both values and what would judge them, unless it is a matter of the digits that are written."""
+    sides = (("a", before), ("b", after))
+    a, b = (told(tmp_path / side, *({"~val loss": x} for x in numbers)) for side, numbers in sides)
+    first, looked = comparison_text(compare(a, b)).splitlines()
+    assert compare(a, b).equal and first.endswith(", but numbers in lines of text differ") is bool(said)
+    assert said in looked and ("`--when metric:'val loss'`" in looked) is bool(said)
+    assert str(looked_between(Bitwise(), a, b)) == looked.removeprefix("looked at ")
+
+
+def test_a_pull_request_says_it_in_its_verdict(tmp_path: Path) -> None:
+    """`report pr` passes, and does not say that all is as it was."""
+    a, b = told(tmp_path / "x", {"~acc": 0.71}), told(tmp_path / "y", {"~acc": 0.68})
+    text = pull_text(report(pair(tmp_path, flat(loss=X), flat(loss=X), compared=compare_traces(a, b, Compare()))))
+    assert "bit-identical in 1 step, but numbers in lines of text differ" in text and "metric:'acc'" in text
