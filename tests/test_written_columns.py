@@ -134,7 +134,7 @@ def test_numbers_of_one_name_by_an_earlier_recorder(tmp_path: Path) -> None:
     b = trace(tmp_path / "b", [*COMMON, last, *both, scale], kind="command")
     assert signal_of(a, b) is None and signal_of(b, a) is None
     other = trace(tmp_path / "c", [*COMMON, last, both[0]], kind="command")
-    assert signal_of(other, b) == "acc#2"
+    assert signal_of(b, other) == "acc#2"
 
 
 def test_a_number_after_the_last_step_needs_an_end_on_both_sides(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def plot_data_of(
     cells: list[Cell] = []
     first: tuple[int, Row, Row] | None = None
     for index in range(begin, count):
-        for kind, row, other in differing(a.rows(index), b.rows(index), unlike(a, b)):
+        for kind, row, other in differing(a.rows(index), b.rows(index), unlike(a, b).at(index)):
             name = f"{row.phase} {row.name}"
             signal = order.setdefault(name, len(order))
             if first is None and kind == "value" and other:

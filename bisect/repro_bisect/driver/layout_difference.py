@@ -205,7 +205,9 @@ class _Replays:
         for index, record in enumerate(traces[0].steps[: seen.steps]):
             if record.step < seen.first.step or size > _DUMPED or names > _NAMES:
                 continue
-            for kind, row, other in differing(traces[0].rows(index), traces[1].rows(index), unlike(*traces[:2])):
+            for kind, row, other in differing(
+                traces[0].rows(index), traces[1].rows(index), unlike(*traces[:2]).at(index)
+            ):
                 # shards that a command's ranks hold are written by none; in process the whole is put together
                 known = bool(row.sketch and other and other.sketch) or self.case.subject.tells
                 if kind == "value" and known and row.values is None and row.dtype in EPSILON:

@@ -185,7 +185,7 @@ class Exceeds:
 
     def _ulp(self, a: Trace, b: Trace, index: int) -> Divergence | None:
         step = a.steps[index].step
-        for kind, row, other in differing(a.rows(index), b.rows(index), unlike(a, b)):
+        for kind, row, other in differing(a.rows(index), b.rows(index), unlike(a, b).at(index)):
             if kind != "value" or other is None:
                 return Divergence(step, row.phase, row.name, "bound", f"{kind}: no distance in ULP")
             size = measured(a, b, step, row, other)

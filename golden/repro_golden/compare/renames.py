@@ -185,9 +185,10 @@ class _Common(Trace):
             at = len(self.steps)
             if same and other is not None:
                 rows = baseline.rows(at), source.rows(at)
-                self.alone |= alone(*rows, one_sees_more)
+                told = one_sees_more.at(at)
+                self.alone |= alone(*rows, told)
                 self.common = self.common or not {row.key for row in rows[0]}.isdisjoint(row.key for row in rows[1])
-                same = not differing(*rows, one_sees_more)
+                same = not differing(*rows, told)
             previous = self.steps[-1].chain if self.steps else digest("chain", SCHEME)
             step_root = other.root if same and other is not None else record.root
             self.steps.append(replace(record, root=step_root, chain=chain(previous, record.step, step_root)))
@@ -251,11 +252,13 @@ def _aligned(
     if index == 0 and not strict and first_other_chain(a, renamed.trace) == 0 and (turned := _in_order_of(a, b)):
         whole = _renamed(a, turned, 0, so_far=so_far)
         other = first_other_chain(a, whole.trace)
-        found = [] if other is None else differing(a.rows(other), whole.trace.rows(other), unlike(a, whole.trace))
+        found = (
+            [] if other is None else differing(a.rows(other), whole.trace.rows(other), unlike(a, whole.trace).at(other))
+        )
         # else steps would be told under numbers that are not their own; what lives beside stands with the same step
         if other is None or (found and all(_beside(row) for _, row, _ in found)):
             return whole
-    rows, told = (a.rows(index), renamed.trace.rows(index)), unlike(a, renamed.trace)
+    rows, told = (a.rows(index), renamed.trace.rows(index)), unlike(a, renamed.trace).at(index)
     if not one_sided(*rows, told) and differing(*rows, told):
         return renamed
     common = _Common(renamed.trace, a, index)

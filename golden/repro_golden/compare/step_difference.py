@@ -54,6 +54,7 @@ class Unlike:
         columns: Columns that a trainer writes of its own accord (`columns_written`) and that one side has in no step,
             with the side that has them.
         told: Which metrics they tell; None where one more, or in another step, is a difference.
+        index: Of the step that is compared; None where no later one tells anything.
         earlier: Whether only one was made by a recorder that did not keep each number of a name, nor know of a scaler
             whose `step` is not called.
         values: Whether only one was made by a recorder that has the numbers and texts of a file by their keys.
@@ -66,6 +67,11 @@ class Unlike:
     told: ToldMetrics | None = None
     values: bool = False
     shown: Callable[[str, str], bool] = lambda *_: True
+    index: int | None = None
+
+    def at(self, index: int) -> Unlike:
+        """The same, of a step."""
+        return replace(self, index=index)
 
 
 ALIKE = Unlike()
@@ -202,7 +208,7 @@ def first_of_round(a: Trace, b: Trace, index: int) -> tuple[int, list[tuple[Diff
         index: Of the first step that differs, in the traces' order.
     """
     told, made = unlike(a, b), as_both_made(a, b, index)
-    differences = {k: differing(a.rows(k), b.rows(k), told) for k in made}
+    differences = {k: differing(a.rows(k), b.rows(k), told.at(k)) for k in made}
 
     def late(found: tuple[int, tuple[Difference, Row, Row | None]]) -> bool:
         step, (_, row, _) = found
@@ -379,7 +385,9 @@ def _unknowable(kind: Difference, row: Row, unlike: Unlike, *, ended: bool) -> b
     one_sided = kind in ("missing", "added")
     if row.dtype == METRIC and unlike.told and unlike.told.otherwise:
         told = unlike.told.metric(row.name)
-        if (one_sided and unlike.told.elsewhere(told)) or (row.phase in _TOLD and unlike.told.unsure(row.name)):
+        if (one_sided and unlike.told.elsewhere(told, unlike.index)) or (
+            row.phase in _TOLD and unlike.told.unsure(row.name)
+        ):
             return True
     if row.dtype == METRIC and "#" in row.name:
         return unlike.earlier or (one_sided and ended and "#after" in row.name)
@@ -427,13 +435,13 @@ def _told_otherwise(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike
         before, after = (by_metric.get(metric, []) for by_metric in metrics)
         if not before and unlike.told.new(metric):
             what = metric, "b"
-        elif not (before and after) and (why := unlike.told.elsewhere(metric)):
+        elif not (before and after) and (why := unlike.told.elsewhere(metric, unlike.index)):
             what = f"{metric}{why}", "a" if before else "b"
-        elif before and len(after) > len(before) and not Counter(map(content, before)) - Counter(map(content, after)):
+        elif before and _once_more(before, after):
             what = f"{metric} once more", "b"
         else:
             continue
-        out |= {row.key: what for row in (*before, *after)}
+        out |= {row.key: what for row in (*before, *after) if column_of(row)}  # the recorder's own must be there
     return out
 
 
@@ -463,6 +471,16 @@ def _is_kind(row: Row) -> bool:
 
 
 _KIND = re.compile(r"saved/[^/]+/(?:part\.\d+/)?(?:integers|floats|texts|lengths)(?:#1)*(?:@\d+)?")
+
+
+def _once_more(before: Sequence[Row], after: Sequence[Row]) -> bool:
+    """Whether a metric is told by the same ranks, with each number of the baseline and others beside them."""
+    tellers = [{_AGAIN.sub("", row.name) for row in rows} for rows in (before, after)]
+    numbers = [Counter((_AGAIN.sub("", row.name), content(row)) for row in rows) for rows in (before, after)]
+    return len(after) > len(before) and tellers[0] == tellers[1] and not numbers[0] - numbers[1]
+
+
+_AGAIN = re.compile(r"#(?:[0-9]+|more)")
 
 
 def _object(row: Row) -> str | None:

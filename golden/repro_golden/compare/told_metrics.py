@@ -51,15 +51,21 @@ class ToldMetrics:
         metric = self.metric(name)
         return "" if any(metric in step for step in _told(self._a)) else metric
 
-    def elsewhere(self, metric: str) -> str:
+    def elsewhere(self, metric: str, index: int | None) -> str:
         """Why a step in which one side alone tells a metric is no difference, behind its name; '' where it is one.
 
-        It is none where both tell it in another step, in which it is compared; where one side tells it in lines of
-        text, to whose digits it is the other's; and where a side has yet to make steps in which the other tells it.
+        It is none where both tell it in another step, in which it is compared, and where one side tells it in lines of
+        text, to whose digits it is the other's. Before the last step in which any side tells it this is not known: the
+        other may have been stopped, or be under way.
+
+        Args:
+            metric: Its name.
+            index: Of the step; None where it is the last.
         """
         if metric not in self._elsewhere:
             self._elsewhere[metric] = self._compared_elsewhere(metric)
-        return self._elsewhere[metric]
+        told = (k for trace in (self._a, self._b) for k, step in enumerate(_told(trace)) if metric in step)
+        return self._elsewhere[metric] or (_SOME if index is not None and index < max(told, default=0) else "")
 
     def _compared_elsewhere(self, metric: str) -> str:
         sides = [[metric in step for step in _told(trace)[: self._count]] for trace in (self._a, self._b)]
@@ -67,19 +73,17 @@ class ToldMetrics:
             return _SOME
         if any(sides[0]) != any(sides[1]):
             mine, theirs = (self._a, self._b) if any(sides[0]) else (self._b, self._a)
-            if any(metric in step for step in _told(theirs)[self._count :]):
-                return _SOME
             if texts := [(x, y) for x, y in zip(mine.steps, theirs.steps, strict=False) if metric in y.shown]:
                 form = _form(theirs, metric)
                 same = all(form.of(x.compared.get(metric, math.nan), y.metrics[metric]) for x, y in texts)
                 return " as a number" if same else ""
-        under_way = self._b.end is None and len(self._b.steps) < len(self._a.steps)
-        return _SOME if under_way else ""
+        return ""
 
     def unsure(self, name: str) -> bool:
         """Whether a number may stand in another step because of who recorded it, or under another name."""
         new = self._a if self._a.header.recorder >= _TOLD_SINCE else self._b
-        return "#" in name or self.metric(name) not in _told(new)[0]
+        first, *others = [self.metric(name) in step for step in _told(new)]
+        return "#" in name or (any(others) and not first)
 
 
 def _metric(name: str, ranks: float) -> str:
