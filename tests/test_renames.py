@@ -438,7 +438,7 @@ def test_a_metric_is_known_by_its_values_in_all_steps(tmp_path: Path, name: str)
     assert not equal or comparison.renames.signals == len(old.keys() - new.keys())
     early = Trace(write(tmp_path / "early", told(new)[:1]))
     parting = Parting(str(a.directory), str(early.directory))
-    assert parting.seen(early.steps) is (name in ("its like has another value", "two for one")), "a later step may tell"
+    assert not parting.seen(early.steps), "a later step may tell"
 
 
 def test_no_row_is_read_where_nothing_was_renamed(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ _CRASHES = "crashes at step"
 _UNRECORDED = "is not recorded whole from step"
 MOVED = "has other numbers in another recording"
 """Of a recording that is to be made anew."""
-_OF_ONE_RUN = re.compile(r"\S*[\d/]\S*")
-"""Words with a number or a path in them: addresses, times, process ids, temporary files."""
+_OF_ONE_RUN = re.compile(r"(?!\W*\d{1,3}\W*(?:\s|$))\S*\d\S*")
+"""Words with a number in them: addresses, times, process ids, temporary files. Not an exit code, nor a small count."""
 
 
 def reason_of(failure: ChildFailure, git: Git) -> str:

@@ -46,6 +46,11 @@ _MAKERS = ("*.py", "*.toml", "*.cfg", "*.cmake", "CMakeLists.txt", "*/CMakeLists
 """What says so."""
 _MADE = rb"[\"']((?:\w+\.)*)@[\"']|(?:PyInit_|module\w*\s*\(\s*[\"']?|pymodule\][^{]*\bfn\s+)@\b"
 """How these name a module (``@``), and the package that it is in."""
+_COMPUTED = re.compile(
+    rb"Extension\s*\(\s*(?:name\s*=\s*)?[\w(*]|add_module\s*\(\s*\$|_MODULE\s*\(\s*(?!TORCH_EXTENSION_NAME)[A-Z][A-Z_]+\b"
+)
+"""How they name one that only running them tells: it may be any."""
+_CLASS = re.compile(rb"\bclass\s+\w+\s*\(")
 _SHOWN = 4
 """Files that a sentence names."""
 
@@ -117,6 +122,8 @@ class Linked:
             if not sources or package in packages or any(of.name.partition(".")[0] == module for of in sources):
                 return bool(sources)
             made = re.compile(_MADE.replace(b"@", re.escape(os.fsencode(module))), re.IGNORECASE)
+            if any(_COMPUTED.search(_CLASS.sub(b"", text)) for text in texts):
+                return True
             inside = (found[1] for text in texts for found in made.finditer(text))
             return any(not of or of.split(b".")[-2] == os.fsencode(package) for of in inside)
 

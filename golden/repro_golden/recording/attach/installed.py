@@ -175,7 +175,9 @@ def _has_source(copy: Copy, top: str) -> bool:
         return bool(files)
     module = top.partition(".")[0]
     projects = [file for file in files if os.path.basename(file) in _PROJECT]  # noqa: PTH119
-    word = re.compile(rf"(?<![\w-]){re.escape(module)}(?![\w-])")
+    word = re.compile(
+        rf"(?:\bname\s*=|Extension\s*\()\s*[\"'](?:[\w.]*\.)?{re.escape(module)}[\"']"
+    )  # and no dependency
     return any(os.path.basename(file).partition(".")[0] == module for file in files) or any(  # noqa: PTH119
         word.search(text) for text in _texts(copy.project, projects)
     )
@@ -214,7 +216,8 @@ def _twin(copy: Copy, top: str) -> str | None:
         if top in parts and (parts[-1] == top or parts[-1].endswith(".py")):
             named.add("/".join(parts[: parts.index(top) + 1]))
         known.update("/".join(parts[:at]) for at in range(len(parts)) if "/".join(parts[at:]) in own)
-    places = {place for place in named if known[place]} or {p for p in known if 2 * known[p] > len(own)} or named
+    alike = {place for place in known if copy.sure and 2 * known[place] > len(own)}
+    places = {place for place in named if known[place]} or alike or named
     best = min(places, key=lambda place: (-known[place], len(place), place), default=None)
     return None if best is None else os.path.join(copy.project, best)  # noqa: PTH118
 

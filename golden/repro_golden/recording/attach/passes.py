@@ -22,7 +22,7 @@ __all__ = ["Passes"]
 _PREFIX = "leaf/by_hand/"
 _FIRST = 2
 """Steps of a training whose passes are looked through."""
-_NODES = 50_000
+_NODES = 300_000
 """Nodes of graphs that are looked at, in all of a process: a program may make optimizers as long as it runs."""
 
 
@@ -149,6 +149,8 @@ class Passes:
         said = {f"{_passes(self._count)} after the last step": self._count}
         said[f"{_passes(self._before)} after the last step of a training before"] = self._before
         out = {text: "no optimizer made a step of them" for text, count in said.items() if count}
+        if self._nodes <= 0:
+            out["what backward passes train beside optimizers"] = "their graphs were too large to be looked through"
         if gone := sum(known() is None for known in self._known):
             what = f"{gone} parameter{'s' * (gone != 1)} that no optimizer holds and the last backward pass may train"
             out[what] = "the program had let go of them when it ended"
