@@ -120,7 +120,7 @@ def test_where_a_copy_is_from(tmp_path: Path, source: str, refused: bool) -> Non
     other = Repo(tmp_path / "another")
     other.root.mkdir()
     other.git("init", "--quiet")
-    kept = tmp_path / "cache" / "repro" / "worktrees" / named_after(tmp_path / "home")
+    kept = tmp_path / "cache" / "repro" / "worktrees" / "disk-0" / named_after(tmp_path / "home")
     worktree = kept / "-0" / "at-0" / "tree"
     about: dict[str, dict[str, object] | None] = {
         "remote": {"url": "https://example.invalid/who/pkg", "vcs_info": {}, "subdirectory": "lib"},

@@ -278,12 +278,16 @@ def test_other_spellings_of_the_checkout(mixed: Repo, tmp_path: Path, monkeypatc
     tool.chmod(0o755)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "load").symlink_to(tool)
+    theirs = os.environ["PATH"]
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{tool.parent}:{theirs}")
     for words in (f"a {tmp_path}/alias/data/loader.py", "sh -c 'load && true'", "loader.py"):
-        monkeypatch.setenv("PATH", f"{tmp_path}/bin:{tool.parent}:{os.environ['PATH']}")
         with pytest.raises(ReproError, match=r"write data/loader\.py instead"):
             refuse_tracked(Git(mixed.root), case(words))
-    for words in (f"a {tmp_path}/alias/data/deep/a.txt", "sh -c true", "data"):
+    for words in (f"a {tmp_path}/alias/data/deep/a.txt", "sh -c true", "data", "a loader.py", "sh -c 'a loader.py'"):
         refuse_tracked(Git(mixed.root), case(words))
+    monkeypatch.setenv("PATH", f":.:{theirs}")
+    monkeypatch.chdir(tool.parent)
+    refuse_tracked(Git(mixed.root), case("loader.py"))  # a worktree has its own there
 
 
 # -- what programs print of a file that is not there

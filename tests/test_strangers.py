@@ -114,6 +114,8 @@ def test_a_file_that_is_read_in_the_checkout(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PROJECT", str(tmp_path / "alias"))
     home, place = tmp_path / "home", put(tmp_path, "tree", early="import os")
     (home / "data.json").write_text("1")
+    (home / "VERSION").write_text("1")
+    Repo(home).git("add", "VERSION")
     reading = '{python} -c "import os, pathlib; {what}"'
     for what, read in (
         ("open(os.environ['PROJECT'] + '/src/settings.json')", "settings.json"),
@@ -121,6 +123,11 @@ def test_a_file_that_is_read_in_the_checkout(tmp_path: Path, monkeypatch: pytest
         ("open(os.environ['PROJECT'] + '/data.json'), open(os.environ['PROJECT'] + '/shared/b.json')", ""),
         ("open('src/settings.json'), open(os.environ['PWD'] + '/src/settings.json')", ""),
         ("open(os.environ['PROJECT'] + '/src/one.py', 'w').write('1')", ""),
+        ("open(os.environ['PROJECT'] + '/VERSION')", ""),
+        (
+            "os.chdir(os.environ['PROJECT']); os.open('one.py', os.O_RDONLY, dir_fd=os.open(os.environ['PWD'] + '/src', 0))",
+            "",
+        ),
     ):
         for name in ("settings.json", "one.py"):
             (place.root / "src" / name).write_text("2")

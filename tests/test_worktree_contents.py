@@ -156,6 +156,21 @@ def test_a_submodule_has_a_git_folder_of_its_own(tmp_path: Path) -> None:
     assert repo.git("status", "--porcelain") == ""
 
 
+def test_what_another_machine_has_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two with equal paths and disks of their own leave each other's worktrees of a shared repository alone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    repo = start(tmp_path, case=None)
+    mine = Worktrees(find_checkout(repo.root))
+    with mine.at(repo.git("rev-parse", "HEAD"), None) as place:
+        (tmp_path / "cache").rename(tmp_path / "elsewhere")
+        Worktrees(find_checkout(repo.root)).close()
+        shutil.rmtree(tmp_path / "cache")
+        (tmp_path / "elsewhere").rename(tmp_path / "cache")
+        assert Repo(place.root).git("status", "--porcelain") == ""
+    mine.close()
+    assert not repo.worktrees
+
+
 @pytest.mark.whole
 def test_a_submodule_that_was_never_initialised(tmp_path: Path) -> None:
     """It stays an empty folder, as in the user's own checkout, and refuses no range of a program that is without it."""

@@ -400,12 +400,23 @@ def refuse_tracked(git: Git, case: Case) -> None:
 
 
 def _programs(case: Case, root: Path) -> Iterator[str]:
-    """The checkout's own files that words of a program's commands are found as by PATH; relative to it."""
-    subject, inside = case.subject, root.resolve()
-    for word in {part for line in subject.words for part in line.split()} if subject.templates else ():
-        found = shutil.which(word, path=subject.env.get("PATH")) if "/" not in word else None
+    """The checkout's own files that PATH finds as the programs which a case's commands start; relative to it."""
+    if (program := case.subject.program) is None:
+        return
+    inside, path = root.resolve(), program.env.get("PATH", os.environ.get("PATH", ""))
+    search = os.pathsep.join(folder for folder in path.split(os.pathsep) if os.path.isabs(folder))  # noqa: PTH117
+    for word in dict.fromkeys(word for line in program.lines for word in _started(line, shell=program.shell)):
+        found = shutil.which(word, path=search) if "/" not in word else None
         if found and (place := Path(found).resolve()).is_relative_to(inside):
             yield str(place.relative_to(inside))
+
+
+def _started(line: str, *, shell: bool) -> Iterator[str]:
+    """What a command line starts: its first word, and in text for a shell each that stands where a command does."""
+    words = shlex.split(line)
+    for text in [line] if shell else [words[at + 1] for at in range(len(words) - 1) if words[at] in ("-c", "-lc")]:
+        yield from re.findall(r"(?:^|[;|&(\n])\s*(?:\w+=\S*\s+)*([\w.+-]+)", text)
+    yield from words[:1]
 
 
 def data_of(case: Case, root: Path) -> list[str]:

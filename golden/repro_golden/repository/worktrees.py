@@ -127,20 +127,42 @@ def folder_for(checkout: Checkout) -> Path:
     """Where the worktrees of a repository lie: below no working tree, its own above all.
 
     Programs look for their root and their settings in the folders above them. Where neither the user's cache nor a
-    folder for what is temporary serves, they lie with the rest of our state, inside git's folder.
+    folder for what is temporary serves, they lie with the rest of our state, inside git's folder. So where these run no
+    programs, or have less room than that disk, and little.
     """
     caches = [Path(os.environ.get("XDG_CACHE_HOME", ""))]
     with contextlib.suppress(RuntimeError):  # a user without a home
         caches.append(Path.home() / ".cache")
-    caches.append(Path(tempfile.gettempdir()) / f"repro-{os.getuid()}")
-    for cache in caches:
+    own = Path(tempfile.gettempdir()) / f"repro-{os.getuid()}"
+    room = min(_ROOM, shutil.disk_usage(checkout.common).free)
+    for cache in [*caches, own]:
         folder = cache / "repro" / "worktrees"
         with contextlib.suppress(OSError):
-            if cache.is_absolute() and not any((above / ".git").exists() for above in folder.resolve().parents):
-                folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
-                if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
-                    return folder.resolve() / named_after(checkout.common)
+            if not cache.is_absolute() or any((above / ".git").exists() for above in folder.resolve().parents):
+                continue
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            parts = cache, folder.parent, folder
+            for part in parts:
+                part.mkdir(mode=stat.S_IRWXU, exist_ok=True)
+            mine = all(part.stat().st_uid == os.getuid() for part in parts[cache != own :])
+            runs = not os.statvfs(folder).f_flag & os.ST_NOEXEC
+            if mine and runs and os.access(folder, os.W_OK) and shutil.disk_usage(folder).free >= room:
+                return _of_this_disk(folder.resolve()) / named_after(checkout.common)
     return checkout.state / "worktrees"
+
+
+_ROOM = 4 << 30
+"""Bytes of free disk that are enough for worktrees, however much the repository's own disk has."""
+
+
+def _of_this_disk(folder: Path) -> Path:
+    """A folder in it of a name that no other has: another machine may have the same path on a disk of its own.
+
+    What lies there and is not here is no worktree that is gone.
+    """
+    if not any(folder.glob("disk-*")):
+        tempfile.mkdtemp(prefix="disk-", dir=folder)
+    return min(folder.glob("disk-*"))
 
 
 def _make_writable(top: Path) -> None:
@@ -188,7 +210,7 @@ def _git_failed(what: str, message: str, at: Path) -> MachineFailureError:
     message = " ".join(message.split())[:300]
     with contextlib.suppress(OSError):
         if shutil.disk_usage(at).free < _LITTLE:  # git itself only says that it cannot write
-            message = f"no space left at {at}"
+            message = f"no space left at {at} (XDG_CACHE_HOME may name a folder on a larger disk)"
     return MachineFailureError(f"{what} failed: {message}; cure that and run the same command again")
 
 

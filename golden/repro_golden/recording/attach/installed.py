@@ -28,7 +28,7 @@ TESTS = re.compile(r"(^|/)(tests?/|conftest\.py$|test_[^/]*\.py$|[^/]*_test\.py$
 _COMPILED = (".so", ".pyd")
 _STAMPED = ("_version.py", "__version__.py")
 """Files that builds write a version into."""
-_WORKTREE = re.compile(r".*/repro/worktrees/(?P<name>[^/]+)/[^/]+/at-[^/]+/tree(?:/(?P<path>.*))?")
+_WORKTREE = re.compile(r".*/repro/worktrees/[^/]+/(?P<name>[^/]+)/[^/]+/at-[^/]+/tree(?:/(?P<path>.*))?")
 """One of ours, which may be gone."""
 _ENVIRONMENTS = "/repro/environments/"
 """Where environments are that a case's `lock` decides."""
@@ -175,9 +175,8 @@ def _has_source(copy: Copy, top: str) -> bool:
         return bool(files)
     module = top.partition(".")[0]
     projects = [file for file in files if os.path.basename(file) in _PROJECT]  # noqa: PTH119
-    word = re.compile(
-        rf"(?:\bname\s*=|Extension\s*\()\s*[\"'](?:[\w.]*\.)?{re.escape(module)}[\"']"
-    )  # and no dependency
+    # its name, and no dependency's
+    word = re.compile(rf"(?:\bname\s*=|Extension\s*\()\s*[\"'](?:[\w.]*\.)?{re.escape(module)}[\"']")
     return any(os.path.basename(file).partition(".")[0] == module for file in files) or any(  # noqa: PTH119
         word.search(text) for text in _texts(copy.project, projects)
     )

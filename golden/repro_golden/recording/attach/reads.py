@@ -36,11 +36,13 @@ def watch(place: str, home: str) -> None:
     within = _below(os.path.realpath(home), os.path.realpath(place))
     known: dict[str, bool] = {}
 
-    def opened(path: object, _: object, flags: int) -> None:
+    def opened(path: object, mode: object, flags: int) -> None:
         if type(path) is not str or flags & (os.O_WRONLY | os.O_RDWR):
             return
         folder = path[: path.rfind("/") + 1]
         if not folder.startswith("/"):
+            if mode is None:  # `os.open`, whose path may be one below a folder that is open
+                return
             folder = os.path.join(os.getcwd(), folder)  # noqa: PTH109, PTH118
         inside = known.get(folder)
         if inside is None:

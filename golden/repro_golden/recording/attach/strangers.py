@@ -59,21 +59,27 @@ def look(place: str, home: str | None, folder: str, *, tests: bool = False, end:
         for path in _paths(module, place, home)
         if (line := _said_of(copies, name, path, place, home, tests=tests)) is not None
     }
-    if found := found or _read(place, home):
+    if found := found or _read(place, home, tests=tests):
         path = os.path.join(folder, _FILES.replace("*", f"{os.getpid()}-{next(_numbers)}"))  # noqa: PTH118
         with open(path, "w", encoding="utf-8") as out:  # noqa: PTH123
             json.dump(found, out)
 
 
-def _read(place: str, home: str | None) -> dict[str, str]:
-    """The lines for files that the process has read since in the user's checkout, where the commit has another."""
+def _read(place: str, home: str | None, *, tests: bool) -> dict[str, str]:
+    """The lines for files that the process has read since in the user's checkout, where the commit has another.
+
+    A module is judged as one (`_strange`), and what only says which version it is of decides no number.
+    """
     from repro_golden.recording.attach.identify import tracked
 
     if home is None or not reads.paths:
         return {}
     own, here = real(home), real(place)
-    files = {path: os.path.relpath(real_file(path), own) for path in reads.take()}
-    known = tracked(own)
+    modules = {_attribute(module, "__file__") for module in list(sys.modules.values())}
+    opened = {path: real_file(path) for path in reads.take() if path not in modules and not path.endswith(_VERSIONS)}
+    files = {path: os.path.relpath(file, own) for path, file in opened.items() if not below(file, _OURS)}
+    files = {path: file for path, file in files.items() if not (tests and TESTS.search(file))}
+    known = tracked(own) if files else frozenset()
     return {
         path: f"{path} was read in your checkout, which git tracks, and the commit under test has another: let the "
         "program find it from where it runs (its own folder, or the working directory)"
@@ -180,6 +186,17 @@ def _package(name: str, file: str) -> tuple[str, bool]:
     return os.path.dirname(file), False  # noqa: PTH120
 
 
+_VERSIONS = (
+    "PKG-INFO",
+    "VERSION",
+    "VERSION.txt",
+    "_version.py",
+    "__version__.py",
+    "pyproject.toml",
+    "setup.cfg",
+    ".md",
+)
+"""Ends of files that say what a package is."""
 _PAPERS = (".ipynb", ".lock", ".md", ".rst", "pyproject.toml", "requirements.txt", "setup.cfg", "tox.ini")
 """What lies beside modules at the top of a repository, and is not read by them."""
 
