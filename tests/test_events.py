@@ -31,7 +31,7 @@ from repro_bisect.axes.axis import PointInfo
 from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import Usage
 from repro_golden.case.file import Bound, Compare
-from repro_golden.compare.tensorboard import differences, matched, read_events
+from repro_golden.compare.tensorboard import agreeing_offset, differences, matched, read_events
 from repro_golden.trace import Trace
 from repro_golden.trace.writer import metric_row
 
@@ -158,6 +158,16 @@ def test_without_tensorboard_one_line_names_the_cure(tmp_path: Path) -> None:
 
 
 # -- comparing
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "offset"),
+    [("loss", [4.5, 3.25, 2.5, 2.0], 1), ("loss", [4.5, 3.25], None), ("lr", [4.5, 3.25, 2.5, 2.0], None)],
+)
+def test_a_numbering_is_told_by_values(name: str, values: list[float], offset: int | None) -> None:
+    """A few agree with others by chance, and a schedule that steps once too early with itself, one step on."""
+    ours = {step: {name: value} for step, value in enumerate(values)}
+    assert agreeing_offset({step + 1: told for step, told in ours.items()}, ours, {}) == offset
 
 
 @given(RUNS, st.integers(-3, 3))

@@ -258,6 +258,10 @@ def differences(
     return EventsComparison(used, changes, differing, nonfinite, last, ended, apart, (a, b))
 
 
+_TELLING = 3
+_SCHEDULE = re.compile(r"(?:^|[/_.])(?:lr|learning_rate|epoch|step|global_step)$")
+
+
 def agreeing_offset(
     baseline: Mapping[int, Mapping[str, float]],
     metrics: Mapping[int, Mapping[str, float]],
@@ -273,7 +277,8 @@ def agreeing_offset(
         offset: At which they do not.
 
     Returns:
-        None where there is none, or more than one: where values hardly move, that they agree says nothing.
+        None where there is none, or more than one: where values hardly move, that they agree says nothing. So where
+        fewer than `_TELLING` different values agree, or a schedule's alone, which a change may have moved by one.
     """
     pairs = matched(_names(baseline), _names(metrics))
     ours = dict(sorted(metrics.items()))
@@ -281,12 +286,14 @@ def agreeing_offset(
     logged = [_logged(side, {pair[k] for pair in pairs}) for k, side in enumerate((baseline, metrics))]
 
     def agrees(other: int) -> bool:
-        values = 0
-        for _, how in _changes(baseline, ours, pairs, bounds, other):
+        values, different = 0, set[tuple[str, float | None]]()
+        for change, how in _changes(baseline, ours, pairs, bounds, other):
             if how != "agrees":
                 return False
             values += 1
-        return values >= least
+            if not _SCHEDULE.search(change.metric):
+                different.add((change.metric, change.a))
+        return values >= least and len(different) >= _TELLING
 
     others = {theirs - step for theirs in logged[0] for step in logged[1]} - {offset}
     found = list(itertools.islice(filter(agrees, others), 2))
