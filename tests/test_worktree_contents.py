@@ -6,6 +6,7 @@ And what lies beside worktrees: the training states that several bisects share.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -169,6 +170,42 @@ def test_what_another_machine_has_is_not_gone(tmp_path: Path, monkeypatch: pytes
         assert Repo(place.root).git("status", "--porcelain") == ""
     mine.close()
     assert not repo.worktrees
+
+
+def test_a_submodule_whose_repository_is_in_use(tmp_path: Path) -> None:
+    """Its refs are those that git tells, its settings those of the user's folder, its alternates as deep as git goes.
+
+    Neither a lock, a link to nowhere nor what a fetch takes away meanwhile is copied.
+    """
+    repo = taking_in(tmp_path, library(tmp_path, "outer", "1.0"))
+    kept = repo.root / ".git" / "modules" / "part"
+    module = Repo(kept)
+    module.git("config", "--unset", "core.worktree")
+    module.git("tag", "packed")
+    module.git("pack-refs", "--all")
+    module.git("tag", "loose")
+    module.git("symbolic-ref", "refs/remotes/origin/HEAD", "refs/remotes/origin/main")
+    for number, folder in enumerate(("refs/heads", "refs/tags", "info")):
+        (kept / folder / "gone.lock").symlink_to(tmp_path / f"nowhere{number}")
+    (tmp_path / "settings").write_text("[core]\nautocrlf = true\nsplitIndex = true\n")
+    module.git("config", f"includeIf.gitdir:{kept}.path", str(tmp_path / "settings"))
+    stores = [kept / "objects", *(tmp_path / "a b" / f"store{number}" for number in range(6))]
+    (tmp_path / "a b").mkdir()
+    stores[0].rename(stores[-1])
+    for store, other in itertools.pairwise(stores):
+        (store / "info").mkdir(parents=True)
+        (store / "info" / "alternates").write_text(f"{os.path.relpath(other, store)}\n")
+    refs, before = module.git("for-each-ref"), {p: p.read_bytes() for p in kept.rglob("*") if p.is_file()}
+    worktrees = Worktrees(find_checkout(repo.root))
+    with worktrees.at(repo.git("rev-parse", "HEAD"), None) as place:
+        inside = place.root / "at" / "outer"
+        assert (inside / "values.py").read_bytes() == b"SCALE = 1.0\r\n"
+        assert Repo(inside).git("for-each-ref") == refs and len(refs.splitlines()) > 4
+        assert Repo(inside).git("symbolic-ref", "refs/remotes/origin/HEAD") == "refs/remotes/origin/main"
+        done = subprocess.run(["git", "log", "-p"], cwd=inside, capture_output=True, check=True, env=environment())
+        assert b"SCALE" in done.stdout and not done.stderr
+    worktrees.close()
+    assert {p: p.read_bytes() for p in kept.rglob("*") if p.is_file()} == before
 
 
 @pytest.mark.whole

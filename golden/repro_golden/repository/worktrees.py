@@ -307,36 +307,52 @@ def _checked_out(parts: Sequence[_Part], here: Path, path: str, commit: str) -> 
             "it, fetches it where its remote still has it"
         )
     part.tree.mkdir(parents=True, exist_ok=True)
-    part = replace(part, git=_own_git_folder(part, part.git.without_filters()))
-    part.git("read-tree", part.commit)
-    part.git.at(part.tree)("checkout-index", "--all", "--force", "--quiet", "--index")
+    part = replace(part, git=part.git.without_filters())
+    _own_git_folder(part)
+    # by the user's folder: settings may hold for it alone (includeIf); a part of a split index would be written there
+    git = part.git.at(part.tree).with_options("-c", "core.splitIndex=false")
+    index = {"GIT_INDEX_FILE": str(part.kept / "index")}
+    git("read-tree", part.commit, variables=index)
+    git("checkout-index", "--all", "--force", "--quiet", "--index", variables=index)
     return part
 
 
-_COPIED = ("config", "config.worktree", "info", "packed-refs", "refs", "reftable", "shallow")
-"""What a repository says of itself; its objects are read where they are."""
+_COPIED = (
+    "config", "config.worktree", "info/attributes", "info/exclude", "info/grafts", "info/sparse-checkout", "shallow",
+)  # fmt: skip
+"""What a repository says of itself; its objects are read where they are, and git is asked for its refs."""
+_NOT_OURS = ("core.worktree", "extensions.refStorage")
+"""Settings of it that do not hold for a copy: the user's folder, and where refs are kept."""
 
 
-def _own_git_folder(part: _Part, git: Git) -> Git:
-    """Make the git folder of a submodule in the worktree, by which programs find its root; git on that.
+def _own_git_folder(part: _Part) -> None:
+    """Make the git folder of a submodule in the worktree, by which programs find its root.
 
-    What a program does there by git, such as a commit, a stash or a setting, goes with the worktree.
+    What a program does there by git, such as a commit, a stash or a setting, goes with the worktree. The user may fetch
+    or pack meanwhile: no file is copied that git replaces by others.
     """
-    (part.kept / "objects" / "info").mkdir(parents=True)
-    (part.kept / "objects" / "info" / "alternates").write_text(f"{part.repository / 'objects'}\n")
-    (part.kept / "refs").mkdir()
+    for folder in ("objects/info", "info", "refs"):
+        (part.kept / folder).mkdir(parents=True)
     (part.kept / "HEAD").write_text(f"{part.commit}\n")  # by which git knows the folder
-    for source in (part.repository / name for name in _COPIED):
-        if source.is_dir():
-            shutil.copytree(source, part.kept / source.name, dirs_exist_ok=True)
-        elif source.exists():
-            shutil.copyfile(source, part.kept / source.name)
-            if source.name.startswith("config"):  # it names the user's folder
-                git("config", "--file", str(part.kept / source.name), "--unset-all", "core.worktree", none=5)
-    own = git.with_options(f"--git-dir={part.kept}")
-    own("update-ref", "--no-deref", "HEAD", part.commit)  # wherever refs are kept
+    told = part.git("count-objects", "-v").splitlines()
+    others = [line.removeprefix(b"alternate: ") for line in told if line.startswith(b"alternate: ")]
+    # git follows alternates of alternates five deep, and this is one more: the deepest first, so that it follows none
+    stores = [*reversed(others), os.fsencode(part.repository / "objects")]
+    (part.kept / "objects" / "info" / "alternates").write_bytes(b"".join(store + b"\n" for store in stores))
+    listed = part.git("for-each-ref", "--format=%(objectname) %(refname)%00%(symref)").splitlines()
+    refs = [(ref, target) for ref, _, target in (line.partition(b"\0") for line in listed)]
+    (part.kept / "packed-refs").write_bytes(b"".join(ref + b"\n" for ref, target in refs if not target))
+    for ref, target in ((ref, target) for ref, target in refs if target):  # such as origin/HEAD; none of them is packed
+        path = part.kept / os.fsdecode(ref.split(b" ", 1)[1])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"ref: " + target + b"\n")
+    for name in _COPIED:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(part.repository / name, part.kept / name)
+            if name.startswith("config"):
+                for setting in _NOT_OURS:
+                    part.git("config", "--file", str(part.kept / name), "--unset-all", setting, none=5)
     (part.tree / ".git").write_text(f"gitdir: {part.kept}\n")
-    return own
 
 
 def _lfs(part: _Part, files: Sequence[str]) -> None:
