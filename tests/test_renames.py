@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trace_kit import RAM, tensor_row, write
 
 from repro_golden.case.file import Bound, Compare
-from repro_golden.compare.renames import Parting, aligned
+from repro_golden.compare.renames import aligned
 from repro_golden.compare.traces import compare, first_difference
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.writer import metric_row
@@ -396,49 +396,6 @@ def test_a_metric_is_known_by_a_value_that_no_other_has(tmp_path: Path, value: f
     """A renamed metric is matched like a tensor, but for numbers that any metric may be, such as 1."""
     a, b = two(tmp_path, [[metric_row("loss", "loss", value)]], [[metric_row("loss", "train/loss", value)]])
     assert compare(a, b).equal is equal
-
-
-RETOLD = {
-    "one step tells": ({"r": [0.5, 0.123, 0.5]}, {"s": [0.5, 0.123, 0.5]}, True),
-    "all steps tell": ({"r": [4.0, 5.0, 6.0]}, {"s": [4.0, 5.0, 6.0]}, True),
-    "none tells": ({"r": [0.0, 0.0, 0.0]}, {"s": [0.0, 0.0, 0.0]}, False),
-    "another end": ({"r": [4.0, 5.0, 6.0]}, {"s": [4.0, 5.0, 7.0]}, False),
-    "another step": ({"r": [4.0, 5.0, None]}, {"s": [4.0, None, 5.0]}, False),
-    "its like": (
-        {"r/len/mean": [1.0, 2.0, 1.0], "r/len/std": [0.0] * 3, "r/max": [0.0] * 3},
-        {"r/uniq/mean": [1.0, 2.0, 1.0], "r/uniq/std": [0.0] * 3, "r/max": [0.0] * 3},
-        True,
-    ),
-    "its like has another value": (
-        {"r/len/mean": [1.0, 2.0, 1.0], "r/len/std": [0.0] * 3},
-        {"r/uniq/mean": [1.0, 2.0, 1.0], "r/uniq/std": [1.0] * 3},
-        False,
-    ),
-    "two for one": ({"r": [1.0, 2.0, 3.0], "q": [1.0, 2.0, 3.0]}, {"s": [1.0, 2.0, 3.0]}, False),
-}
-
-
-@pytest.mark.parametrize("name", RETOLD)
-def test_a_metric_is_known_by_its_values_in_all_steps(tmp_path: Path, name: str) -> None:
-    """Where one value is such as many have, several that differ tell, and what is always 0 goes with its like."""
-
-    def told(metrics: Mapping[str, Sequence[float | None]]) -> list[Step]:
-        return [
-            [
-                *step,
-                *(metric_row("loss", m, value) for m, values in metrics.items() if (value := values[at]) is not None),
-            ]
-            for at, step in enumerate(run_of(OLD))
-        ]
-
-    old, new, equal = RETOLD[name]
-    a, b = two(tmp_path, told(old), told(new))
-    comparison = compare(a, b)
-    assert comparison.equal is equal
-    assert not equal or comparison.renames.signals == len(old.keys() - new.keys())
-    early = Trace(write(tmp_path / "early", told(new)[:1]))
-    parting = Parting(str(a.directory), str(early.directory))
-    assert not parting.seen(early.steps), "a later step may tell"
 
 
 def test_no_row_is_read_where_nothing_was_renamed(tmp_path: Path) -> None:

@@ -138,3 +138,41 @@ def test_a_pull_request_says_it_in_its_verdict(tmp_path: Path) -> None:
     a, b = told(tmp_path / "x", {"~acc": 0.71}), told(tmp_path / "y", {"~acc": 0.68})
     text = pull_text(report(pair(tmp_path, flat(loss=X), flat(loss=X), compared=compare_traces(a, b, Compare()))))
     assert "bit-identical in 1 step, but numbers in lines of text differ" in text and "metric:'acc'" in text
+
+
+# -- what is called otherwise
+
+RETOLD = {
+    "one step tells": ({"r": [0.5, 0.123, 0.5]}, {"s": [0.5, 0.123, 0.5]}, True),
+    "all steps tell": ({"r": [4.0, 5.0, 6.0]}, {"s": [4.0, 5.0, 6.0]}, True),
+    "none tells": ({"r": [0.0, 0.0, 0.0]}, {"s": [0.0, 0.0, 0.0]}, False),
+    "another end": ({"r": [4.0, 5.0, 6.0]}, {"s": [4.0, 5.0, 7.0]}, False),
+    "another step": ({"r": [4.0, 5.0, None]}, {"s": [4.0, None, 5.0]}, False),
+    "its like": (
+        {"r/len/mean": [1.0, 2.0, 1.0], "r/len/std": [0.0] * 3, "r/max": [0.0] * 3},
+        {"r/uniq/mean": [1.0, 2.0, 1.0], "r/uniq/std": [0.0] * 3, "r/max": [0.0] * 3},
+        True,
+    ),
+    "its like has another value": (
+        {"r/len/mean": [1.0, 2.0, 1.0], "r/len/std": [0.0] * 3},
+        {"r/uniq/mean": [1.0, 2.0, 1.0], "r/uniq/std": [1.0] * 3},
+        False,
+    ),
+    "two for one": ({"r": [1.0, 2.0, 3.0], "q": [1.0, 2.0, 3.0]}, {"s": [1.0, 2.0, 3.0]}, False),
+}
+
+
+@pytest.mark.parametrize("name", RETOLD)
+def test_a_metric_is_known_by_its_values_in_all_steps(tmp_path: Path, name: str) -> None:
+    """Where one value is such as many have, several that differ tell, and what is always 0 goes with its like."""
+    old, new, equal = RETOLD[name]
+    before, after = (
+        [{m: v for m, values in side.items() if (v := values[at]) is not None} for at in range(3)]
+        for side in (old, new)
+    )
+    a, b = told(tmp_path / "a", *before), told(tmp_path / "b", *after)
+    comparison = compare(a, b)
+    assert comparison.equal is equal
+    assert not equal or comparison.renames.signals == len(old.keys() - new.keys())
+    early = told(tmp_path / "early", after[0], ended=False)
+    assert not Parting(str(a.directory), str(early.directory)).seen(early.steps), "a later step may tell"
