@@ -286,11 +286,13 @@ def test_what_an_inherited_variable_names(tmp_path: Path, monkeypatch: pytest.Mo
     """A file and a folder of few files count; what programs write from run to run and large folders do not."""
     counts = {"CONF": "hp.json", "DATA_DIR": "data", "LD_LIBRARY_PATH": f"lib:{tmp_path}/lib64"}
     passes = {"LOGFILE": "x", "RUN_FILE": "train.log", "HF_HOME": "hf", "XDG_CACHE_HOME": "c", "WANDB_DIR": "w",
-              "OLDPWD": "old", "VIRTUAL_ENV": "many", "NO": "repo/.git/config"}  # fmt: skip
+              "OLDPWD": "old", "VIRTUAL_ENV": "many", "NO": "repo/.git/config", "CKPT_DIR": "ck", "ZDOTDIR": "zsh",
+              "TUNE": "tune.db", "OPTUNA": "study.sqlite3", "MPLCONFIGDIR": "mpl", "WHERE": "runs"}  # fmt: skip
     for name, value in (counts | passes).items():
         monkeypatch.setenv(name, f"{tmp_path}/{value}")
     files = ["hp.json", "data/deep/rows", "lib/a.so", "lib64/b.so"]
-    others = ["x", "train.log", "hf/a", "c/a", "w/a", "old/a", "many/0", "repo/.git/config"]
+    others = ["x", "train.log", "hf/a", "c/a", "w/a", "old/a", "many/0", "repo/.git/config", "ck/a", "zsh/a", "tune.db",
+              "study.sqlite3", "mpl/a", "runs/a"]  # fmt: skip
     for name in [*files, *others, *(f"many/{n}" for n in range(1001))]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
@@ -485,3 +487,22 @@ def test_what_cannot_be_looked_at_hides_nothing(tmp_path: Path) -> None:
         facts.append(outside_of(case, tmp_path / "repo"))
         assert Watched(lambda _: found_outside(case, tmp_path / "repo")).stand() == (0, True)
     assert facts[0] != facts[1]
+
+
+def test_links_in_a_circle_and_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither links that cannot be followed nor a home that nobody has end a search."""
+    (tmp_path / "data").mkdir()
+    for link, target in (("a", "b"), ("b", "a"), ("data/round", "round"), ("c", "x" * 300)):
+        (tmp_path / link).symlink_to(target)
+    monkeypatch.setenv("PATH", f"{tmp_path}/a:{tmp_path}/{'x' * 300}:{os.environ['PATH']}")
+    monkeypatch.setenv("TMPDIR", f"{tmp_path}/a")
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    for name, value in (("CONF", "a"), ("DATA", "data"), ("MORE", "c")):
+        monkeypatch.setenv(name, f"{tmp_path}/{value}")
+    case = commanded(f"x {tmp_path}/b {tmp_path}/c")
+    assert found_outside(case, tmp_path / "repo").facts == tuple(outside_of(case, tmp_path / "repo"))
+    assert folders_of(case, tmp_path / "repo") == [tmp_path] and variables_digest(case)

@@ -132,14 +132,14 @@ def variables_of_key(variables: Mapping[str, str]) -> dict[str, str]:
     """Digests of the variables that numbers may rest on, by name; never their values."""
     relevant = {k: v for k, v in variables.items() if not _cannot_matter(k, v)}
     if "PATH" in relevant:  # folders that are not there, or are named twice, find no program
-        folders = [folder for folder in relevant["PATH"].split(os.pathsep) if Path(folder).is_dir()]
+        folders = [folder for folder in relevant["PATH"].split(os.pathsep) if os.path.isdir(folder)]  # noqa: PTH112 - raises nothing
         relevant["PATH"] = os.pathsep.join(dict.fromkeys(folders))
     return {name: digest("variable", name, value.encode(errors="surrogateescape")) for name, value in relevant.items()}
 
 
 def _cannot_matter(name: str, value: str) -> bool:
     if name in _FOLDERS:  # TEMP=0.7 is a temperature
-        return Path(value).is_absolute() and Path(value).is_dir()
+        return Path(value).is_absolute() and os.path.isdir(value)  # noqa: PTH112 - raises nothing
     return bool(_CANNOT_MATTER.fullmatch(name))
 
 
@@ -205,7 +205,7 @@ def _places(case: Case, root: Path) -> dict[str, tuple[int, ...]]:
 
 def _files(path: Path, root: Path) -> Iterator[Path]:
     """A file, or what `_walked` finds in a folder that is looked at."""
-    if path.is_file():
+    if os.path.isfile(path):  # noqa: PTH113 - raises nothing
         yield path
     elif not _is_everything(path, root):
         yield from (place for place, _ in _walked(path, root))
@@ -216,13 +216,13 @@ def _walked(folder: Path, root: Path) -> Iterator[tuple[Path, bool]]:
 
     What may not be looked at is passed over, or yielded as a file.
     """
-    places, known = [folder], {folder.resolve()}
+    places, known = [folder], {_real(folder)}
     while places:
         for place, below, names in os.walk(places.pop()):
             below[:] = sorted(name for name in below if name not in (".git", "__pycache__"))
             for link in [Path(place, name) for name in below if os.path.islink(f"{place}/{name}")]:  # noqa: PTH114 - raises nothing
                 yield link, True  # the walk does not follow it
-                if (real := link.resolve()) not in known and not _is_everything(real, root):  # so that circles end
+                if (real := _real(link)) not in known and not _is_everything(real, root):  # so that circles end
                     known.add(real)
                     places.append(link)
             yield from ((Path(place, name), False) for name in sorted(names) if not name.endswith(".pyc"))
@@ -231,7 +231,7 @@ def _walked(folder: Path, root: Path) -> Iterator[tuple[Path, bool]]:
 def folders_of(case: Case, root: Path) -> list[Path]:
     """The folders of the absolute paths that a case names, and of those below ``{root}``."""
     named, libraries = _named(case, root)
-    return sorted({path if path.is_dir() else path.parent for path in named | libraries})
+    return sorted({p if os.path.isdir(p) else p.parent for p in named | libraries})  # noqa: PTH112 - raises nothing
 
 
 def _named(case: Case, root: Path) -> tuple[set[Path], set[Path]]:
@@ -275,10 +275,15 @@ def _programs(case: Case, root: Path) -> set[Path]:
 _FEW = 1000
 """Entries of a folder that an inherited variable names: of more it is an installation, a cache or a whole disk."""
 _WRITTEN = frozenset((
-    "cache", "coverage", "debug", "dump", "home", "lock", "log", "logfile", "logs", "mlruns", "out", "output",
-    "outputs", "pid", "prefix", "profile", "results", "runs", "scratch", "sock", "socket", "tmp", "trace", "wandb",
+    "artifact", "artifacts", "cache", "checkpoint", "checkpoints", "ckpt", "ckpts", "coverage", "debug", "dump", "exp",
+    "experiment", "experiments", "extensions", "history", "home", "lock", "log", "logdir", "logfile", "logs", "mlruns",
+    "mplconfigdir", "out", "outdir", "output", "outputs", "pid", "prefix", "profile", "result", "results", "run",
+    "runs", "save", "savedir", "saves", "scratch", "snapshot", "snapshots", "sock", "socket", "storage", "tmp", "trace",
+    "tracking", "wandb", "workdir", "zdotdir",
 ))  # fmt: skip
 """Words in the name of a variable, or of what it leads to, that tell of what programs write from run to run."""
+_DATABASES = (".db", ".sqlite", ".sqlite3")
+"""Endings of files that programs write from run to run."""
 
 
 def _inherited(case: Case, root: Path) -> set[Path]:
@@ -286,6 +291,7 @@ def _inherited(case: Case, root: Path) -> set[Path]:
     variables = {k: v for k, v in base_environment(case).items() if not _cannot_matter(k, v)}
     pairs = [(name, path) for name, value in variables.items() if name != "PATH" for path in _paths(value, root)]
     there = {path for name, path in pairs if _WRITTEN.isdisjoint(re.split(r"[\W_]+", f"{name} {path.name}".lower()))}
+    there = {path for path in there if path.suffix.lower() not in _DATABASES}
     named = {p for p in there if p.parent not in _SYSTEM and ".git" not in p.parts and not _is_everything(p, root)}
     return {path for path in named if not os.path.isdir(path) or _is_small(path)}  # noqa: PTH112 - raises nothing
 
@@ -340,8 +346,16 @@ def _is_everything(folder: Path, root: Path) -> bool:
     """Whether a folder holds more than what a case means by it: the checkout itself, a home, what is temporary."""
     if any(folder.is_relative_to(system) for system in ("/dev", "/proc", "/sys", "/run")):
         return True
-    tops = [root.resolve(), Path.home(), Path(tempfile.gettempdir()).resolve(), Path("/tmp"), Path("/usr/bin")]  # noqa: S108
-    return any(top.is_relative_to(folder.resolve()) for top in tops)
+    tops = [root, Path(tempfile.gettempdir()), Path("/tmp"), Path("/usr/bin")]  # noqa: S108
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        tops.append(Path.home())
+    real = _real(folder)
+    return any(_real(top).is_relative_to(real) for top in tops)
+
+
+def _real(path: Path) -> Path:
+    """Where links lead; `Path.resolve` fails at those that lead in a circle."""
+    return Path(os.path.realpath(path))
 
 
 def _listing(folder: Path, root: Path) -> Iterator[str]:
@@ -349,7 +363,7 @@ def _listing(folder: Path, root: Path) -> Iterator[str]:
     for path, leads_on in _walked(folder, root):
         name = path.relative_to(folder)
         if leads_on:
-            yield f"{name} -> {path.resolve()}"
+            yield f"{name} -> {_real(path)}"
         elif left:
             left -= 1
             try:
