@@ -248,6 +248,16 @@ def test_folders_whose_names_begin_as_the_systems_do() -> None:
     assert answers == [False, False, True, True]
 
 
+def test_a_home_that_is_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not looked at, nor is what holds it or the link."""
+    for name in ("disk/me", "home", "other"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "home" / "me").symlink_to(tmp_path / "disk" / "me")
+    monkeypatch.setenv("HOME", str(tmp_path / "home" / "me"))
+    answers = [_is_everything(tmp_path / name, tmp_path / "repo") for name in ("home/me", "disk", "home", "other")]
+    assert answers == [True, True, True, False]
+
+
 def test_data_under_root_in_a_search(tmp_path: Path, bisect: Bisect) -> None:
     """Data that git does not track, changed in place between two searches, gives another answer."""
     repo, commits = history(tmp_path, "int(Path(sys.argv[1]).read_text())")

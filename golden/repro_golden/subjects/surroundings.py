@@ -350,7 +350,7 @@ def _is_everything(folder: Path, root: Path) -> bool:
     with contextlib.suppress(RuntimeError):  # a user without a home
         tops.append(Path.home())
     real = _real(folder)
-    return any(_real(top).is_relative_to(real) for top in tops)
+    return any(place.is_relative_to(real) for top in tops for place in (top, _real(top)))  # a home may be a link
 
 
 def _real(path: Path) -> Path:
