@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from history_kit import TRAIN, edit, note, start
 from repro_bisect.probe.states import KEPT, States
 from repro_golden.base.errors import AbsentError, MachineFailureError, ReproError
 from repro_golden.repository.checkout import find_checkout
-from repro_golden.repository.worktrees import Worktrees, folder_for
+from repro_golden.repository.worktrees import Worktrees
 
 COMMAND = ("--", sys.executable, "train.py", "--steps", "2")
 ALLOW = ("-c", "protocol.file.allow=always")
@@ -77,57 +76,6 @@ def test_a_submodule_that_moved_the_numbers(tmp_path: Path) -> None:
     assert not (tmp_path / "hook-ran").exists()
 
 
-UPWARDS = """\
-import os, sys
-from pathlib import Path
-above = [folder / "limit" for folder in Path(os.environ["PWD"], "judge.py").parents]
-found = [path for path in above if path.is_file()]
-sys.exit(bool(found) and int(Path("value").read_text()) >= int(found[0].read_text()))
-"""
-
-
-def test_what_lies_above_a_worktree_is_not_the_checkout(tmp_path: Path) -> None:
-    """A program that looks for its settings in the folders above it finds its commit's or none, and never today's."""
-    repo = Repo(tmp_path / "repo")
-    repo.root.mkdir()
-    repo.git("init", "--quiet", "--initial-branch=main")
-    (repo.root / "judge.py").write_text(UPWARDS)
-    commits = []
-    for n in range(5):
-        (repo.root / "value").write_text(f"{n}")
-        if n == 3:
-            (repo.root / "limit").write_text("1")
-        commits.append(repo.commit(f"value {n}"))
-    ends = "--no-explain", "--json", "--when", "exit", "HEAD~4..HEAD"
-    done = repo.repro("bisect", *ends, "--", sys.executable, "judge.py")
-    assert json.loads(done.stdout)["culprit"]["commit"] == commits[3], done.stderr
-    assert not repo.worktrees
-
-
-def test_where_worktrees_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the user's cache, or in a folder of ours for what is temporary where that lies in a checkout or is not ours.
-
-    Where nothing serves, beside the rest of our state. Two repositories have two folders.
-    """
-    repo, other = Repo(tmp_path / "repo"), Repo(tmp_path / "more" / "repo")
-    for each in (repo, other):
-        each.root.mkdir(parents=True)
-        each.git("init", "--quiet")
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    monkeypatch.setenv("HOME", str(repo.root / "home"))
-    for cache, above in (
-        (tmp_path / "cache", tmp_path / "cache"), (repo.root / "cache", temporary), (Path("cache"), temporary),
-    ):  # fmt: skip
-        monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-        first, second = (folder_for(find_checkout(each.root)) for each in (repo, other))
-        assert first.is_relative_to(above) and second.parent == first.parent and second != first
-    temporary.rename(repo.root / "tmp")
-    monkeypatch.setattr(tempfile, "tempdir", str(repo.root / "tmp"))
-    assert folder_for(find_checkout(repo.root)) == repo.root / ".git" / "repro" / "worktrees"
-
-
 def test_a_submodule_has_a_git_folder_of_its_own(tmp_path: Path) -> None:
     """Git and what looks for a root by it find the submodule, and nothing that is done there reaches the user's."""
     repo, _ = with_submodule(tmp_path)
@@ -155,21 +103,6 @@ def test_a_submodule_has_a_git_folder_of_its_own(tmp_path: Path) -> None:
     worktrees.close()
     assert {p: p.read_bytes() for p in (repo.root / ".git" / "modules").rglob("*") if p.is_file()} == before
     assert repo.git("status", "--porcelain") == ""
-
-
-def test_what_another_machine_has_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two with equal paths and disks of their own leave each other's worktrees of a shared repository alone."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    repo = start(tmp_path, case=None)
-    mine = Worktrees(find_checkout(repo.root))
-    with mine.at(repo.git("rev-parse", "HEAD"), None) as place:
-        (tmp_path / "cache").rename(tmp_path / "elsewhere")
-        Worktrees(find_checkout(repo.root)).close()
-        shutil.rmtree(tmp_path / "cache")
-        (tmp_path / "elsewhere").rename(tmp_path / "cache")
-        assert Repo(place.root).git("status", "--porcelain") == ""
-    mine.close()
-    assert not repo.worktrees
 
 
 def test_a_submodule_whose_repository_is_in_use(tmp_path: Path) -> None:
