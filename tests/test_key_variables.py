@@ -1,4 +1,4 @@
-"""Which variables of the environment a probe's key holds: all that may matter, and what differs by terminal does not."""
+"""Which variables of the environment a probe's key holds: what may matter, and not what differs by terminal."""
 
 from __future__ import annotations
 
