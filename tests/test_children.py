@@ -193,7 +193,7 @@ def test_a_program_sees_what_was_asked_for(tmp_path: Path) -> None:
     for folder, bound in ((first, True), (second, False)):
         folder.mkdir()
         variables = {"PATH": os.environ["PATH"], "LC_ALL": "C", "X": "1\n2=\udcff", "PYTHONHOME": "/nowhere", MARK: "x"}
-        variables["PWD"] = "/"  # which is the folder otherwise
+        variables["PWD"] = "/"  # noqa: S105 - the folder, otherwise
         Child(["env", "-0"], folder, variables, folder / "log", 60.0, bound=bound).run()
         assert (folder / "log").read_bytes().count(b"\0") == len(variables)
         plain = {k: v for k, v in variables.items() if k != "PYTHONHOME"}

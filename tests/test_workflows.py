@@ -208,7 +208,8 @@ def test_nights_are_kept_and_then_judged(world: World) -> None:
 def test_a_pull_request_of_the_repository_is_reported_and_commented(world: World, github: GitHub) -> None:
     """What cannot be judged is a warning, and a failure when strict; another job, with the token, posts that report."""
     world.repo.git("checkout", "--quiet", "-b", "topic")
-    head = world.uncheckable()
+    world.repo.edit(TOY, "timeout", 'env = { WORD = "1" }\ntimeout')
+    head = note(world.repo, "words")
     world.push("topic")
     for strict, status in ((False, "success"), (True, "failure")):
         report = world.pull(head, inputs={"strict": strict})
