@@ -5,6 +5,7 @@ And what lies beside worktrees: the training states that several bisects share.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -205,11 +206,12 @@ def test_submodules_that_lie_elsewhere(tmp_path: Path) -> None:
     clone.git("worktree", "add", "--quiet", "--detach", str(linked.root))
     linked.git(*ALLOW, "submodule", "--quiet", "update", "--init", "--recursive")
     commit = linked.git("rev-parse", "HEAD")
-    with Worktrees(find_checkout(linked.root)).at(commit, None) as place:
+    with contextlib.closing(Worktrees(find_checkout(linked.root))) as worktrees, worktrees.at(commit, None) as place:
         assert (place.root / "outer" / "deep" / "values.py").is_file()
     clone.git(*ALLOW, "clone", "--quiet", str(outer.root), "outer")
     why = "the submodule outer keeps its git folder in itself: `git submodule absorbgitdirs outer`"
-    with pytest.raises(AbsentError, match=why), Worktrees(find_checkout(clone.root)).at(commit, None):
+    worktrees = Worktrees(find_checkout(clone.root))
+    with contextlib.closing(worktrees), pytest.raises(AbsentError, match=why), worktrees.at(commit, None):
         pass
 
 
