@@ -266,3 +266,4 @@ def test_graphs_are_looked_through_within_bounds(monkeypatch: pytest.MonkeyPatch
         loss.backward()
         seen.passed([loss], inner=False)
         assert len(seen._known) == (k < 2)
+        assert any("too large to be looked through" in why for why in seen.unread().values()) == (k > 0)

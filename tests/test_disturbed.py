@@ -22,6 +22,7 @@ from repro_bisect.probe.company import Company, DisturbedError
 from repro_bisect.probe.executors import Outcome, Task
 from repro_bisect.probe.journal import Entry, Journal
 from repro_bisect.probe.prober import Prober
+from repro_bisect.probe.reasons import kind_of
 from repro_bisect.probe.request import Request
 from repro_golden.replay.children import CancelledError, ChildFailure
 from repro_golden.repository.checkout import Checkout
@@ -209,3 +210,11 @@ def test_numbers_of_another_probe_are_no_culprit_s(tmp_path: Path) -> None:
     result = json.loads(done.stdout)
     assert result["culprit"]["commit"] == culprit, done.stderr
     assert "disturb each other" in result["remarks"][0]
+
+
+def test_kinds_of_reasons() -> None:
+    """What is another in each run is no part of a kind: addresses, times, numbered files; other paths and codes are."""
+    kind = kind_of("lost worker 0x7f31 after 1796.31 s in /tmp/run-831/log: exited with 1")
+    assert kind == kind_of("lost worker 0x99aa after 12.5 s in /tmp/run-7/log: exited with 1")
+    assert kind != kind_of("lost worker 0x7f31 after 1796.31 s in /tmp/run-831/log: exited with 2")
+    assert kind_of("no file /data/tok.json") != kind_of("no file /tmp/shared/cache.pt")

@@ -202,6 +202,16 @@ def test_an_archive_that_lies_in_the_checkout(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_wheel_of_another_project_in_the_checkout(tmp_path: Path) -> None:
+    """Neither a dependency's name nor a module that is called as one of the tree's makes it this repository's."""
+    about = {"url": (tmp_path / "home" / "wheels" / "any-1.whl").as_uri(), "archive_info": {}}
+    names = "numlib.abi3.so", "numlib/core.abi3.so", "tiny/__init__.py", "tiny/rate.py"
+    site = install(tmp_path, about, dict.fromkeys(names, "other"))
+    needs = '[project]\ndependencies = ["numlib>=1", "tiny"]\n'
+    (tmp_path / "tree" / "lib" / "pyproject.toml").write_text(PROJECT.replace("[project]\n", needs))
+    assert [said(tmp_path, site, name) for name in names] == [None] * len(names)
+
+
 @pytest.mark.parametrize("editable", [False, True])
 def test_programs_that_start_what_an_installer_read(tmp_path: Path, editable: bool) -> None:
     """An entry point is that of the day it was installed, in an editable installation too; so is a script."""

@@ -116,6 +116,9 @@ def test_what_is_compiled_cannot_be_linked(judged: tuple[Repo, list[str]]) -> No
         ("setup.py", "Extension('kern', ['a.c'])", True), ("setup.py", "Extension('pkg.kern', ['a.c'])", False),
         ("setup.py", 'Extension("flash.kern", ["a.c"])', True), ("train.py", "import kern", False),
         ("CMakeLists.txt", "pybind11_add_module( kern a.cpp)", True), ("lib/flash/__init__.py", "", True),
+        ("setup.py", "CppExtension(f'{NAME}_ops', ['a.c'])", True), ("setup.py", "Extension(name=NAME)", True),
+        ("CMakeLists.txt", "pybind11_add_module(${PROJECT_NAME} a.cpp)", True),
+        ("setup.py", "class Built(Extension): pass\nExtension('other', [])", False),
     ],
 )  # fmt: skip
 def test_what_somebody_else_compiled(judged: tuple[Repo, list[str]], file: str, text: str, ours: bool) -> None:

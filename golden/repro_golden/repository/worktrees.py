@@ -128,13 +128,13 @@ def folder_for(checkout: Checkout) -> Path:
 
     Programs look for their root and their settings in the folders above them. Where neither the user's cache nor a
     folder for what is temporary serves, they lie with the rest of our state, inside git's folder. So where these run no
-    programs, or have less room than that disk, and little.
+    programs, or have less than half of that disk's room, and little.
     """
     caches = [Path(os.environ.get("XDG_CACHE_HOME", ""))]
     with contextlib.suppress(RuntimeError):  # a user without a home
         caches.append(Path.home() / ".cache")
     own = Path(tempfile.gettempdir()) / f"repro-{os.getuid()}"
-    room = min(_ROOM, shutil.disk_usage(checkout.common).free)
+    room = min(_ROOM, shutil.disk_usage(checkout.common).free // 2)  # half: the same disk may fill meanwhile
     for cache in [*caches, own]:
         folder = cache / "repro" / "worktrees"
         with contextlib.suppress(OSError):
