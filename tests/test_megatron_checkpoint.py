@@ -207,10 +207,11 @@ def test_what_cannot_be_loaded_is_refused_in_one_line(world: int, jobs: Jobs) ->
 @pytest.mark.whole
 @pytest.mark.parametrize("name", OTHER)
 def test_a_checkpoint_of_another_run_is_refused(name: str, jobs: Jobs) -> None:
-    """Another architecture, dtype or kind of estimator: one line with both sides."""
+    """Another architecture, dtype or kind of estimator: one line with both sides, and the cure."""
     (rank,) = jobs.ranks(f"other {name}", "loaded")
     ((kind, said),) = rank.said
-    assert kind == "CheckpointError" and "\n" not in said and said.endswith(OTHER[name][1]), said
+    told = f"{OTHER[name][1]}; use the configuration that saved it"
+    assert kind == "CheckpointError" and "\n" not in said and said.endswith(told), said
 
 
 @pytest.mark.whole

@@ -25,6 +25,7 @@ from repro.nightly.records import Nights
 from repro.site import folder as site
 from repro_bisect.probe import recordings
 from repro_bisect.probe.journal import Entry, Journal
+from repro_core.config import TrainConfig
 from repro_core.engines.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from repro_golden.base.errors import ReproError
 from repro_golden.compare.traces import compare
@@ -230,7 +231,7 @@ def _of_golden(folder: Path) -> Any:
     shutil.rmtree(folder / "store", ignore_errors=True)
     home.mkdir(parents=True)
     (home / "toy").symlink_to(folder / "run")
-    golden = Store(folder / "store").load("m", "toy")
+    golden = Store(folder / "store").read("m", "toy")
     return golden.record, _of_trace(golden.trace.directory)
 
 
@@ -299,11 +300,12 @@ def _of_nights(folder: Path) -> Any:
 
 def _state(folder: Path) -> None:
     state = {"weight": torch.arange(6.0), "rng/torch": torch.arange(8, dtype=torch.uint8)}
-    save_checkpoint(folder / "s", state, {"policy": "torch"}, lambda _: None)
+    save_checkpoint(folder / "s", state, TrainConfig().to_mapping(), lambda _: None)
 
 
 def _of_state(folder: Path) -> Any:
-    return exact_of({name: value.numpy() for name, value in load_checkpoint(folder / "s").items()})
+    state = load_checkpoint(folder / "s", TrainConfig(), TrainConfig().model)
+    return exact_of({name: value.numpy() for name, value in state.items()})
 
 
 def _operations(folder: Path) -> None:

@@ -180,13 +180,17 @@ def check_settings(source: Path, saved: Mapping[str, Any], config: TrainConfig, 
     """Refuse a checkpoint of another dtype, or one with a critic where there is none, or the other way round.
 
     Raises:
-        CheckpointError: naming both sides.
+        CheckpointError: naming both sides; or the checkpoint does not say.
     """
     ours = config.to_mapping()
     for key in ("dtype", "advantage_estimator") if critic else ("dtype",):
-        there, here = saved.get(key), ours[key]
+        if key not in saved:
+            raise CheckpointError(f"{source / META} is unreadable (no {key!r}): use another checkpoint")
+        there, here = saved[key], ours[key]
         if there != here if key == "dtype" else (there == "ppo") != (here == "ppo"):
-            raise CheckpointError(f"{source} does not fit: {key} is {there!r} there and {here!r} here")
+            raise CheckpointError(
+                f"{source} does not fit: {key} is {there!r} there and {here!r} here; use the configuration that saved it"
+            )
 
 
 def check_architecture(source: Path, saved: ModelConfig, model: ModelConfig) -> None:
@@ -199,7 +203,8 @@ def check_architecture(source: Path, saved: ModelConfig, model: ModelConfig) -> 
     for key in (*(field.name for field in fields(model) if field.name not in free), *_RESOLVED):
         if (there := getattr(saved, key)) != (here := getattr(model, key)):
             raise CheckpointError(
-                f"{source} is of another architecture: model.{key} is {there!r} there and {here!r} here"
+                f"{source} is of another architecture: model.{key} is {there!r} there and {here!r} here; "
+                "use the configuration that saved it"
             )
 
 
