@@ -145,6 +145,7 @@ optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
 for step in range(3):
     optimizer.zero_grad()
     (net(torch.randn(16, 4)).square().mean() * len(sys.argv)).backward()
+    net.clip_grad_norm_(1.0)
     optimizer.step()
 dist.destroy_process_group()
 """
@@ -195,9 +196,48 @@ def test_a_number_of_some_steps_stands_with_its_step(tmp_path: Path, program: st
     for trace in (first, other):
         steps = [step.metrics for step in trace.steps]
         assert [step.get("acc") for step in steps] == [None, None, 3.0, None, None, 6.0]
+        assert not any(row.name.startswith("number/") for row in trace.rows(0))  # nothing of the recorder's own
         if program is THIRD:
             assert steps[2]["grad_norm#logged"] == steps[2]["grad_norm"]
             assert {name for step in steps for name in step if "#" in name} == {"grad_norm#logged"}
+    assert compare(first, other).equal
+
+
+ASKED = """\
+for i in range(4):
+    optimizer.zero_grad()
+    backward()
+    optimizer.step()
+    line = {"acc": i}
+    if V:
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(i)).requires_grad_()
+        given = x if WHAT == "input" else list(model.parameters())
+        line["asked"] = torch.autograd.grad(model(x).pow(2).mean(), given)[0].norm().item()
+    tell(**line)
+"""
+GIVEN = """\
+for i in range(1, 7):
+    loss = model(torch.randn(4, 8)).pow(2).mean()
+    for p, g in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))): p.grad = g
+    if i % 3 == 0 and not V: tell(acc=i)
+    optimizer.step()
+    if i % 3 == 0 and V: tell(acc=i)
+"""
+
+
+@pytest.mark.parametrize("what", ["input", "weights"])
+def test_a_gradient_that_is_asked_for_to_be_logged_begins_no_step(tmp_path: Path, what: str) -> None:
+    """What is told behind it, of an input or of the weights, stands with the step that has ended."""
+    first, other = traces(tmp_path, f"{HEAD}WHAT = {what!r}\n{ASKED}")
+    assert [step.metrics["acc"] for step in other.steps] == [0.0, 1.0, 2.0, 3.0]
+    assert compare(first, other).equal
+
+
+def test_gradients_that_are_asked_for_and_given_to_an_optimizer_begin_a_step(tmp_path: Path) -> None:
+    """Told before the step's end or after it, a number stands with its step."""
+    first, other = traces(tmp_path, HEAD + GIVEN)
+    for trace in (first, other):
+        assert [step.metrics.get("acc") for step in trace.steps] == [None, None, 3.0, None, None, 6.0]
     assert compare(first, other).equal
 
 
@@ -307,3 +347,4 @@ def test_a_view_of_what_was_written_since_stops_no_recording(tmp_path: Path, pro
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2") if program == FLAT else ()
     first, other = traces(tmp_path, program, launch=launch)
     assert len(first.steps) == 3 and not compare(first, other).equal
+    assert program != FLAT or all("grad_norm" in step.metrics for step in first.steps)  # it clips by itself

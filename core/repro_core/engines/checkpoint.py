@@ -189,7 +189,8 @@ def check_settings(source: Path, saved: Mapping[str, Any], config: TrainConfig, 
         there, here = saved[key], ours[key]
         if there != here if key == "dtype" else (there == "ppo") != (here == "ppo"):
             raise CheckpointError(
-                f"{source} does not fit: {key} is {there!r} there and {here!r} here; use the configuration that saved it"
+                f"{source} does not fit: {key} is {there!r} there and {here!r} here; "
+                "use the configuration that saved it"
             )
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Sequence, Set
+import weakref
+from collections.abc import Set
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -49,7 +50,7 @@ class ToldMetrics:
     def new(self, name: str) -> str:
         """Which metric a name of the other side tells that the baseline tells in no step, '' for one that it does."""
         metric = self.metric(name)
-        return "" if any(metric in step for step in _told(self._a)) else metric
+        return "" if metric in _said(self._a).last else metric
 
     def elsewhere(self, metric: str, index: int | None) -> str:
         """Why a step in which one side alone tells a metric is no difference, behind its name; '' where it is one.
@@ -64,17 +65,17 @@ class ToldMetrics:
         """
         if metric not in self._elsewhere:
             self._elsewhere[metric] = self._compared_elsewhere(metric)
-        told = (k for trace in (self._a, self._b) for k, step in enumerate(_told(trace)) if metric in step)
-        return self._elsewhere[metric] or (_SOME if index is not None and index < max(told, default=0) else "")
+        last = max(_said(trace).last.get(metric, 0) for trace in (self._a, self._b))
+        return self._elsewhere[metric] or (_SOME if index is not None and index < last else "")
 
     def _compared_elsewhere(self, metric: str) -> str:
-        sides = [[metric in step for step in _told(trace)[: self._count]] for trace in (self._a, self._b)]
+        sides = [[metric in step for step in _said(trace).steps[: self._count]] for trace in (self._a, self._b)]
         if any(map(all, zip(*sides, strict=True))) or (self.otherwise and all(map(any, sides))):
             return _SOME
         if any(sides[0]) != any(sides[1]):
             mine, theirs = (self._a, self._b) if any(sides[0]) else (self._b, self._a)
             if texts := [(x, y) for x, y in zip(mine.steps, theirs.steps, strict=False) if metric in y.shown]:
-                form = _form(theirs, metric)
+                form = _said(theirs).form(metric)
                 same = all(form.of(x.compared.get(metric, math.nan), y.metrics[metric]) for x, y in texts)
                 return " as a number" if same else ""
         return ""
@@ -82,10 +83,12 @@ class ToldMetrics:
     def unsure(self, name: str) -> bool:
         """Whether a number may stand in another step because of who recorded it, or under another name."""
         new = self._a if self._a.header.recorder >= _TOLD_SINCE else self._b
-        first, *others = [self.metric(name) in step for step in _told(new)]
+        metric = self.metric(name)
+        first, *others = [metric in step for step in _said(new).steps]
         return "#" in name or (any(others) and not first)
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def _metric(name: str, ranks: float) -> str:
     """Of fewer ranks than the number behind an @ says, that is part of the name: ``pass@8``."""
     base, at, rank = _TELLING.split(name, maxsplit=1)[0].rpartition("@")
@@ -97,20 +100,6 @@ def _ranks(trace: Trace) -> float:
     return float(trace.header.identity.get("layout", {}).get("ranks") or math.inf)
 
 
-def _told(trace: Trace) -> Sequence[Set[str]]:
-    """The metrics of each step, however often and by whom they are told."""
-    return _told_until(trace, len(trace.steps))
-
-
-@functools.lru_cache(maxsize=8)
-def _told_until(trace: Trace, count: int) -> Sequence[Set[str]]:  # noqa: ARG001 - it may grow
-    ranks = _ranks(trace)
-    return [frozenset(_metric(name, ranks) for name in record.compared) for record in trace.steps]
-
-
-# -- numbers in lines of text
-
-
 class _Form(NamedTuple):
     """How a metric is written in a trace's lines of text.
 
@@ -120,21 +109,60 @@ class _Form(NamedTuple):
         times: How often it is written.
     """
 
-    decimals: int
-    digits: int
-    times: int
+    decimals: int = 0
+    digits: int = 1
+    times: int = 0
+
+    def with_(self, value: float) -> _Form:
+        """With one more number that is written."""
+        if not math.isfinite(value):
+            return self
+        one = Decimal(repr(value)).normalize().as_tuple()
+        return _Form(max(self.decimals, -int(one.exponent)), max(self.digits, len(one.digits)), self.times + 1)
 
     def of(self, value: float, text: float) -> bool:
         """Whether a value would be written so."""
         return abs(value - text) <= 0.5000001 * 10.0**-self.decimals or float(f"{value:.{self.digits}g}") == text
 
 
-def _form(trace: Trace, name: str) -> _Form:
-    values = [record.metrics[name] for record in trace.steps if name in record.shown]
-    written = [Decimal(repr(value)).normalize().as_tuple() for value in values if math.isfinite(value)]
-    decimals = max((-int(one.exponent) for one in written), default=0)
-    return _Form(max(decimals, 0), max((len(one.digits) for one in written), default=1), len(written))
+class _Said:
+    """What the steps of a trace tell.
 
+    Attributes:
+        steps: The metrics of each, however often and by whom they are told.
+        last: By metric, the last step that tells it.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Set[str]] = []
+        self.last: dict[str, int] = {}
+        self._forms: dict[str, _Form] = {}
+
+    def form(self, name: str) -> _Form:
+        """How a metric is written in lines of text."""
+        return self._forms.get(name, _Form())
+
+    def read(self, trace: Trace) -> None:
+        """Read on: the trace may have grown."""
+        ranks = _ranks(trace)
+        for number, record in enumerate(trace.steps[len(self.steps) :], len(self.steps)):
+            told = frozenset(_metric(name, ranks) for name in record.compared)
+            self.last.update(dict.fromkeys(told, number))
+            self._forms |= {name: self.form(name).with_(record.metrics[name]) for name in record.shown}
+            self.steps.append(told)
+
+
+_traces: weakref.WeakKeyDictionary[Trace, _Said] = weakref.WeakKeyDictionary()
+
+
+def _said(trace: Trace) -> _Said:
+    said = _traces.setdefault(trace, _Said())
+    if len(said.steps) < len(trace.steps):
+        said.read(trace)
+    return said
+
+
+# -- numbers in lines of text
 
 _SURE = 4
 """Numbers of a form from which on it is known: the last digits of one may be zeros, which nobody sees."""
@@ -167,7 +195,7 @@ def moved_text(a: Trace, b: Trace) -> list[Moved]:
             before, after = x.metrics[name], y.metrics[name]
             if same_float(before, after) or before == after:
                 continue
-            form, other = _form(a, name), _form(b, name)
+            form, other = _said(a).form(name), _said(b).form(name)
             fits = _rounds(name, x, y, form, other) and form.of(after, before)
             if not fits and not (_rounds(name, y, x, other, form) and other.of(before, after)):
                 moved[name] = Moved(name, x.step, before, after)

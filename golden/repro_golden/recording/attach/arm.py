@@ -44,7 +44,7 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     torch.amp.GradScaler.step = scaled  # type: ignore[method-assign]
     for name in ("scale", "update"):  # a program may unscale and step by itself
         _heard(torch.amp.GradScaler, name, session)
-    _clipping(torch.nn.utils, session)
+    _clipping(when, torch.nn.utils, session)
     for name in ("torch.utils.tensorboard.writer", "tensorboardX.writer"):
         when(name, lambda module: _board(module.SummaryWriter, session))
     when("wandb.sdk.wandb_run", lambda module: _listen(module.Run, "log", _given, session))
@@ -120,7 +120,7 @@ def _stepped(session: Any, settings: Any) -> Callable[[Any], None]:
     return stepped
 
 
-def _clipping(utils: Any, session: Any) -> None:
+def _clipping(when: Callable[[str, Callable[[Any], None]], object], utils: Any, session: Any) -> None:
     """Keep the norm that gradients are clipped by, before clipping."""
     import torch
 
@@ -147,6 +147,12 @@ def _clipping(utils: Any, session: Any) -> None:
 
     stand_in([utils.clip_grad, utils], "clip_grad_norm_", of_clip)
     stand_in([utils.clip_grad, utils], "clip_grads_with_norm_", of_scale)  # since torch 2.6
+
+    def of_fsdp(module: Any) -> None:  # which clips by itself
+        wrapper = module.FullyShardedDataParallel
+        wrapper.clip_grad_norm_ = of_clip(wrapper.clip_grad_norm_)
+
+    when("torch.distributed.fsdp.fully_sharded_data_parallel", of_fsdp)
 
 
 def _scaled(session: Any) -> Callable[..., Any]:

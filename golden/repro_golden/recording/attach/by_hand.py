@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from repro_golden.recording.attach.alive.readings import is_leaf
+from repro_golden.recording.attach.by_identity import id_of
 from repro_golden.recording.attach.standing_in import stand_in
 
 __all__ = ["ByHand", "hook"]
@@ -35,9 +36,17 @@ class ByHand:
         self.state: Mapping[Any, Any] = {}
         self._led_to: Mapping[str, torch.Tensor] = {}
         self._anew = False
-        self.open = False
-        """Whether a step is under way."""
+        self._begun = False
         self._unread = unread
+
+    @property
+    def begun(self) -> bool:
+        """Whether a step is. A public attribute would be read as what the optimizer keeps."""
+        return self._begun
+
+    @begun.setter
+    def begun(self, value: bool) -> None:
+        self._begun = value
 
     def begin(self, parameters: list[torch.Tensor], led_to: Mapping[str, torch.Tensor]) -> None:
         """A step begins with these, and with what names lead to now."""
@@ -45,19 +54,19 @@ class ByHand:
 
     def follow(self, led_to: Mapping[str, torch.Tensor]) -> None:
         """A step has ended: what it made anew, by what names lead to now, takes the place of what was there."""
-        names, now = defaultdict[int, list[str]](list), set(map(id, led_to.values()))
+        names, now = defaultdict[int, list[str]](list), set(map(id_of, led_to.values()))
         for name, tensor in self._led_to.items():
-            names[id(tensor)].append(name)
+            names[id_of(tensor)].append(name)
         parameters = []
         for parameter in self.param_groups[0]["params"]:
-            there = _led_from(parameter, names.get(id(parameter), []), led_to)
-            new = next((tensor for tensor in there if id(tensor) not in names), None)
+            there = _led_from(parameter, names.get(id_of(parameter), []), led_to)
+            new = next((tensor for tensor in there if id_of(tensor) not in names), None)
             self._anew = self._anew or new is not None
-            if new is None and self._anew and id(parameter) not in now:
+            if new is None and self._anew and id_of(parameter) not in now:
                 self._unread["the last update"] = "it made its parameters anew, and they were gone when it was read"
             parameters.append(parameter if new is None else new)
         self.begin(parameters, {})
-        self.open = False
+        self.begun = False
 
 
 def _led_from(
@@ -112,11 +121,11 @@ def hook(session: Any) -> None:
             return grad(outputs, inputs, *args, **kwargs)
         if session.has_optimizer:
             out = grad(outputs, inputs, *args, **kwargs)
-            session.passed(given)
+            session.passed(given, asked=True)
             return out
         session.end_by_hand()
         out = grad(outputs, inputs, *args, **kwargs)
-        session.begin_by_hand({id(p): (p, g) for p, g in zip(given, out, strict=True) if g is not None})
+        session.begin_by_hand({id_of(p): (p, g) for p, g in zip(given, out, strict=True) if g is not None})
         return out
 
     stand_in([torch.autograd], "backward", lambda _: watched)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-__all__ = ["ByIdentity"]
+__all__ = ["ByIdentity", "id_of"]
+
+id_of: Callable[[object], int] = object.__hash__
+"""A number that no other object has as long as it lives, as `id` gives one too: but that is an audit event, for which a
+function of Python's is called where somebody hears these, and a step has thousands."""
 
 T = TypeVar("T")
 
@@ -18,12 +23,12 @@ class ByIdentity(Generic[T]):
 
     def get(self, item: Any) -> T | None:
         """What was put for it; None where nothing was."""
-        known = self._known.get(id(item))
+        known = self._known.get(id_of(item))
         return known[1] if known is not None and known[0]() is item else None
 
     def put(self, item: Any, value: T) -> None:
         """Know this of it from now on."""
-        number = id(item)
+        number = id_of(item)
 
         def let_go(reference: weakref.ref[Any]) -> None:
             known = self._known.get(number)

@@ -5,6 +5,7 @@ What such steps may have changed last is read when the program ends, of what it 
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from repro_golden.recording.attach.alive.names import Names
 from repro_golden.recording.attach.alive.readable import GIVEN_BACK, readable, unreadable
 from repro_golden.recording.attach.alive.readings import Reading, is_leaf
 from repro_golden.recording.attach.by_hand import ByHand
+from repro_golden.recording.attach.by_identity import id_of
 
 __all__ = ["Passes"]
 
@@ -43,6 +45,8 @@ class Passes:
         self._nodes = _NODES
         self._known: list[weakref.ref[torch.Tensor]] = []
         self._made: set[str] = set()
+        self._begun = False
+        self._asked: list[tuple[weakref.ref[torch.Tensor], Callable[[], Any]]] = []
 
     @property
     def unusual(self) -> bool:
@@ -51,32 +55,39 @@ class Passes:
 
     @property
     def begun(self) -> bool:
-        """Whether there was any since the last step."""
-        return self._count > 0
+        """Whether one since the last step has left gradients to step by: one that only asks for some may be a log's."""
+        asked = ((leaf(), had()) for leaf, had in self._asked)
+        return self._begun or any(p is not None and p.grad is not None and p.grad is not had for p, had in asked)
 
     def optimizer_made(self, optimizer: Any) -> None:
         """The program has made an optimizer, or a copy of one: another training begins."""
         self._made.add(type(optimizer).__name__)
         self._before += self._count if self._steps else 0
         self._count = self._steps = 0
+        self._forget_begun()
 
     def of_optimizers(self) -> list[torch.Tensor]:
         """The parameters of those that have made steps."""
         there = [self._names.held(o) for known, _ in self._met.values() if (o := known()) is not None]
         return [p for held in there for p in held.parameters.values()]
 
-    def passed(self, given: Iterable[Any], *, inner: bool) -> None:
+    def passed(self, given: Iterable[Any], *, inner: bool = False, asked: bool = False) -> None:
         """A pass was made.
 
         Args:
             given: What it began at, or the leaves whose gradients were asked for.
             inner: Whether it is part of another, as that of a checkpoint.
+            asked: Whether they are such leaves. The pass has left nothing in ``grad``, where the program may put it.
         """
         self._count += not inner
+        self._begun = self._begun or not asked
+        if asked:  # of one leaf, which tells of all
+            leaves = itertools.islice(given, 1)
+            self._asked += [(weakref.ref(p), _nothing if p.grad is None else weakref.ref(p.grad)) for p in leaves]
         self._known = [known for known in self._known if known() is not None]  # gone before this pass: no part of it
         if self._steps < _FIRST and self._nodes > 0:
-            there = {id(known()) for known in self._known}
-            new = {id(p): p for p in self._parameters(given) if id(p) not in there}
+            there = {id_of(known()) for known in self._known}
+            new = {id_of(p): p for p in self._parameters(given) if id_of(p) not in there}
             self._known += map(weakref.ref, new.values())
             if new:
                 self._names.held(ByHand([*new.values()], {}))
@@ -102,17 +113,21 @@ class Passes:
     def stepped(self) -> None:
         """A step was made and read: what optimizers hold that have made steps is theirs."""
         if self._known:
-            held = set(map(id, self.of_optimizers()))
-            self._known = [known for known in self._known if (p := known()) is not None and id(p) not in held]
+            held = set(map(id_of, self.of_optimizers()))
+            self._known = [known for known in self._known if (p := known()) is not None and id_of(p) not in held]
         self._most = max(self._most, self._count)
         self._steps += 1
         self._count = 0
+        self._forget_begun()
+
+    def _forget_begun(self) -> None:
+        self._begun, self._asked = False, []
 
     def let_go(self, *tensors: torch.Tensor) -> Callable[[], None]:
         """Refer to none of some tensors, whose content is exchanged; what is returned takes them up again."""
-        ids = set(map(id, tensors))
-        mine = [p for known in self._known if (p := known()) is not None and id(p) in ids]
-        self._known = [known for known in self._known if id(known()) not in ids]
+        ids = set(map(id_of, tensors))
+        mine = [p for known in self._known if (p := known()) is not None and id_of(p) in ids]
+        self._known = [known for known in self._known if id_of(known()) not in ids]
         return lambda: self._known.extend(map(weakref.ref, mine))
 
     def beside(
@@ -135,12 +150,12 @@ class Passes:
         if not trained or not end:
             yield from readings
             return
-        read = set(map(id, parameters))
+        read = set(map(id_of, parameters))
         for prefix, reading in readings:
-            read.update(map(id, reading.tensors.values()))
+            read.update(map(id_of, reading.tensors.values()))
             yield prefix, reading
         # FSDP takes the memory away of what it had gathered
-        left = [p for p in trained if id(p) not in read and unreadable(p) != GIVEN_BACK]
+        left = [p for p in trained if id_of(p) not in read and unreadable(p) != GIVEN_BACK]
         hand = ByHand(left, {})
         yield _PREFIX, readable(_PREFIX, self._names.held(hand).weights(), unread)
 
@@ -166,6 +181,10 @@ class Passes:
             "makes the steps derive from torch.optim.Optimizer, and give that to the schedule (a step by hand beside "
             "an optimizer of torch's, or one put in the place of its own, is not seen)"
         )
+
+
+def _nothing() -> None:
+    """In the place of a reference to a gradient that was not there."""
 
 
 def _passes(count: int) -> str:

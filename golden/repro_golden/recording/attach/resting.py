@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from repro_golden.recording.attach.alive.readings import Held, Reading, Tensors, learning_rates
+from repro_golden.recording.attach.by_identity import id_of
 from repro_golden.recording.attach.settings import Settings
 
 __all__ = ["left", "resting"]
@@ -40,10 +41,10 @@ def resting(
         return
     missed = [step - last.get(label, step) > (0 if late else len(alive)) for label, _ in alive]
     taken = [o for (_, o), behind in zip(alive, missed, strict=True) if not behind]
-    stepping = {id(p) for o in taken for p in held_of(o).parameters.values()}
+    stepping = {id_of(p) for o in taken for p in held_of(o).parameters.values()}
     for number, ((_, optimizer), behind) in enumerate(zip(alive, missed, strict=True)):
         held = held_of(optimizer)
-        if behind and not stepping.issuperset(map(id, held.parameters.values())):
+        if behind and not stepping.issuperset(map(id_of, held.parameters.values())):
             for kind, reading in held.kinds(state=settings.state_after(step)):
                 yield f"resting/{number}/{kind}", reading
 

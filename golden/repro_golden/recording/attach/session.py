@@ -29,6 +29,7 @@ from repro_golden.recording.attach.alive.parts import any_quantized, any_to_open
 from repro_golden.recording.attach.alive.readable import readable
 from repro_golden.recording.attach.alive.readings import CLOSED, TIMES, Held, Reading, Tensors, learning_rates
 from repro_golden.recording.attach.by_hand import ByHand
+from repro_golden.recording.attach.by_identity import id_of
 from repro_golden.recording.attach.guard import harmless, without_collection
 from repro_golden.recording.attach.identify import loaded, main_tree, places
 from repro_golden.recording.attach.passes import Passes
@@ -83,7 +84,7 @@ class Session:
         self._step = 0
         self._seconds: deque[float] = deque(maxlen=4096)
         self._began: float | None = None
-        self._metrics = Metrics(self.settings.ignore, lambda: self.passes.begun or bool(self._hand and self._hand.open))
+        self._metrics = Metrics(self.settings.ignore, lambda: any(o and o.begun for o in (self.passes, self._hand)))
         self._met: dict[int, tuple[Callable[[], Any], str]] = {}  # optimizers and their labels
         self._kept: list[Any] = []
         self._final: Mapping[str, str] = {}
@@ -215,11 +216,11 @@ class Session:
             from repro_golden.recording.attach.process import generators
 
             self._first = generators()
-        known = self._met.get(id(optimizer))
+        known = self._met.get(id_of(optimizer))
         if new := known is None or known[0]() is not optimizer:
             self._label(optimizer)
         enough = outermost and self.settings.steps is not None and self._step >= self.settings.steps
-        if enough and self._labels.again(self._met[id(optimizer)][1], optimizer, self._step):
+        if enough and self._labels.again(self._met[id_of(optimizer)][1], optimizer, self._step):
             return True  # not before: which step of a round is the first is known when all were made
         if new:
             self._start(optimizer)
@@ -228,8 +229,8 @@ class Session:
     @harmless
     def _overlooked(self, optimizer: Any) -> None:
         """An optimizer that was made unseen: what was taken for a step by hand was the way to its first."""
-        if self._hand is not None and self._hand.open:
-            self._hand.open, self._signals = False, None
+        if self._hand is not None and self._hand.begun:
+            self._hand.begun, self._signals = False, None
             self._seen.clear()
         self.optimizer_made(optimizer)
 
@@ -244,16 +245,16 @@ class Session:
         self.passes.optimizer_made(optimizer)
 
     @harmless
-    def passed(self, given: Iterable[Any], *, inner: bool = False) -> None:
+    def passed(self, given: Iterable[Any], **how: bool) -> None:
         """A backward pass was made in a program that has optimizers (`Passes.passed`)."""
-        self.passes.passed(given, inner=inner)
+        self.passes.passed(given, **how)
 
     def _label(self, optimizer: Any) -> None:
         if self.settings.terminal:
             self._kept.append(optimizer)  # the terminal state is theirs
         held = self.names.held(optimizer)
-        self._met.pop(id(optimizer), None)  # the last comes last
-        self._met[id(optimizer)] = (weakref.ref(optimizer), self._labels.of(optimizer, held.parameters, self._step))
+        self._met.pop(id_of(optimizer), None)  # the last comes last
+        self._met[id_of(optimizer)] = (weakref.ref(optimizer), self._labels.of(optimizer, held.parameters, self._step))
 
     def _start(self, optimizer: Any) -> None:
         """Read what an optimizer begins with."""
@@ -271,7 +272,7 @@ class Session:
         """Read what the step left behind, at the program's end what was held then."""
         if not self._records.opened:
             self._open()
-        if self._hand is not None and self._hand.open:  # an optimizer that is made closes it
+        if self._hand is not None and self._hand.begun:  # an optimizer that is made closes it
             self._hand.follow(self.around.led_to(end=end))
         self.settings.look()  # before the step is told, for what is compared may end the program
         now = time.perf_counter()
@@ -279,12 +280,12 @@ class Session:
             self._seconds.append(now - self._began)
         self._began = now
         self._flush()  # another thread's, which ended while this one was made
-        for optimizer in made.optimizers:
-            if id(optimizer) not in self._met:  # a wrapper that does not say before what it makes step
-                self._label(optimizer)
-                self._start(optimizer)
+        # a wrapper may not say before what it makes step
+        for optimizer in (o for o in made.optimizers if id_of(o) not in self._met):
+            self._label(optimizer)
+            self._start(optimizer)
         # in the order of their names, which is the same in every rank and run
-        labelled = sorted(((self._met[id(o)][1], o) for o in made.optimizers), key=lambda pair: pair[0])
+        labelled = sorted(((self._met[id_of(o)][1], o) for o in made.optimizers), key=lambda pair: pair[0])
         written = self._labels.stepped(labelled, self._step)
         prefixed = [(f"optimizer.{k}/" if k else "", o) for k, (_, o) in enumerate(labelled)]
         logged = self._metrics.end(prefix + name for prefix, o in prefixed for name in learning_rates(o))
@@ -321,7 +322,7 @@ class Session:
                 self._read("update", prefix + kind, reading, whole=not kind)
             for name, rate in learning_rates(optimizer).items():
                 self._take("update", prefix + name, rate)
-            if (skipped := made.skipped.get(id(optimizer))) is not None:
+            if (skipped := made.skipped.get(id_of(optimizer))) is not None:
                 self._take("update", prefix + (FOUND if isinstance(skipped, torch.Tensor) else "skipped"), skipped)
         met, last = self._met.values(), self._labels.last
         late = self.passes.unusual
@@ -343,9 +344,8 @@ class Session:
     @without_collection
     def _begin_by_hand(self, given: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> bool:
         known = self._hand.param_groups[0]["params"] if self._hand else []
-        parameters = {
-            id(p): p for p in [*self.around.trained_by_hand(self._step, known), *(p for p, _ in given.values())]
-        }
+        trained = self.around.trained_by_hand(self._step, known)
+        parameters = {id_of(p): p for p in [*trained, *(p for p, _ in given.values())]}
         if not parameters:
             return False
         self._hand = self._hand or ByHand([], self._gone)
@@ -356,15 +356,15 @@ class Session:
             held = self.names.held(self._hand)
             gradients = held.gradients()
             for name, parameter in held.parameters.items():
-                if id(parameter) in given:
-                    gradients.tensors[name] = given[id(parameter)][1]
+                if id_of(parameter) in given:
+                    gradients.tensors[name] = given[id_of(parameter)][1]
             self._read("grad", "", Reading(Tensors(sorted(gradients.tensors.items())), gradients.places))
-        self._hand.open = True
+        self._hand.begun = True
         return False
 
     def end_by_hand(self, *, end: bool = False) -> None:
         """The next backward pass begins, or an optimizer is made; or the program has ended."""
-        if self._hand is not None and self._hand.open:
+        if self._hand is not None and self._hand.begun:
             self.step(Made([self._hand]), end=end)
 
     # -- files

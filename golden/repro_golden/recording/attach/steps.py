@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from repro_golden.recording.attach.by_identity import ByIdentity
+from repro_golden.recording.attach.by_identity import ByIdentity, id_of
 from repro_golden.recording.attach.rounds import Rounds, written
 
 __all__ = ["Labels", "Made", "Steps", "Turns"]
@@ -139,7 +139,7 @@ class Steps(threading.local):
                 left_out = skipped(out, self._left > left, *args, **kwargs)
                 self._made.optimizers = self._made.optimizers or list(parts)
                 if left_out is not False:
-                    self._made.skipped |= {id(each): left_out for each in self._made.optimizers}
+                    self._made.skipped |= {id_of(each): left_out for each in self._made.optimizers}
                 if self._made.optimizers:
                     self._end()
             return out
@@ -151,10 +151,10 @@ class Steps(threading.local):
             self._left += 1
             for optimizer in optimizers:
                 parts = self._handed_to(optimizer)
-                known = {id(o) for o in self._made.optimizers}
-                self._made.optimizers += [each for each in parts if id(each) not in known]
+                known = {id_of(o) for o in self._made.optimizers}
+                self._made.optimizers += [each for each in parts if id_of(each) not in known]
                 if (left_out := _found_by_scaler(optimizer)) is not None:
-                    self._made.skipped |= {id(each): left_out for each in parts}
+                    self._made.skipped |= {id_of(each): left_out for each in parts}
         if not self._calls:
             self._end()
 
@@ -193,7 +193,7 @@ def _found_by_scaler(optimizer: Any) -> torch.Tensor | None:
 
 
 def _call_of(frame: FrameType) -> _Call:
-    return id(frame), frame.f_code
+    return id_of(frame), frame.f_code
 
 
 def _step_call() -> FrameType:

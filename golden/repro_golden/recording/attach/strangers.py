@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from repro_golden.recording.attach import installed, reads
+from repro_golden.recording.attach.by_identity import id_of
 from repro_golden.recording.attach.installed import TESTS, Copy
 from repro_golden.recording.attach.working_trees import Origin, below, is_alike, origin_in, real, real_file
 
@@ -49,8 +50,8 @@ def look(place: str, home: str | None, folder: str, *, tests: bool = False, end:
     """
     if len(sys.modules) == len(_seen) and not reads.paths and not end:
         return
-    new = [(name, module) for name, module in list(sys.modules.items()) if (name, id(module)) not in _seen]
-    _seen.update((name, id(module)) for name, module in new)
+    new = [(name, module) for name, module in list(sys.modules.items()) if (name, id_of(module)) not in _seen]
+    _seen.update((name, id_of(module)) for name, module in new)
     foreign = [(name, module) for name, module in new if name.partition(".")[0] not in sys.stdlib_module_names]
     copies = installed.copies(place, home) if foreign else ()
     found = {

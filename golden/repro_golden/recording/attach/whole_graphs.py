@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from repro_golden.recording.attach.by_identity import id_of
 from repro_golden.recording.attach.standing_in import stand_in
 from repro_golden.recording.attach.steps import Steps
 
@@ -99,7 +100,7 @@ def _watched(
         finally:
             graph.whole = False
         if graph.stepped:
-            optimizers = list({id(optimizer): optimizer for optimizer in graph.stepped}.values())
+            optimizers = list({id_of(optimizer): optimizer for optimizer in graph.stepped}.values())
             graph.stepped.clear()
             last[:] = [weakref.ref(optimizer) for optimizer in optimizers]
             steps.took(optimizers)

@@ -23,7 +23,7 @@ from repro_golden.recording.attach.alive.reached import Reached, is_tensor
 from repro_golden.recording.attach.alive.readable import all_readable, is_packed, readable
 from repro_golden.recording.attach.alive.readings import Places, Reading, Tensors, groups_of, is_leaf, parameters_of
 from repro_golden.recording.attach.alive.variables import names_of, of_type, variables
-from repro_golden.recording.attach.by_identity import ByIdentity
+from repro_golden.recording.attach.by_identity import ByIdentity, id_of
 
 __all__ = ["Beside"]
 
@@ -97,10 +97,10 @@ class Beside:
     def let_go(self, *tensors: torch.Tensor) -> Callable[[], None]:
         """Refer to none of some tensors for now; a call of what is returned takes them up again."""
         self._plan = ModulePlan()
-        ids = set(map(id, tensors))
+        ids = set(map(id_of, tensors))
         self._called.forget(ids)
         before = [(name, leaf()) for name, leaf in self._leaves]
-        self._leaves = [pair for pair in self._leaves if id(pair[1]()) not in ids]
+        self._leaves = [pair for pair in self._leaves if id_of(pair[1]()) not in ids]
 
         def again() -> None:
             self._leaves = [(name, weakref.ref(leaf)) for name, leaf in before if leaf is not None]
@@ -126,8 +126,8 @@ class Beside:
         for root in self._roots:
             modules = [part.module() for part in root.parts]
             tensors += [tensor for module in modules if module is not None for tensor in module._parameters.values()]
-        with_grad = {id(tensor): tensor for tensor in tensors if tensor is not None and tensor.grad is not None}
-        return list(({id(p): p for p in known} | with_grad).values())
+        with_grad = {id_of(tensor): tensor for tensor in tensors if tensor is not None and tensor.grad is not None}
+        return list(({id_of(p): p for p in known} | with_grad).values())
 
     def led_to(self, *, end: bool = False) -> dict[str, torch.Tensor]:
         """Leaves that variables, and the mappings and lists that these lead to, hold now; by name."""
@@ -163,7 +163,7 @@ class Beside:
             self._find_networks()
         if end:
             self._find_generators(end=True)
-        read = set(map(id, parameters))  # an optimizer that never steps reads nothing of what it holds
+        read = set(map(id_of, parameters))  # an optimizer that never steps reads nothing of what it holds
         self.unread = dict(self._packed)
         if end:
             self._count_frozen()
@@ -175,13 +175,13 @@ class Beside:
             for place, (key, tensor) in enumerate(tensors_in(container)):
                 # a tensor as a key has no text of its own
                 label = unused(str(place if is_tensor(key) else key), tensors.items())
-                if id(tensor) not in read and self._is_there(f"copy/{name}/{label}", tensor):
+                if id_of(tensor) not in read and self._is_there(f"copy/{name}/{label}", tensor):
                     tensors[label] = tensor
             out[f"copy/{name}/"] = readable(f"copy/{name}/", Reading(tensors, {}), self.unread)
         lone = Tensors()
         for name, reference in self._leaves:
             leaf = reference()
-            if leaf is None or id(leaf) in read or id(leaf) not in self._lasting:
+            if leaf is None or id_of(leaf) in read or id_of(leaf) not in self._lasting:
                 continue
             if self._is_there(f"leaf/{name}", leaf):
                 lone[name] = leaf
@@ -197,13 +197,13 @@ class Beside:
         owned = self._plan.owned(self._roots, frozenset(read))
         taken_away = _MEMORY_SAVER in sys.modules and any(owning.managed for owning in owned.all)
         if not taken_away and all_readable(owned.tensors):
-            read.update(map(id, owned.tensors))
+            read.update(map(id_of, owned.tensors))
             return owned.readings()
         out: dict[str, Reading] = {}
         for (whole, path, place, managed), tensor in zip(owned.all, owned.tensors, strict=True):
-            if id(tensor) in read or not self._is_there(f"{whole}{path}", tensor, managed=managed):
+            if id_of(tensor) in read or not self._is_there(f"{whole}{path}", tensor, managed=managed):
                 continue
-            read.add(id(tensor))
+            read.add(id_of(tensor))
             reading = out.setdefault(whole, Reading(Tensors(), Places()))
             reading.tensors[path] = tensor
             if place is not None:
@@ -217,11 +217,11 @@ class Beside:
     def _put_mapped(self, out: dict[str, Reading], read: set[int]) -> None:
         """Put what modules have in mappings of their own, as the scales of quantized weights, to what was read."""
         mapped = self._plan.mapped()
-        taken = {id(t) for _, container in self._copies for _, t in tensors_in(container)} if mapped else set()
+        taken = {id_of(t) for _, container in self._copies for _, t in tensors_in(container)} if mapped else set()
         for whole, path, tensor in mapped:
-            if id(tensor) in read or id(tensor) in taken or not self._is_there(f"{whole}{path}", tensor):
+            if id_of(tensor) in read or id_of(tensor) in taken or not self._is_there(f"{whole}{path}", tensor):
                 continue
-            read.add(id(tensor))
+            read.add(id_of(tensor))
             held = readable(whole, Reading(Tensors({path: tensor}), {}), self.unread)
             known = out.setdefault(whole, Reading(Tensors(), Places()))
             out[whole] = Reading(Tensors(known.tensors | held.tensors), known.places)
@@ -257,9 +257,9 @@ class Beside:
         self._searches += 1
         self.changed = False
         alive = Alive.now()
-        held = {id(p): p for p in parameters}
+        held = {id_of(p): p for p in parameters}
         for optimizer in alive.optimizers:
-            held |= {id(p): p for group in groups_of(optimizer) for p in parameters_of(group)}
+            held |= {id_of(p): p for group in groups_of(optimizer) for p in parameters_of(group)}
         before, self._held = self._held, set(held)
         self._find_roots(self._still(alive.modules))
         self._optimizers = [weakref.ref(optimizer) for optimizer in alive.optimizers]
@@ -274,8 +274,10 @@ class Beside:
         """Modules that are alive, with those that were and that the program has hidden from the collector since."""
         self._count_frozen()
         if self._frozen:
-            listed = set(map(id, modules))
-            hidden = [module for known in self._known if (module := known()) is not None and id(module) not in listed]
+            listed = set(map(id_of, modules))
+            hidden = [
+                module for known in self._known if (module := known()) is not None and id_of(module) not in listed
+            ]
             modules = [*hidden, *modules]
         self._known = [weakref.ref(module) for module in modules]
         return modules
@@ -289,19 +291,19 @@ class Beside:
 
         That of a sampler or loader is as far as the loader reads ahead, which is no matter of the training.
         """
-        defaults = {id(torch.default_generator), *(id(g) for g in torch.cuda.default_generators)}
+        defaults = {id_of(torch.default_generator), *(id_of(g) for g in torch.cuda.default_generators)}
         loading = sys.modules.get("torch.utils.data")
         readers = (loading.Sampler, loading.DataLoader) if loading else ()
         there = of_type(torch.Generator, self._reached.modules if end else (), readers)
-        self._generators = [(name, g) for name, g in there if id(g) not in defaults]
+        self._generators = [(name, g) for name, g in there if id_of(g) not in defaults]
 
     def _find_roots(self, modules: list[torch.nn.Module]) -> None:
-        inner = {id(child) for m in modules for child in m._modules.values() if child is not None}
+        inner = {id_of(child) for m in modules for child in m._modules.values() if child is not None}
         roots: list[tuple[torch.nn.Module, bool, list[Part]]] = []
         packed = []
-        for root in (m for m in modules if id(m) not in inner):
+        for root in (m for m in modules if id_of(m) not in inner):
             parts = list(walk(root, "", None, set()))
-            stepped = any(id(p) in self._held for _, module, _ in parts for p in module._parameters.values())
+            stepped = any(id_of(p) in self._held for _, module, _ in parts for p in module._parameters.values())
             holders = [Part(weakref.ref(m), path, config) for path, m, config in parts if m._parameters or m._buffers]
             for _, module, _ in parts:
                 self._searched.put(module, True)
@@ -338,17 +340,17 @@ class Beside:
         self._new = [(name, weakref.ref(network)) for name, network in new]
         searched = [root for root in self._roots if root.name not in self._led]
         alive = [root for root in searched if any(part.module() is not None for part in root.parts)]
-        known = {id(module) for root in alive for part in root.parts if (module := part.module()) is not None}
+        known = {id_of(module) for root in alive for part in root.parts if (module := part.module()) is not None}
         self._roots, self._led = alive, set()
         there = [(name, network, list(walk(network, "", None, set()))) for name, network in new]
         for name, network, parts in sorted(there, key=lambda each: -len(each[2])):  # what holds others comes first
             holders = [Part(weakref.ref(m), path, config) for path, m, config in parts if m._parameters or m._buffers]
-            if known.issuperset(id(part.module()) for part in holders):
-                if not any(id(module) in known for _, module, _ in parts):
+            if known.issuperset(id_of(part.module()) for part in holders):
+                if not any(id_of(module) in known for _, module, _ in parts):
                     self._searched.put(network, True)  # it has nothing, and is not walked through again
                 continue
-            known |= {id(module) for _, module, _ in parts}
-            stepped = any(id(p) in self._held for _, module, _ in parts for p in module._parameters.values())
+            known |= {id_of(module) for _, module, _ in parts}
+            stepped = any(id_of(p) in self._held for _, module, _ in parts for p in module._parameters.values())
             called = unused(name, [(root.name, root) for root in self._roots])
             self._roots.append(Root(called, stepped, holders))
             self._led.add(called)
@@ -356,11 +358,11 @@ class Beside:
 
     def _find_leaves(self, tensors: Iterable[torch.Tensor], owned: set[int], trained: set[int]) -> None:
         before = [leaf() for _, leaf in self._leaves]
-        lone = [t for t in tensors if id(t) not in owned and t.requires_grad and is_leaf(t)]
+        lone = [t for t in tensors if id_of(t) not in owned and t.requires_grad and is_leaf(t)]
         self._leaves = [(name, weakref.ref(leaf)) for name, leaf in self._called.of(lone, "tensor")]
         # one that was there at the last search too is no passing input of a stage or a checkpoint, nor is one that an
         # optimizer had which is gone
-        self._lasting = {id(leaf) for leaf in before if leaf is not None} | trained
+        self._lasting = {id_of(leaf) for leaf in before if leaf is not None} | trained
 
     def _find_wholes(self) -> list[Counter[tuple[int, ...]]]:
         """The shapes of each optimizer's parameters, and of each root's."""
@@ -393,21 +395,25 @@ class Beside:
             end: Whether the program has ended: what no variable leads to may be what it left to the collector.
         """
         reached = self._reached.containers(end=end)
-        names = {id(container): name for name, container in reached}
-        known = {id(container) for _, container in self._copies}
-        fresh = [p for p in parameters if id(p) not in self._held]  # of an optimizer that is newer than the search
+        names = {id_of(container): name for name, container in reached}
+        known = {id_of(container) for _, container in self._copies}
+        fresh = [p for p in parameters if id_of(p) not in self._held]  # of an optimizer that is newer than the search
         wholes = [*self._wholes, shapes_of(fresh)] if len(fresh) > 1 else self._wholes
         test = CopyTest(wholes, parameters, lambda: self._owned(parameters) if owned is None else owned)
         if alive is not None and not end:  # at the end the model may have gone, and its average is still held here
             self._copies = [pair for pair in self._copies if test.passes(pair[1], named=True)]
-        there = [pair for pair in self._copies if id(pair[1]) in names]
-        gone = [pair for pair in self._copies if id(pair[1]) not in names]
-        taken = {id(t) for _, container in there for _, t in tensors_in(container)}
+        there = [pair for pair in self._copies if id_of(pair[1]) in names]
+        gone = [pair for pair in self._copies if id_of(pair[1]) not in names]
+        taken = {id_of(t) for _, container in there for _, t in tensors_in(container)}
         for name, container in reached:
-            if id(container) in known or len(container) > _WIDE * test.most or not test.passes(container, named=True):
+            if (
+                id_of(container) in known
+                or len(container) > _WIDE * test.most
+                or not test.passes(container, named=True)
+            ):
                 continue
-            ids = {id(t) for _, t in tensors_in(container)}
-            others = {id(t) for label, c in gone if label.partition("#")[0] != name for _, t in tensors_in(c)}
+            ids = {id_of(t) for _, t in tensors_in(container)}
+            others = {id_of(t) for label, c in gone if label.partition("#")[0] != name for _, t in tensors_in(c)}
             if ids & (taken | others):  # another list of the same tensors has nothing new
                 continue
             taken |= ids
@@ -419,17 +425,17 @@ class Beside:
 
     def _find_hidden(self, alive: Sequence[Any], test: CopyTest, *, end: bool) -> None:
         """Take those that the look did not get to; of only some parameters' copies, those that have a name."""
-        known = {id(container) for _, container in self._copies}
-        taken = {id(t) for _, container in self._copies for _, t in tensors_in(container)}
+        known = {id_of(container) for _, container in self._copies}
+        taken = {id_of(t) for _, container in self._copies for _, t in tensors_in(container)}
         new = []
         for container in alive:
-            ids = {id(t) for _, t in tensors_in(container)}
-            if id(container) in known or ids & taken or not test.passes(container, named=True):
+            ids = {id_of(t) for _, t in tensors_in(container)}
+            if id_of(container) in known or ids & taken or not test.passes(container, named=True):
                 continue
             new.append((container, ids))
         names = names_of([container for container, _ in new]) if new else {}
         for container, ids in new:
-            name = names.get(id(container))
+            name = names.get(id_of(container))
             if ids & taken or (name is None and (end or not test.passes(container, named=False))):
                 continue
             taken |= ids
@@ -454,13 +460,13 @@ class _Called:
             objects: Modules or tensors.
             fallback: What one is called that nothing refers to by name; by default its class.
         """
-        names = {id(o): name for o in objects if (name := self._known(o))}
-        new = [o for o in objects if id(o) not in names]
+        names = {id_of(o): name for o in objects if (name := self._known(o))}
+        new = [o for o in objects if id_of(o) not in names]
         all_names = names | (names_of(new) if new else {})
         used: Counter[str] = Counter()
         for item in objects:
-            name = all_names.get(id(item), fallback or type(item).__name__)
-            self._names[id(item)] = (weakref.ref(item), name)
+            name = all_names.get(id_of(item), fallback or type(item).__name__)
+            self._names[id_of(item)] = (weakref.ref(item), name)
             used[name] += 1
             yield name if used[name] == 1 else f"{name}#{used[name] - 1}", item
 
@@ -469,5 +475,5 @@ class _Called:
         self._names = {key: known for key, known in self._names.items() if key not in ids}
 
     def _known(self, item: Any) -> str | None:
-        referent, name = self._names.get(id(item), (lambda: None, None))
+        referent, name = self._names.get(id_of(item), (lambda: None, None))
         return name if referent() is item else None

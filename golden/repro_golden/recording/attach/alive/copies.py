@@ -13,6 +13,7 @@ import torch
 from repro_golden.recording.attach.alive.opened import leaves
 from repro_golden.recording.attach.alive.reached import is_tensor
 from repro_golden.recording.attach.alive.readings import is_leaf
+from repro_golden.recording.attach.by_identity import id_of
 
 __all__ = ["CopyTest", "Owned", "shapes_of", "tensors_in", "unused"]
 
@@ -36,12 +37,12 @@ class Owned(NamedTuple):
         parameters: Iterable[torch.Tensor],
     ) -> Owned:
         """Collect it."""
-        tensors = {id(p): p for p in parameters}
+        tensors = {id_of(p): p for p in parameters}
         others = [p.grad for p in tensors.values() if p.grad is not None]
         for module in modules:
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None:
-                    tensors[id(tensor)] = tensor
+                    tensors[id_of(tensor)] = tensor
         for optimizer in optimizers:
             kept: Any = optimizer.state
             for state in list(kept.values()) if isinstance(kept, Mapping) else [kept]:
@@ -54,7 +55,7 @@ class Owned(NamedTuple):
 
     def ids(self) -> set[int]:
         """Of all."""
-        return set(map(id, self.tensors)) | set(map(id, self.others))
+        return set(map(id_of, self.tensors)) | set(map(id_of, self.others))
 
 
 class CopyTest:
@@ -81,7 +82,7 @@ class CopyTest:
     @cached_property
     def _near(self) -> set[int]:
         """Ids of the parameters and their gradients; most programs have no container that is looked at so closely."""
-        return {*map(id, self._parameters), *map(id, map(_grad, self._parameters))} - {id(None)}
+        return {*map(id_of, self._parameters), *map(id_of, map(_grad, self._parameters))} - {id_of(None)}
 
     def passes(self, container: Any, *, named: bool) -> bool:
         """Whether it has one of each parameter's shape, or is a mapping by text of nothing but such.
@@ -94,7 +95,7 @@ class CopyTest:
         if not self._wholes or (is_list and len(container) < self._least):
             return False
         # the first of them tells it mostly; what is no tensor is none of them
-        if not self._near.isdisjoint(map(id, _values(container))):
+        if not self._near.isdisjoint(map(id_of, _values(container))):
             return False
         tensors = tensors_in(container)
         looks = shapes_of(t for _, t in tensors if not t.requires_grad and is_leaf(t))
@@ -106,7 +107,7 @@ class CopyTest:
             self._known = owned.ids(), {_address(t) for t in owned.tensors} - {0}
         ids, addresses = self._known
         # a module's state has other tensors than the module, in the same memory
-        return not any(id(t) in ids or _address(t) in addresses for _, t in tensors)
+        return not any(id_of(t) in ids or _address(t) in addresses for _, t in tensors)
 
     def _some(self, tensors: Sequence[tuple[Any, torch.Tensor]], looks: Counter[tuple[int, ...]]) -> bool:
         """Two or more of parameters' shapes and of no other. Numbers are more likely metrics, and integers a batch."""

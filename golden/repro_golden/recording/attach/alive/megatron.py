@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from repro_golden.fingerprint.placement import Part, Placement, steps_of
+from repro_golden.recording.attach.by_identity import id_of
 from repro_golden.recording.attach.steps import Steps
 
 __all__ = [
@@ -109,8 +110,8 @@ def parameters(optimizer: Any) -> list[list[torch.Tensor]] | None:
         if hasattr(member, "gbuf_ranges"):
             by_group += [[p for p in buffer.params if p.requires_grad] for buffer in member.buffers]
         else:
-            copied = {id(main): p for p, main in _copies(member)}
-            by_group += [[copied.get(id(p), p) for p in group["params"]] for group in member.optimizer.param_groups]
+            copied = {id_of(main): p for p, main in _copies(member)}
+            by_group += [[copied.get(id_of(p), p) for p in group["params"]] for group in member.optimizer.param_groups]
     return by_group
 
 
@@ -122,9 +123,9 @@ def mains(optimizer: Any) -> dict[int, Main]:
             by_parameter |= _shards(member)
         else:
             state = member.optimizer.state
-            updated = {id(p): Main(p, None, _of(state, p), False) for group in member.optimizer.param_groups
+            updated = {id_of(p): Main(p, None, _of(state, p), False) for group in member.optimizer.param_groups
                        for p in group["params"]}  # fmt: skip
-            copied = {id(p): updated.pop(id(main)) for p, main in _copies(member) if id(main) in updated}
+            copied = {id_of(p): updated.pop(id_of(main)) for p, main in _copies(member) if id_of(main) in updated}
             by_parameter |= updated | copied
     return by_parameter
 
@@ -162,12 +163,12 @@ def _shards(member: Any) -> dict[int, Main]:
     """Of a distributed optimizer."""
     late = bool(member.ddp_config.overlap_param_gather)
     shards = {
-        id(p): Main(None, (0, 0), {}, late) for buffer in member.buffers for p in buffer.params if p.requires_grad
+        id_of(p): Main(None, (0, 0), {}, late) for buffer in member.buffers for p in buffer.params if p.requires_grad
     }
     for parameter, (group, order) in member.model_param_group_index_map.items():
         main = member.optimizer.param_groups[group]["params"][order]
         span = member._get_model_param_range_map(parameter)["param"]
-        shards[id(parameter)] = Main(main, (span.start, span.end), _of(member.optimizer.state, main), late)
+        shards[id_of(parameter)] = Main(main, (span.start, span.end), _of(member.optimizer.state, main), late)
     return shards
 
 

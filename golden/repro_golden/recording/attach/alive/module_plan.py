@@ -14,6 +14,7 @@ from repro_golden.fingerprint.placement import Placement
 from repro_golden.recording.attach.alive import megatron
 from repro_golden.recording.attach.alive.opened import leaves
 from repro_golden.recording.attach.alive.readings import Places, Reading, Tensors, is_leaf
+from repro_golden.recording.attach.by_identity import id_of
 
 __all__ = ["ModulePlan", "Owned", "Owning", "Part", "Root"]
 
@@ -153,19 +154,19 @@ class ModulePlan:
             for space in (number, len(alive) + number):
                 for at in range(starts[space], starts[space + 1]):
                     tensor = owns.tensors[at]
-                    if tensor is None or id(tensor) in held:
+                    if tensor is None or id_of(tensor) in held:
                         continue
                     kind = "frozen" if space == number else "buffer"
                     owning = _owning(root, part, module, kind, owns.keys[at], tensor)
                     # a wrapper has the path of what it wraps
                     paths = itertools.chain([owning.path], (f"{owning.path}#{k}" for k in itertools.count(1)))
-                    free = (p for p in paths if labels.setdefault((owning.whole, p), id(tensor)) == id(tensor))
+                    free = (p for p in paths if labels.setdefault((owning.whole, p), id_of(tensor)) == id_of(tensor))
                     owning = owning._replace(path=next(free))
                     self._all.append(owning)
                     self._at.append(at)
-                    if id(tensor) in taken:
+                    if id_of(tensor) in taken:
                         continue
-                    taken.add(id(tensor))
+                    taken.add(id_of(tensor))
                     group = groups.setdefault(owning.whole, _Group(owning.whole, [], [], {}))
                     group.paths.append(owning.path)
                     group.at.append(len(self._at) - 1)

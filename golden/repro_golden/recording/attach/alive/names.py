@@ -13,7 +13,7 @@ import torch
 from repro_golden.fingerprint.placement import Placement
 from repro_golden.recording.attach.alive import megatron
 from repro_golden.recording.attach.alive.readings import Held, groups_of, parameters_of
-from repro_golden.recording.attach.by_identity import ByIdentity
+from repro_golden.recording.attach.by_identity import ByIdentity, id_of
 
 __all__ = ["Names", "modules_of", "walk"]
 
@@ -65,11 +65,12 @@ class Names:
     def let_go(self, *tensors: torch.Tensor) -> Callable[[], None]:
         """Refer to none of some tensors for now; a call of what is returned takes them up again."""
         self._held.clear()  # it is found again when it is asked for
-        known = [(tensor, self._parameters.pop(id(tensor))[1:]) for tensor in tensors if id(tensor) in self._parameters]
+        named = [tensor for tensor in tensors if id_of(tensor) in self._parameters]
+        known = [(tensor, self._parameters.pop(id_of(tensor))[1:]) for tensor in named]
 
         def again() -> None:
             for tensor, entry in known:
-                self._parameters[id(tensor)] = (weakref.ref(tensor), *entry)
+                self._parameters[id_of(tensor)] = (weakref.ref(tensor), *entry)
             known.clear()
 
         return again
@@ -86,35 +87,35 @@ class Names:
 
     def of_module(self, module: torch.nn.Module) -> str:
         """A module's path; '' for a root."""
-        known = self._modules.get(id(module))
+        known = self._modules.get(id_of(module))
         if known is None or known[0]() is not module:
             self._look()
-            known = self._modules.setdefault(id(module), (weakref.ref(module), "", None))
+            known = self._modules.setdefault(id_of(module), (weakref.ref(module), "", None))
         return known[1]
 
     def _known(self, parameter: torch.Tensor, fallback: str) -> tuple[weakref.ref[torch.Tensor], str, Any]:
         """With the name `fallback` for a parameter that no module owns."""
-        known = self._parameters.get(id(parameter))
+        known = self._parameters.get(id_of(parameter))
         if known is None or known[0]() is not parameter:
             self._look()
-            known = self._parameters.setdefault(id(parameter), (weakref.ref(parameter), fallback, None))
+            known = self._parameters.setdefault(id_of(parameter), (weakref.ref(parameter), fallback, None))
             if known[0]() is not parameter:  # the place of one that is gone
-                known = self._parameters[id(parameter)] = (weakref.ref(parameter), fallback, None)
+                known = self._parameters[id_of(parameter)] = (weakref.ref(parameter), fallback, None)
         return known
 
     def _look(self) -> None:
         """Name the parameters and modules of every root: a module that no other module holds."""
         modules = modules_of(gc.get_objects())
-        inner = {id(child) for m in modules for child in m._modules.values() if child is not None}
+        inner = {id_of(child) for m in modules for child in m._modules.values() if child is not None}
         parameters: Known[torch.Tensor] = {}
         named: Known[torch.nn.Module] = {}
-        for root in (m for m in modules if id(m) not in inner):
+        for root in (m for m in modules if id_of(m) not in inner):
             seen: set[int] = set()  # within one root the first name stands, as in `named_parameters`
             for path, module, config in walk(root, "", None, set()):
                 _take(named, module, path, config)
                 for key, parameter in module._parameters.items():
-                    if parameter is not None and id(parameter) not in seen:
-                        seen.add(id(parameter))
+                    if parameter is not None and id_of(parameter) not in seen:
+                        seen.add(id_of(parameter))
                         name = f"{path}.{key}" if path else key
                         _take(parameters, parameter, megatron.parameter_path(name, parameter, module), config)
         self._parameters = {k: v for k, v in self._parameters.items() if v[0]() is not None} | parameters
@@ -140,9 +141,9 @@ def walk(module: torch.nn.Module, path: str, config: Any, seen: set[int]) -> Ite
     Graphs that the compiler made have the program's parameters under other names, and are left out.
     """
     meta = module.__dict__.get("meta")
-    if id(module) in seen or (type(meta) is dict and "dynamo_compile_id" in meta):
+    if id_of(module) in seen or (type(meta) is dict and "dynamo_compile_id" in meta):
         return
-    seen.add(id(module))
+    seen.add(id_of(module))
     config = module.__dict__.get("config", config)
     yield path, module, config
     children = [(key, child) for key, child in module._modules.items() if child is not None]
@@ -158,6 +159,6 @@ def walk(module: torch.nn.Module, path: str, config: Any, seen: set[int]) -> Ite
 
 def _take(known: Known[T], item: T, name: str, config: Any) -> None:
     """Among several owners (a trainer and its model): the shortest path, then the first by name."""
-    other = known.get(id(item))
+    other = known.get(id_of(item))
     if other is None or (name.count("."), name) < (other[1].count("."), other[1]):
-        known[id(item)] = (weakref.ref(item), name, config)
+        known[id_of(item)] = (weakref.ref(item), name, config)

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from repro_golden.recording.attach.by_identity import id_of
+
 __all__ = ["addressed", "as_torch", "everything", "is_foreign", "leaves"]
 
 _AGAIN = 100_000
@@ -175,18 +177,18 @@ def everything(
     while stack:
         items, ident, _ = stack[-1]  # the last is kept alive: another could get its id
         for name, item in items:
-            if id(item) in inside:
+            if id_of(item) in inside:
                 continue
             stand_in = plain(item)
             inner = _items(name, stand_in, called)
-            again += inner is not None and id(item) in opened
+            again += inner is not None and id_of(item) in opened
             if inner is None or again > _AGAIN:
                 used[name] += 1
                 yield name if used[name] == 1 else f"{name}#{used[name] - 1}", stand_in
                 continue
-            opened.add(id(item))
-            inside.add(id(item))
-            stack.append((inner, id(item), (item, stand_in)))
+            opened.add(id_of(item))
+            inside.add(id_of(item))
+            stack.append((inner, id_of(item), (item, stand_in)))
             break
         else:
             inside.discard(ident)

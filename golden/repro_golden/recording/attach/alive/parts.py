@@ -15,6 +15,7 @@ from repro_golden.fingerprint.kinds import PLAIN_TENSORS
 from repro_golden.recording.attach.alive.opened import leaves
 from repro_golden.recording.attach.alive.reached import is_tensor
 from repro_golden.recording.attach.alive.readings import Tensors
+from repro_golden.recording.attach.by_identity import id_of
 
 __all__ = ["any_quantized", "any_to_open", "local_part", "of_parts"]
 
@@ -70,10 +71,10 @@ def _opened(name: str, tensor: torch.Tensor, unread: dict[str, str], seen: set[i
         unread: Takes why something is left out.
         seen: Ids of those that it belongs to, for each may know the other.
     """
-    if not _may_hold(type(tensor)) or id(tensor) in seen:
+    if not _may_hold(type(tensor)) or id_of(tensor) in seen:
         yield name, tensor
         return
-    seen = seen | {id(tensor)}
+    seen = seen | {id_of(tensor)}
     if hasattr(tensor, "wait"):  # of a collective, which may be under way
         tensor = local_part(tensor)
     if _is_partial(tensor):  # each rank's part of the sum stands for itself
@@ -104,7 +105,7 @@ def _attributes(name: str, tensor: torch.Tensor, unread: dict[str, str], seen: s
     if not held or not _may_hold(type(tensor)) or not is_tensor(tensor):
         return
     for path, item in leaves(dict(held), name, unread=unread):
-        if isinstance(item, torch.Tensor) and id(item) not in seen:  # numbers there are ids and clocks, too
+        if isinstance(item, torch.Tensor) and id_of(item) not in seen:  # numbers there are ids and clocks, too
             yield from _opened(path, item, unread, seen)
 
 

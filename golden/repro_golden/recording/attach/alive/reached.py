@@ -11,6 +11,7 @@ import torch
 from repro_golden.fingerprint.kinds import PLAIN_TENSORS
 from repro_golden.recording.attach.alive.opened import is_foreign
 from repro_golden.recording.attach.alive.variables import NOT_HOLDERS, attributes, variables
+from repro_golden.recording.attach.by_identity import id_of
 
 __all__ = ["Reached", "is_tensor"]
 
@@ -66,23 +67,23 @@ class Reached:
                 kind = self._kinds.get(type(value))
                 if kind is None:
                     kind = self._decide(type(value))
-                if kind == _MODULE and id(value) in modules:
-                    modules[id(value)] = min(
-                        modules[id(value)], (name, value), key=lambda pair: (len(pair[0]), pair[0])
+                if kind == _MODULE and id_of(value) in modules:
+                    modules[id_of(value)] = min(
+                        modules[id_of(value)], (name, value), key=lambda pair: (len(pair[0]), pair[0])
                     )
-                if kind == _NOTHING or id(value) in seen:
+                if kind == _NOTHING or id_of(value) in seen:
                     continue
                 if kind in (_LIST, _MAPPING):
                     if _holds_tensors(value, kind):
-                        known = here.get(id(value))
+                        known = here.get(id_of(value))
                         if known is None or (len(name), name) < (len(known[0]), known[0]):
-                            here[id(value)] = name, value
+                            here[id_of(value)] = name, value
                         continue
                     if kind == _LIST or not _may_hold(value):
                         continue
                 if kind == _MODULE:
-                    modules[id(value)] = name, value
-                seen.add(id(value))
+                    modules[id_of(value)] = name, value
+                seen.add(id_of(value))
                 holders.append((kind, value))
             containers += here.values()
             self.networks += [(name, weakref.ref(module)) for name, module in modules.values()]

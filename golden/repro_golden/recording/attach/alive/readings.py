@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import weakref
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from repro_golden.fingerprint.placement import Part, Placement, whole
 from repro_golden.recording.attach.alive import megatron
 from repro_golden.recording.attach.alive.megatron import Main, is_copy
 from repro_golden.recording.attach.alive.opened import addressed, leaves
+from repro_golden.recording.attach.by_identity import id_of
 
 __all__ = [
     "CLOSED",
@@ -83,7 +84,7 @@ class Held:
         self._optimizer: weakref.ref[Any] = weakref.ref(optimizer)
         self._places, self._called = places, called
         # asked now: at the program's end there are no process groups any more
-        self._copied = {id(p) for p in parameters.values() if is_copy(p)}
+        self._copied = {id_of(p) for p in parameters.values() if is_copy(p)}
         self._flat: dict[tuple[str, tuple[int, int]], Placement] = {}
 
     @property
@@ -98,7 +99,7 @@ class Held:
             return Reading(self.parameters, self._places)
         out, places = Tensors(), Places()
         for name, parameter in self.parameters.items():
-            self._put(out, places, name, parameter, mains.get(id(parameter)))
+            self._put(out, places, name, parameter, mains.get(id_of(parameter)))
         return Reading(out, places)
 
     def gradients(self, begun: Mapping[int, tuple[torch.Tensor]] = _NOTHING) -> Reading:
@@ -115,13 +116,13 @@ class Held:
         for name, parameter in self.parameters.items():
             grad = getattr(parameter, "main_grad", None)
             if grad is None and (grad := parameter.grad) is None:
-                if (freed := begun.get(id(parameter))) is None:
+                if (freed := begun.get(id_of(parameter))) is None:
                     continue
                 (grad,) = freed
             if grad.is_sparse:
                 out |= {f"{name}.indices": grad._indices(), f"{name}.values": grad._values()}
             elif mains:
-                self._put(out, places, name, grad, mains.get(id(parameter)), parameter)
+                self._put(out, places, name, grad, mains.get(id_of(parameter)), parameter)
             else:
                 out[name] = grad
                 if name in self._places:
@@ -133,7 +134,7 @@ class Held:
         out, places = Tensors(), Places()
         mains = self._mains()
         for name, parameter in self.parameters.items() if mains else ():
-            main = mains.get(id(parameter))
+            main = mains.get(id_of(parameter))
             if main is not None and main.tensor is not None and main.tensor.dtype != parameter.dtype:
                 self._shard(out, places, name, main.tensor, parameter, main.flat)
         return Reading(out, places)
@@ -162,7 +163,7 @@ class Held:
         ):  # no tensor is asked whether it is a number that is a key
             by_id = {key if type(key) is int else id(key): value for key, value in states.items()}
         for name, parameter in () if alike is not None else parameters.items():
-            main = mains.get(id(parameter))
+            main = mains.get(id_of(parameter))
             values: Mapping[Any, Any] = _NOTHING
             if states is not None:
                 values = (
@@ -182,8 +183,7 @@ class Held:
                 self._shard(*held, name, value, parameter, None if main is None else main.flat)
             CLOSED.update({f"{kind}/{name}": why for kind, why in closed.items()})
         if optimizer is not None:
-            read = set(map(id, parameters.values()))
-            _beside(optimizer, _NOTHING if mains else kept, read, self._called, readings, numbers)
+            _beside(optimizer, _NOTHING if mains else kept, parameters.values(), self._called, readings, numbers)
         if numbers:
             readings["number"] = Reading(Tensors((kind, _tensor_of(v)) for kind, v in sorted(numbers.items())), {})
         return {kind: readings[kind] for kind in sorted(readings)}
@@ -230,7 +230,7 @@ class Held:
             place = self._places.get(name) if tensor.shape == parameter.shape else None
         elif tuple(tensor.shape) != (flat[1] - flat[0],):
             place = None
-        elif id(parameter) in self._copied:
+        elif id_of(parameter) in self._copied:
             return  # it is cut elsewhere than the first stage's, whose slices are all there is to read
         else:
             place = self._flat.get((name, flat))
@@ -261,7 +261,7 @@ def gradients_of(optimizer: Any) -> dict[int, tuple[torch.Tensor]]:
     # of whatever passes for an optimizer: who reads it says what is wrong with it, and a handler's exception passes
     with contextlib.suppress(AttributeError, KeyError, TypeError):
         parameters = [p for group in groups_of(optimizer) for p in parameters_of(group)]
-        return {id(p): (grad,) for p in parameters if (grad := p.grad) is not None}
+        return {id_of(p): (grad,) for p in parameters if (grad := p.grad) is not None}
     return {}
 
 
@@ -273,8 +273,8 @@ def handed_to(optimizer: Any) -> list[Any]:
     inner = vars(optimizer).get("optimizers")
     if type(inner) is not list or not inner or not all(isinstance(each, torch.optim.Optimizer) for each in inner):
         return [optimizer]
-    held = {id(p) for each in inner for group in groups_of(each) for p in parameters_of(group)}
-    own = {id(p) for group in groups_of(optimizer) for p in parameters_of(group)}
+    held = {id_of(p) for each in inner for group in groups_of(each) for p in parameters_of(group)}
+    own = {id_of(p) for group in groups_of(optimizer) for p in parameters_of(group)}
     return [optimizer] if own - held or optimizer.state or Held(optimizer, {}, {}).state() else inner
 
 
@@ -286,8 +286,8 @@ def _alike(states: Mapping[Any, Any], parameters: Tensors) -> dict[str, Tensors]
     """The state of parameters that all have tensors of the same kinds, as nearly always; None where they have not."""
     if not parameters or type(states) not in _DICTS:  # Megatron's of several optimizers only looks like one
         return None
-    known: dict[int, Any] = dict(zip(map(id, states), states.values(), strict=True))  # a tensor's hash is dear
-    held: list[Any] = [known.get(id(parameter)) for parameter in parameters.values()]
+    known: dict[int, Any] = dict(zip(map(id_of, states), states.values(), strict=True))  # a tensor's hash is dear
+    held: list[Any] = [known.get(id_of(parameter)) for parameter in parameters.values()]
     if set(map(type, held)) != {dict} or len(set(map(tuple, held))) > 1:
         return None
     kinds = {kind: [values[kind] for values in held] for kind in held[0]}
@@ -338,18 +338,20 @@ CLOSED: dict[str, str] = {}
 def _beside(
     optimizer: Any,
     states: Any,
-    parameters: Set[int],
+    parameters: Collection[torch.Tensor],
     called: Callable[[torch.nn.Module], str] | None,
     readings: dict[str, Reading],
     numbers: dict[str, list[float]],
 ) -> None:
-    """What an optimizer keeps that is no parameter's, whose ids are given, but for what the clock decides.
+    """What an optimizer keeps that is none of the parameters', but for what the clock decides.
 
     A state that is no mapping says of nothing in it whose it is: all of it is looked into, as ``own/state``.
     """
     items = states.items() if isinstance(states, Mapping) else ()
+    read = set(map(id_of, parameters))
+    numbers_read = set(map(id, parameters)) if any(type(key) is int for key, _ in items) else set[int]()
     # keys that were read are left out, and no others: a copy of a parameter is a key too, and so is one that was its
-    loose = {key: value for key, value in items if (key if type(key) is int else id(key)) not in parameters}
+    loose = {k: v for k, v in items if (k not in numbers_read if type(k) is int else id_of(k) not in read)}
     ours = megatron.is_megatron(optimizer)  # whose state may answer as a mapping does, and be none
     whole_state = {} if ours or isinstance(states, Mapping) else {"state": states}
     attributes = {} if ours else vars(optimizer)
@@ -362,7 +364,7 @@ def _beside(
         used[path] += 1
         name = path if used[path] == 1 else f"{path}#{used[path] - 1}"
         if isinstance(value, torch.Tensor):
-            if id(value) not in parameters and (in_state or (not value.requires_grad and is_leaf(value))):
+            if id_of(value) not in read and (in_state or (not value.requires_grad and is_leaf(value))):
                 readings.setdefault("own", Reading(Tensors(), {})).tensors[name] = value
         elif measures_time(path) or is_clock(value):
             TIMES.add(f"own.{name}")

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
+from repro_golden.recording.attach.by_identity import id_of
+
 __all__ = ["NOT_HOLDERS", "attributes", "names_of", "of_type", "variables"]
 
 _DEPTH, _MOST, _LONG = 4, 5000, 256
@@ -35,12 +37,12 @@ def names_of(objects: Iterable[Any]) -> dict[int, str]:
     The shortest name is taken, and of these the first in the alphabet, so that the order of variables plays no part.
     What nothing of this refers to has none.
     """
-    wanted = {id(item) for item in objects}
+    wanted = {id_of(item) for item in objects}
     names: dict[int, str] = {}
     for level in _reach():
         for name, value in level:
-            if id(value) in wanted:
-                _shortest(names, id(value), name)
+            if id_of(value) in wanted:
+                _shortest(names, id_of(value), name)
         if len(names) == len(wanted):
             break
     return names
@@ -61,10 +63,10 @@ def of_type(kind: type, also: Collection[str] = (), but_of: tuple[type, ...] = (
         for name, value in level:
             for place, item in [("", value), *_items(value)]:
                 if type(item) is kind:
-                    _shortest(names, id(item), f"{name}.{place}" if place != "" else name)
-                    objects[id(item)] = item
+                    _shortest(names, id_of(item), f"{name}.{place}" if place != "" else name)
+                    objects[id_of(item)] = item
                 elif issubclass(type(item), but_of):
-                    left_out |= {id(own) for _, own in attributes(item) if type(own) is kind}
+                    left_out |= {id_of(own) for _, own in attributes(item) if type(own) is kind}
     return sorted(((names[number], item) for number, item in objects.items() if number not in left_out), key=_by_name)
 
 
@@ -87,7 +89,7 @@ def _reach(also: Collection[str] = ()) -> Iterator[list[tuple[str, Any]]]:
     level = list(variables(also=also))
     for _ in range(_DEPTH):
         yield level
-        holders = {id(value): value for _, value in level if not issubclass(type(value), NOT_HOLDERS)}
+        holders = {id_of(value): value for _, value in level if not issubclass(type(value), NOT_HOLDERS)}
         holders = {number: value for number, value in holders.items() if number not in seen}
         if len(holders) > _MOST:
             return
@@ -107,8 +109,8 @@ def variables(met: set[str] | None = None, also: Collection[str] = ()) -> Iterat
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if not module.startswith(("repro_golden", "torch.")):
-            if id(frame.f_globals) not in seen:
-                seen.add(id(frame.f_globals))
+            if id_of(frame.f_globals) not in seen:
+                seen.add(id_of(frame.f_globals))
                 yield from _public(frame.f_globals.items())
                 if met is not None:
                     met.add(module)
@@ -117,7 +119,7 @@ def variables(met: set[str] | None = None, also: Collection[str] = ()) -> Iterat
         frame = frame.f_back
     for name in sorted(also):
         space = getattr(sys.modules.get(name), "__dict__", None)
-        if type(space) is dict and id(space) not in seen:
+        if type(space) is dict and id_of(space) not in seen:
             yield from _public(space.items())
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from repro_golden.recording.attach.by_identity import ByIdentity
+from repro_golden.recording.attach.by_identity import ByIdentity, id_of
 from repro_golden.recording.attach.written.places import Bytes, Place, bytes_in
 from repro_golden.recording.attach.written.saving import MADE_UP, Written, below, content
 
@@ -227,10 +227,10 @@ class Files:
             if there and (memory := known.get((there, by))):
                 self._others.paths.pop(path, None)
                 self._known.pop(path, None)
-                found |= {id(held) for held in memory.parts.values()}
+                found |= {id_of(held) for held in memory.parts.values()}
                 for at, held in () if self._ignored(f"saved/{_name(path)}") else memory.parts.items():
                     self._put(path, Place(path, at, at + 1), held)
-        return [memory.held for memory in memories if id(memory.held) not in found]
+        return [memory.held for memory in memories if id_of(memory.held) not in found]
 
     def _tell(self, name: str, contents: Iterable[_Content]) -> None:
         if why := ", ".join(sorted({held.left_out for held in contents if held.left_out})):
