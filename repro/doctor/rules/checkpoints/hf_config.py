@@ -18,6 +18,7 @@ from repro.doctor.facts.checkpoints.names import (
     place,
     text_values,
 )
+from repro.doctor.facts.sources import SLIME
 from repro_golden.base.checks import Found, Severity, Where, rule
 
 
@@ -127,7 +128,7 @@ _UNCHECKED = frozenset({"--num-query-groups"})
     certainty="certain",
     why="the trainer compares them when it starts, and raises; what it does not compare generates garbled text",
     cure="source the file of model arguments (scripts/models/) that belongs to --hf-checkpoint",
-    sources=("slime guide: Debugging", "THUDM/slime@624b824a8 slime/backends/megatron_utils/arguments.py:97"),
+    sources=("slime guide: Debugging", f"{SLIME} slime/backends/megatron_utils/arguments.py:97"),
 )
 def _hf_model_args(launch: Launch, config: HfConfig) -> Iterator[Found]:
     if launch.value("--train-backend") == "fsdp":

@@ -24,6 +24,7 @@ from repro.doctor.facts.checkpoints.names import (
     stacks,
     text_values,
 )
+from repro.doctor.facts.sources import SLIME
 from repro_golden.base.checks import Found, Severity, Where, rule
 
 _NAMES = {"bfloat16": "BF16", "float16": "F16", "half": "F16", "float32": "F32", "float": "F32", "float64": "F64"}
@@ -388,7 +389,7 @@ def _ending(names: set[str], end: str) -> str | None:
     certainty="certain",
     why="the output layer is another than the one that was trained, or one that nobody trained",
     cure="make tie_word_embeddings, lm_head.weight and --untie-embeddings-and-output-weights say the same",
-    sources=("slime guide: Debugging", "THUDM/slime@624b824a8 slime/backends/megatron_utils/arguments.py:125"),
+    sources=("slime guide: Debugging", f"{SLIME} slime/backends/megatron_utils/arguments.py:125"),
 )
 def _hf_tied_embeddings(checkpoint: HfCheckpoint) -> Iterator[Found]:
     if checkpoint.config is None:

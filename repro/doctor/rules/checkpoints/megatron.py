@@ -25,6 +25,7 @@ from repro.doctor.facts.checkpoints.launches import (
     shown,
 )
 from repro.doctor.facts.checkpoints.names import ranges
+from repro.doctor.facts.sources import MILES_ARGS, SLIME, SLIME_ARGS
 from repro_golden.base.checks import Found, Severity, Where, rule
 
 
@@ -184,7 +185,7 @@ _WEIGHTS = (".distcp", ".pt", ".safetensors", ".metadata")
     " an error, and a reference without one gives garbled text",
     cure="write the number of the newest complete iteration into latest_checkpointed_iteration.txt, or name the folder"
     " that has it",
-    sources=("Miles FAQ", "slime guide: Troubleshooting", "THUDM/slime@624b824a8 slime/utils/arguments.py:1817"),
+    sources=("Miles FAQ", "slime guide: Troubleshooting", f"{SLIME_ARGS}:1817"),
 )
 def _checkpoint_tracker(checkpoint: MegatronCheckpoint) -> Iterator[Found]:
     where = Where(str(checkpoint.path / TRACKER))
@@ -259,7 +260,7 @@ def _ranks(files: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     certainty="certain",
     why="loading fails, on some ranks only and after minutes, or reads what is not there",
     cure="copy the iteration again from where it is whole, or go back to an older one with --ckpt-step",
-    sources=("slime guide: Troubleshooting", "THUDM/slime@624b824a8 slime/backends/megatron_utils/checkpoint.py:95"),
+    sources=("slime guide: Troubleshooting", f"{SLIME} slime/backends/megatron_utils/checkpoint.py:95"),
 )
 def _checkpoint_truncated(checkpoint: MegatronCheckpoint) -> Iterator[Found]:
     newest = max(checkpoint.files, default=None)
@@ -316,11 +317,7 @@ def _listed(folder: Path) -> set[int]:
     certainty="certain",
     why="Megatron asserts or fails on the missing folder when it loads",
     cure="give an iteration whose folder iter_NNNNNNN is there, or drop the flag to load the newest",
-    sources=(
-        "Miles FAQ",
-        "slime guide: Troubleshooting",
-        "THUDM/slime@624b824a8 slime/backends/megatron_utils/model.py:120",
-    ),
+    sources=("Miles FAQ", "slime guide: Troubleshooting", f"{SLIME} slime/backends/megatron_utils/model.py:120"),
 )
 def _ckpt_step(launch: Launch, checkpoint: MegatronCheckpoint | None) -> Iterator[Found]:
     # Without a tracker in --load the trainers load from --ref-load, and --ref-ckpt-step replaces --ckpt-step there.
@@ -357,12 +354,7 @@ def _ckpt_step(launch: Launch, checkpoint: MegatronCheckpoint | None) -> Iterato
     why="the trainer fails when it checks its arguments, or loads nothing and generates garbled text",
     cure="give --ref-load the Megatron folder of the initial model (tools/convert_hf_to_torch_dist.py writes one), or "
     "its Hugging Face folder where the trainer loads those; or drop --use-kl-loss and --kl-coef",
-    sources=(
-        "Miles FAQ",
-        "Miles guide: Debugging",
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:1775",
-        "radixark/miles@31f1ca961 miles/utils/arguments.py:2975",
-    ),
+    sources=("Miles FAQ", "Miles guide: Debugging", f"{SLIME_ARGS}:1775", f"{MILES_ARGS}:2975"),
 )
 def _ref_load_missing(launch: Launch) -> Iterator[Found]:
     kl = launch.has("--use-kl-loss") or (launch.number("--kl-coef", 0.0) or 0.0) != 0.0
@@ -430,8 +422,8 @@ def _near(launch: Launch, load: Path) -> str:
         "Miles guide: Debugging",
         "Miles FAQ",
         "slime guide: Troubleshooting",
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:1817",
-        "radixark/miles@31f1ca961 miles/utils/arguments.py:3047",
+        f"{SLIME_ARGS}:1817",
+        f"{MILES_ARGS}:3047",
     ),
 )
 def _silent_finetune(launch: Launch, checkpoint: MegatronCheckpoint | None) -> Iterator[Found]:

@@ -34,6 +34,7 @@ from repro.doctor.facts.checkpoints.names import (
     ranges,
     text_values,
 )
+from repro.doctor.facts.sources import GUIDES, SLIME
 from repro.text import count
 from repro_golden.base.checks import Certainty, Found, Where, rule
 
@@ -75,7 +76,7 @@ def _grave(weight: Taken, checkpoint: HfCheckpoint) -> bool:
     cure=f"put every matrix that is no Linear into quantization_config.ignore; for MoE models like GLM: {_LIST}",
     sources=(
         "slime guide: Debugging",
-        "THUDM/slime@624b824a8 slime/backends/megatron_utils/megatron_to_hf/processors/quantizer_compressed_tensors.py",
+        f"{SLIME} slime/backends/megatron_utils/megatron_to_hf/processors/quantizer_compressed_tensors.py",
     ),
 )
 def _int4_ignore(checkpoint: HfCheckpoint, launch: Launch | None) -> Iterator[Found]:
@@ -160,7 +161,7 @@ def _int4_ignore_pattern(checkpoint: HfCheckpoint) -> Iterator[Found]:
     cure='add "re:.*mlp\\\\.gate\\\\..*" to quantization_config.ignore of config.json',
     sources=(
         "slime guide: Debugging",
-        "THUDM/slime@624b824a8 slime/backends/megatron_utils/megatron_to_hf/processors/quantizer_compressed_tensors.py",
+        f"{SLIME} slime/backends/megatron_utils/megatron_to_hf/processors/quantizer_compressed_tensors.py",
     ),
 )
 def _int4_router(checkpoint: HfCheckpoint, launch: Launch | None) -> Iterator[Found]:
@@ -206,7 +207,7 @@ def _matrices(checkpoint: HfCheckpoint) -> list[str]:
     "in another order and generates garbled text",
     cure="look at how the conversion adds the layer offset of a pipeline stage (layers of the stages before it, with "
     "--decoder-first-pipeline-num-layers and uneven stages), then convert again",
-    sources=("Miles guide: Debugging", "slime guide: Debugging", "Relax guide: Debugging"),
+    sources=GUIDES,
 )
 def _layer_offset(reference: HfCheckpoint, other: HfCheckpoint) -> Iterator[Found]:
     if str(reference.path) >= str(other.path):
@@ -324,7 +325,7 @@ def _difference(reference: HfCheckpoint, other: HfCheckpoint, name: str) -> tupl
     certainty="certain",
     why="parameters that were converted or mapped wrongly generate garbled text from the first rollout",
     cure="look at the conversion of the named tensors; if one of the two was trained further, this is as it should be",
-    sources=("Miles guide: Debugging", "slime guide: Debugging", "Relax guide: Debugging"),
+    sources=GUIDES,
 )
 def _weights_differ(reference: HfCheckpoint, other: HfCheckpoint) -> Iterator[Found]:
     if str(reference.path) >= str(other.path):

@@ -10,6 +10,7 @@ from repro.doctor.artefacts.kinds import Launch, PromptData, Tokenizer
 from repro.doctor.artefacts.prompts import LABELS, PROMPT_KEYS
 from repro.doctor.facts.launches import absent, open_ended
 from repro.doctor.facts.prompt_survey import ROWS, Keys, Survey, keys_of, survey, text_of
+from repro.doctor.facts.sources import MILES, SLIME, SLIME_ARGS
 from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
 
 
@@ -124,8 +125,8 @@ _SHOWN = 5
     cure="write one object a line in UTF-8 without a byte order mark: json.dumps(row) of every row",
     sources=(
         "slime guide: Troubleshooting",
-        "THUDM/slime@624b824a8 slime/utils/data.py (read_file)",
-        "radixark/miles@31f1ca961 miles/utils/data.py (read_file)",
+        f"{SLIME} slime/utils/data.py (read_file)",
+        f"{MILES} miles/utils/data.py (read_file)",
     ),
 )
 def _data_format(data: PromptData, launch: Launch | None) -> Iterable[Found]:
@@ -212,8 +213,8 @@ def _shapes(data: PromptData, launch: Launch, seen: Survey, keys: Keys) -> Itera
     sources=(
         "Miles guide: Debugging",
         "slime guide: Troubleshooting",
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:659 (default 'input')",
-        "THUDM/slime@624b824a8 slime/utils/data.py (Dataset)",
+        f"{SLIME_ARGS}:659 (default 'input')",
+        f"{SLIME} slime/utils/data.py (Dataset)",
     ),
 )
 def _data_keys(data: PromptData, launch: Launch) -> Iterable[Found]:
@@ -238,7 +239,7 @@ def _data_keys(data: PromptData, launch: Launch) -> Iterable[Found]:
     why="the data source goes round once at most: groups repeat within a rollout, or the batch is smaller than the "
     "steps expect",
     cure="lower --rollout-batch-size, or give more prompts",
-    sources=("THUDM/slime@624b824a8 slime/rollout/data_source.py (get_samples)",),
+    sources=(f"{SLIME} slime/rollout/data_source.py (get_samples)",),
 )
 def _data_too_few(data: PromptData, launch: Launch) -> Iterable[Found]:
     keys = keys_of(launch, data)
@@ -325,7 +326,7 @@ def _counter(tokenizer: Tokenizer | None) -> Callable[[str], int] | None:
     why="the loader leaves them out, so another set is trained on than the file holds; without a limit the engine "
     "truncates or refuses them",
     cure="raise --rollout-max-prompt-len (and the context), or accept that they are left out",
-    sources=("THUDM/slime@624b824a8 slime/utils/data.py (filter_long_prompt)",),
+    sources=(f"{SLIME} slime/utils/data.py (filter_long_prompt)",),
 )
 def _data_too_long(data: PromptData, launch: Launch, tokenizer: Tokenizer | None) -> Iterable[Found]:
     keys = keys_of(launch, data)

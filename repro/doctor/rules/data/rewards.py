@@ -8,6 +8,7 @@ from typing import Any
 
 from repro.doctor.artefacts.kinds import Launch, RewardFunction, Rollout
 from repro.doctor.facts.launches import open_ended
+from repro.doctor.facts.sources import MILES, SLIME
 from repro_golden.base.checks import Found, Where, rule
 from repro_golden.base.errors import NotVerifiableError, ReproError
 
@@ -131,8 +132,8 @@ def _where(rollout: Rollout, sample: Mapping[str, Any], value: Any) -> Where:
     cure="correct the function, and try it again: repro doctor DUMP --reward MODULE:FUNCTION",
     sources=(
         "slime guide: Troubleshooting",
-        "THUDM/slime@624b824a8 slime/rollout/rm_hub/__init__.py (async_rm)",
-        "radixark/miles@31f1ca961 miles/rollout/rm_hub/__init__.py",
+        f"{SLIME} slime/rollout/rm_hub/__init__.py (async_rm)",
+        f"{MILES} miles/rollout/rm_hub/__init__.py",
     ),
 )
 def _reward_function(function: RewardFunction, rollout: Rollout, launch: Launch | None) -> Iterable[Found]:

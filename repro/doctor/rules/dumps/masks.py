@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from repro.doctor.artefacts.kinds import Rollout, Tokenizer
+from repro.doctor.facts.sources import SLIME
 from repro.doctor.facts.tool_spans import Span, spans_of, texts_of_tokens, tokens_inside
 from repro.doctor.facts.train_columns import Floats, floats
 from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
@@ -53,10 +54,7 @@ def _loss_mask_all_zero(rollout: Rollout) -> Iterator[Found]:
     why="the policy gradient pushes the prompt's tokens up and down, which no policy chose",
     cure="loss_mask has one entry for each of the last response_length tokens; response_length counts what was "
     "generated",
-    sources=(
-        "slime guide: Troubleshooting (build_loss_mask)",
-        "THUDM/slime@624b824a8 slime/utils/types.py:418 (Sample)",
-    ),
+    sources=("slime guide: Troubleshooting (build_loss_mask)", f"{SLIME} slime/utils/types.py:418 (Sample)"),
 )
 def _loss_mask_whole_prompt(rollout: Rollout) -> Iterator[Found]:
     dump = rollout.dump
@@ -183,7 +181,7 @@ def _longest_zero(values: Floats) -> int:
     "the mask in the generate function turn by turn",
     sources=(
         "slime guide: Troubleshooting (tool responses included in loss)",
-        "THUDM/slime@624b824a8 slime/utils/types.py:253 (append_response_tokens)",
+        f"{SLIME} slime/utils/types.py:253 (append_response_tokens)",
     ),
 )
 def _tool_response_in_loss(rollout: Rollout, tokenizer: Tokenizer | None) -> Iterator[Found]:

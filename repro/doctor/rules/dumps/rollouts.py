@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from repro.doctor.artefacts.kinds import HfConfig, Launch, Rollout
+from repro.doctor.facts.sources import SLIME, SLIME_ARGS
 from repro.doctor.facts.train_columns import (
     EXPERTS,
     config_number,
@@ -78,7 +79,7 @@ _ENOUGH = 128
     why="the router has collapsed, its weights are lost (all zero after quantisation), or one row was written to all",
     cure="look at the router's weights on the engine's side (int4-router, hf-zero-tensor), and capture again",
     sources=(
-        "THUDM/slime@624b824a8 slime/observability/rollout_data_utils.py:58-95",
+        f"{SLIME} slime/observability/rollout_data_utils.py:58-95",
         "slime guide: Debugging (MoE router weights become all zeros)",
     ),
 )
@@ -108,7 +109,7 @@ def _dump_experts_constant(rollout: Rollout) -> Iterator[Found]:
     why="the trainer replays routing on an expert that is not there: it fails in the dispatch, or reads past the end",
     cure="make sure that engine and trainer load one model (--hf-checkpoint, --num-experts); shared experts that the "
     "engine fuses into the routed ones must not be captured (--sglang-disable-shared-experts-fusion)",
-    sources=("THUDM/slime@624b824a8 slime/observability/rollout_data_utils.py:58-95",),
+    sources=(f"{SLIME} slime/observability/rollout_data_utils.py:58-95",),
 )
 def _dump_experts_out_of_range(rollout: Rollout, launch: Launch | None, config: HfConfig | None) -> Iterator[Found]:
     _, _, count = expert_config(launch, config)
@@ -132,7 +133,7 @@ def _dump_experts_out_of_range(rollout: Rollout, launch: Launch | None, config: 
     certainty="likely",
     why="a router chooses different experts: rows were overwritten, padded or put together wrongly",
     cure="capture the rollout again with one engine; look at how captures of pipeline stages and turns are joined",
-    sources=("THUDM/slime@624b824a8 slime/observability/rollout_data_utils.py:58-95",),
+    sources=(f"{SLIME} slime/observability/rollout_data_utils.py:58-95",),
 )
 def _dump_experts_repeated(rollout: Rollout) -> Iterator[Found]:
     for place, array in first_routed_experts(rollout):
@@ -240,7 +241,7 @@ _OTHER_COUNT = (
     certainty="certain",
     why="the batch is cut into optimizer steps by the launch's numbers: samples are dropped, or a step is short",
     cure="make sure that the dump is of this launch, and that no filter drops samples without sampling others for them",
-    sources=("Miles FAQ (samples of a rollout)", "THUDM/slime@624b824a8 slime/utils/arguments.py:1971"),
+    sources=("Miles FAQ (samples of a rollout)", f"{SLIME_ARGS}:1971"),
 )
 def _dump_sample_count(rollout: Rollout, launch: Launch) -> Iterator[Found]:
     prompts, per_prompt = launch.number("--rollout-batch-size"), launch.number("--n-samples-per-prompt", 1)
@@ -272,10 +273,7 @@ def _dump_sample_count(rollout: Rollout, launch: Launch) -> Iterator[Found]:
     why="the older the weights, the further off-policy the sample: importance ratios grow and clipping drops tokens",
     cure="--update-weights-interval 1; sample less ahead (a smaller buffer or --over-sampling-batch-size); correct the"
     " rest with --use-tis, or --mask-offpolicy-in-partial-rollout for partial rollouts",
-    sources=(
-        "slime guide: Troubleshooting (stale weights in async mode)",
-        "THUDM/slime@624b824a8 train_async.py:66",
-    ),
+    sources=("slime guide: Troubleshooting (stale weights in async mode)", f"{SLIME} train_async.py:66"),
 )
 def _dump_stale_weights(rollout: Rollout, launch: Launch | None) -> Iterator[Found]:
     versions = weight_versions(rollout.dump)
@@ -303,10 +301,7 @@ def _dump_stale_weights(rollout: Rollout, launch: Launch | None) -> Iterator[Fou
     why="the engine goes on sampling with weights that training has long left behind",
     cure="look for the weight update in the log, and at --update-weights-interval; --check-weight-update-equal "
     "compares both sides at the start",
-    sources=(
-        "slime guide: Troubleshooting (stale weights in async mode)",
-        "THUDM/slime@624b824a8 train_async.py:66",
-    ),
+    sources=("slime guide: Troubleshooting (stale weights in async mode)", f"{SLIME} train_async.py:66"),
 )
 def _dump_weights_never_updated(rollout: Rollout, launch: Launch | None) -> Iterator[Found]:
     first = rollout.first

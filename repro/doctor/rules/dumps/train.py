@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from repro.doctor.artefacts.kinds import Rollout, TrainStep
+from repro.doctor.facts.sources import SLIME
 from repro.doctor.facts.train_columns import (
     Column,
     Floats,
@@ -30,7 +31,7 @@ from repro_golden.dumps.train.files import length_of
     certainty="likely",
     why="values shift against the tokens they belong to, or the loss fails on the first such sample",
     cure="append to every per-token column together; look at what cuts responses (length filters, context parallel)",
-    sources=("THUDM/slime@624b824a8 slime/utils/types.py:418 (Sample)",),
+    sources=(f"{SLIME} slime/utils/types.py:418 (Sample)",),
 )
 def _train_columns_lengths(step: TrainStep) -> Iterator[Found]:
     responses = response_lengths(step)

@@ -37,6 +37,7 @@ from repro.doctor.facts.launches import (
     trains,
     unset,
 )
+from repro.doctor.facts.sources import MEGATRON_ARGS, MEGATRON_DETERMINISM, MILES, SLIME
 from repro_golden.base.checks import Found, Where, rule
 
 _READ = {
@@ -99,9 +100,9 @@ def _determinism_after_model(code: PythonCode) -> Iterator[Found]:
     why="fused attention is not deterministic in its backward pass in all versions of cuDNN and Transformer Engine",
     cure="--attention-backend flash, without flash-attn 3 installed",
     sources=(
-        "THUDM/slime@624b824a8 scripts/run-qwen2.5-0.5B-reproducibility.sh",
-        "THUDM/slime@624b824a8 docs/en/advanced/reproducibility.md",
-        "radixark/miles@31f1ca961 examples/experimental/reproducibility/run-qwen2.5-0.5B-gsm8k.sh",
+        f"{SLIME} scripts/run-qwen2.5-0.5B-reproducibility.sh",
+        f"{SLIME} docs/en/advanced/reproducibility.md",
+        f"{MILES} examples/experimental/reproducibility/run-qwen2.5-0.5B-gsm8k.sh",
     ),
 )
 def _determinism_attention(launch: Launch) -> Iterator[Found]:
@@ -134,10 +135,10 @@ def _determinism_attention(launch: Launch) -> Iterator[Found]:
     why="with another workspace cuBLAS may split sums differently from call to call",
     cure="CUBLAS_WORKSPACE_CONFIG=:4096:8",
     sources=(
-        "THUDM/slime@624b824a8 docs/en/advanced/reproducibility.md",
-        "THUDM/slime@624b824a8 slime/backends/megatron_utils/initialize.py:93",
+        f"{SLIME} docs/en/advanced/reproducibility.md",
+        f"{SLIME} slime/backends/megatron_utils/initialize.py:93",
         "torch documentation: torch.use_deterministic_algorithms",
-        "NVIDIA/Megatron-LM@6ae8fe11d megatron/training/determinism.py (apply_determinism_to_args)",
+        MEGATRON_DETERMINISM,
     ),
 )
 def _determinism_cublas(launch: Launch) -> Iterator[Found]:
@@ -158,11 +159,7 @@ def _determinism_cublas(launch: Launch) -> Iterator[Found]:
     certainty="certain",
     why="the launch is refused, or runs a kernel whose sums have no fixed order",
     cure="remove the flag that is named",
-    sources=(
-        "NVIDIA/Megatron-LM@000c4ac24 megatron/training/arguments.py (validate_args)",
-        "NVIDIA/Megatron-LM@6ae8fe11d megatron/training/determinism.py (apply_determinism_to_args)",
-        "radixark/miles@31f1ca961 miles/backends/megatron_utils/initialize.py:121",
-    ),
+    sources=(MEGATRON_ARGS, MEGATRON_DETERMINISM, f"{MILES} miles/backends/megatron_utils/initialize.py:121"),
 )
 def _determinism_exclusive(launch: Launch) -> Iterator[Found]:
     if asked_of_trainer(launch) is None or fsdp(launch):
@@ -214,11 +211,11 @@ def _missing(launch: Launch) -> list[str]:
     cure="give the whole set: --deterministic-mode --sglang-enable-deterministic-inference and the three variables",
     sources=(
         "Miles guide: Debugging",
-        "THUDM/slime@624b824a8 docs/en/advanced/reproducibility.md",
-        "THUDM/slime@624b824a8 slime/backends/megatron_utils/initialize.py:88",
-        "radixark/miles@31f1ca961 examples/experimental/reproducibility/README.md",
-        "NVIDIA/Megatron-LM@000c4ac24 megatron/training/arguments.py (validate_args)",
-        "NVIDIA/Megatron-LM@6ae8fe11d megatron/training/determinism.py (apply_determinism_to_args)",
+        f"{SLIME} docs/en/advanced/reproducibility.md",
+        f"{SLIME} slime/backends/megatron_utils/initialize.py:88",
+        f"{MILES} examples/experimental/reproducibility/README.md",
+        MEGATRON_ARGS,
+        MEGATRON_DETERMINISM,
     ),
 )
 def _determinism_half(launch: Launch) -> Iterator[Found]:
@@ -293,8 +290,8 @@ def _set_too_late(launch: Launch, name: str, variable: Variable, clusters: list[
     why="Ray's actors inherit from `ray start` and from the job's runtime environment, not from the submitting shell",
     cure="name it in env_vars of --runtime-env-json, or export it before `ray start` on each node",
     sources=(
-        "THUDM/slime@624b824a8 docs/en/advanced/reproducibility.md",
-        "THUDM/slime@624b824a8 slime/ray/actor_group.py:64-109",
+        f"{SLIME} docs/en/advanced/reproducibility.md",
+        f"{SLIME} slime/ray/actor_group.py:64-109",
         "Ray documentation: Environment Dependencies (env_vars)",
     ),
 )
@@ -317,10 +314,10 @@ def _determinism_late(launch: Launch) -> Iterator[Found]:
     why="Megatron's validator compares the text letter by letter, and stops the launch at SGLang's own value too",
     cure="NCCL_ALGO=Ring. Engines with several GPUs set allreduce:tree for themselves",
     sources=(
-        "NVIDIA/Megatron-LM@000c4ac24 megatron/training/arguments.py (validate_args)",
-        "NVIDIA/Megatron-LM@6ae8fe11d megatron/training/determinism.py (apply_determinism_to_args)",
-        "THUDM/slime@624b824a8 docs/en/advanced/reproducibility.md",
-        "radixark/miles@31f1ca961 tests/e2e/fsdp/test_qwen3_4B_fsdp_true_on_policy.py (allreduce:tree, FSDP alone)",
+        MEGATRON_ARGS,
+        MEGATRON_DETERMINISM,
+        f"{SLIME} docs/en/advanced/reproducibility.md",
+        f"{MILES} tests/e2e/fsdp/test_qwen3_4B_fsdp_true_on_policy.py (allreduce:tree, FSDP alone)",
     ),
 )
 def _determinism_nccl_algo(launch: Launch) -> Iterator[Found]:
@@ -349,8 +346,8 @@ def _determinism_nccl_algo(launch: Launch) -> Iterator[Found]:
     cure="NVTE_ALLOW_NONDETERMINISTIC_ALGO=0",
     sources=(
         "NVIDIA/Megatron-LM megatron/core/extensions/transformer_engine.py (TEDotProductAttention)",
-        "NVIDIA/Megatron-LM@6ae8fe11d megatron/training/determinism.py (apply_determinism_to_args)",
-        "THUDM/slime@624b824a8 docs/en/advanced/reproducibility.md",
+        MEGATRON_DETERMINISM,
+        f"{SLIME} docs/en/advanced/reproducibility.md",
     ),
 )
 def _determinism_nvte(launch: Launch) -> Iterator[Found]:
@@ -407,7 +404,7 @@ def _variable(name: str, settings: Sequence[Variable]) -> Iterator[Found]:
     certainty="likely",
     why="the line that was written for determinism has no effect, and nothing says so",
     cure="keep one setting; of a variable, the one in the job's runtime environment",
-    sources=("Miles guide: Debugging", "THUDM/slime@624b824a8 docs/en/advanced/reproducibility.md"),
+    sources=("Miles guide: Debugging", f"{SLIME} docs/en/advanced/reproducibility.md"),
 )
 def _determinism_overridden(launch: Launch) -> Iterator[Found]:
     if asked(launch) is None and not any(flag.name in (TRAINER, ENGINES) for flag in launch.given):
@@ -436,7 +433,7 @@ def _racing(launch: Launch) -> str | None:
     certainty="certain",
     why="each response is the same again, but which of them make a batch is not: the runs differ all the same",
     cure="sample exactly the batch, synchronously; or record the rollouts once and replay them (repro rollout record)",
-    sources=("THUDM/slime@624b824a8 slime/rollout/sglang_rollout.py", "Miles guide: Debugging"),
+    sources=(f"{SLIME} slime/rollout/sglang_rollout.py", "Miles guide: Debugging"),
 )
 def _determinism_rollout_order(launch: Launch) -> Iterator[Found]:
     asking, racing = asked_of_engines(launch), _racing(launch)
@@ -458,7 +455,7 @@ def _determinism_rollout_order(launch: Launch) -> Iterator[Found]:
     sources=(
         "Miles guide: Debugging",
         "NVIDIA/Megatron-LM#6253 and #7093",
-        "THUDM/slime@624b824a8 slime/backends/megatron_utils/initialize.py:88",
+        f"{SLIME} slime/backends/megatron_utils/initialize.py:88",
     ),
 )
 def _fill_uninitialized_memory(launch: Launch) -> Iterable[Found]:

@@ -23,6 +23,7 @@ from repro.doctor.facts.launches import (
     seen,
     trains,
 )
+from repro.doctor.facts.sources import MILES, SLIME
 from repro_golden.base.checks import Found, Where, rule
 
 _ALWAYS = ("fa3", "flashinfer", "triton")
@@ -47,8 +48,8 @@ def _latent(launch: Launch, config: HfConfig | None) -> bool:
     cure="--sglang-attention-backend fa3, flashinfer or triton",
     sources=(
         "sgl-project/sglang python/sglang/srt/server_args.py (_handle_deterministic_inference)",
-        "THUDM/slime@624b824a8 docs/en/advanced/reproducibility.md",
-        "THUDM/slime@624b824a8 docker/patch/latest/sglang-deterministic.patch",
+        f"{SLIME} docs/en/advanced/reproducibility.md",
+        f"{SLIME} docker/patch/latest/sglang-deterministic.patch",
     ),
 )
 def _engine_determinism(launch: Launch, config: HfConfig | None) -> Iterator[Found]:
@@ -100,7 +101,7 @@ _MODULES = ("flash_attn_3", "flash_attn_interface")
     cure="pip uninstall flash_attn_3 -y",
     sources=(
         "slime guide: Reproducibility (docs/en/advanced/reproducibility.md)",
-        "radixark/miles@31f1ca961 examples/experimental/reproducibility/README.md",
+        f"{MILES} examples/experimental/reproducibility/README.md",
         "Dao-AILab/flash-attention#2244",
     ),
 )
@@ -126,8 +127,8 @@ def _flash_attn_3(machine: Machine, launch: Launch) -> Iterable[Found]:
     why="the policy that is trained is not the one that sampled; layouts with other random streams give other results",
     cure="--attention-dropout 0.0 --hidden-dropout 0.0, as all launch scripts of the trainers do",
     sources=(
-        "THUDM/slime@624b824a8 scripts/run-qwen2.5-0.5B-reproducibility.sh (MISC_ARGS)",
-        "THUDM/slime@624b824a8 slime/backends/megatron_utils/model.py:748",
+        f"{SLIME} scripts/run-qwen2.5-0.5B-reproducibility.sh (MISC_ARGS)",
+        f"{SLIME} slime/backends/megatron_utils/model.py:748",
     ),
 )
 def _megatron_dropout(launch: Launch) -> Iterator[Found]:
@@ -282,8 +283,8 @@ _FSDP = (("--attn-implementation",),)
     why="log_probs of trainer and engine are then not equal bit by bit, which the mode takes for granted",
     cure="let Miles build the flags (miles.true_on_policy), or add what is named",
     sources=(
-        "radixark/miles@31f1ca961 miles/true_on_policy/config.py:60-106,190-235",
-        "radixark/miles@31f1ca961 tests/e2e/fsdp/test_qwen3_4B_fsdp_true_on_policy.py",
+        f"{MILES} miles/true_on_policy/config.py:60-106,190-235",
+        f"{MILES} tests/e2e/fsdp/test_qwen3_4B_fsdp_true_on_policy.py",
     ),
 )
 def _true_on_policy_half(launch: Launch) -> Iterator[Found]:

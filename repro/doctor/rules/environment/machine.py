@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from repro.doctor.artefacts.kinds import Launch, Machine
 from repro.doctor.facts.determinism import determinism
 from repro.doctor.facts.launches import fsdp, known_text, programmed, seen, size, trains, unset
+from repro.doctor.facts.sources import MEGATRON_ARGS, MILES, SLIME
 from repro_golden.base.checks import Found, Where, rule
 
 _SIZES = ("--tensor-model-parallel-size", "--context-parallel-size")
@@ -21,9 +22,9 @@ _SIZES = ("--tensor-model-parallel-size", "--context-parallel-size")
     why="Megatron relies on one queue for the order of computation and communication, and asserts it up to Hopper",
     cure="CUDA_DEVICE_MAX_CONNECTIONS=1 in the runtime environment",
     sources=(
-        "NVIDIA/Megatron-LM@000c4ac24 megatron/training/arguments.py (validate_args)",
-        "THUDM/slime@624b824a8 slime/utils/external_utils/command_utils.py:142",
-        "radixark/miles@31f1ca961 miles/utils/external_utils/command_utils.py:201",
+        MEGATRON_ARGS,
+        f"{SLIME} slime/utils/external_utils/command_utils.py:142",
+        f"{MILES} miles/utils/external_utils/command_utils.py:201",
     ),
 )
 def _cuda_connections(launch: Launch) -> Iterator[Found]:
@@ -95,10 +96,7 @@ _DETERMINISTIC = {
     certainty="likely",
     why="processes inherit the machine's value where the launch's does not reach them, so ranks may differ in bits",
     cure="unset it, or set it in the job's env_vars (--runtime-env-json), which reach every worker",
-    sources=(
-        "slime guide: Reproducibility (docs/en/advanced/reproducibility.md)",
-        "areal-project/AReaL#1544",
-    ),
+    sources=("slime guide: Reproducibility (docs/en/advanced/reproducibility.md)", "areal-project/AReaL#1544"),
     any_program=True,
 )
 def _env_contradicts_launch(machine: Machine, launch: Launch) -> Iterable[Found]:
@@ -131,7 +129,7 @@ _INTERFACE, _NO_IB = "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE"
     certainty="possible",
     why="nodes that pick different or slow networks fail to get weights, or wait for them until the time-out",
     cure="NCCL_SOCKET_IFNAME=eth0 (the interface that the nodes share), NCCL_IB_DISABLE=0, NCCL_DEBUG=INFO to look",
-    sources=("slime guide: Troubleshooting", "THUDM/slime@624b824a8 docs/en/get_started/quick_start.md:582"),
+    sources=("slime guide: Troubleshooting", f"{SLIME} docs/en/get_started/quick_start.md:582"),
 )
 def _nccl_interface(launch: Launch) -> Iterator[Found]:
     nodes = size(launch, "--actor-num-nodes")

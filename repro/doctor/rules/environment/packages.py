@@ -12,6 +12,7 @@ from repro.doctor.artefacts.kinds import Launch, Machine
 from repro.doctor.facts.determinism import megatron
 from repro.doctor.facts.known_versions import KNOWN, Known, matches
 from repro.doctor.facts.launches import absent, samples, trains
+from repro.doctor.facts.sources import MILES, SLIME
 from repro_golden.base.checks import Found, Where, rule
 
 
@@ -58,8 +59,8 @@ _ASSERTING = ("slime", "relax")
     why="every training rank fails when Megatron is initialized: Megatron does not support numpy 2.x",
     cure='pip install "numpy==1.26.4" "scipy==1.17.1" (scipy 1.18 and later need numpy 2)',
     sources=(
-        "THUDM/slime@624b824a8 slime/backends/megatron_utils/initialize.py:66",
-        "THUDM/slime@624b824a8 docker/Dockerfile",
+        f"{SLIME} slime/backends/megatron_utils/initialize.py:66",
+        f"{SLIME} docker/Dockerfile",
         "NVIDIA/Megatron-LM#1563",
     ),
 )
@@ -148,11 +149,7 @@ def _where(machine: Machine, name: str) -> Where:
     certainty="likely",
     why="what is loaded is a mixture: it fails at import, or in a kernel much later",
     cure="install all of them with one command, at one version",
-    sources=(
-        "radixark/miles@31f1ca961 docker/verify_transformer_engine.py",
-        "radixark/miles#2600",
-        "THUDM/slime@624b824a8 build_conda.sh",
-    ),
+    sources=(f"{MILES} docker/verify_transformer_engine.py", "radixark/miles#2600", f"{SLIME} build_conda.sh"),
 )
 def _package_mismatch(machine: Machine) -> Iterable[Found]:
     packages = machine.packages
@@ -236,11 +233,7 @@ def _asked(launch: Launch) -> Iterator[_Need]:
     certainty="likely",
     why="the run fails when the first process imports it, after GPUs are taken and weights are loaded",
     cure="install it in the environment that trains",
-    sources=(
-        "THUDM/slime@624b824a8 docker/Dockerfile",
-        "radixark/miles@31f1ca961 docker/Dockerfile",
-        "radixark/miles#2518",
-    ),
+    sources=(f"{SLIME} docker/Dockerfile", f"{MILES} docker/Dockerfile", "radixark/miles#2518"),
 )
 def _package_missing(machine: Machine, launch: Launch) -> Iterable[Found]:
     if not machine.complete:

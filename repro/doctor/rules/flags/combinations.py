@@ -18,6 +18,7 @@ from repro.doctor.facts.launches import (
     size,
     trains,
 )
+from repro.doctor.facts.sources import GUIDES, MEGATRON_ARGS, MILES, MILES_ARGS, RELAX_ARGS, SLIME, SLIME_ARGS
 from repro_golden.base.checks import Found, rule
 from repro_golden.base.systems import SYSTEMS, System
 
@@ -31,7 +32,7 @@ _CORRECTIONS = ("--use-rollout-logprobs", "--use-tis", "--keep-old-actor")
     certainty="certain",
     why="samples come from weights before the update, and clipping is anchored to a policy that never wrote them",
     cure="one of --use-rollout-logprobs, --use-tis, --keep-old-actor",
-    sources=("radixark/miles@31f1ca961 miles/utils/arguments.py:3591; train_async.py:24",),
+    sources=(f"{MILES_ARGS}:3591; train_async.py:24",),
 )
 def _async_ppo(launch: Launch) -> Iterator[Found]:
     if not launch.asynchronous or not critic(launch) or any(launch.has(name) for name in _CORRECTIONS):
@@ -50,11 +51,7 @@ def _async_ppo(launch: Launch) -> Iterator[Found]:
     certainty="certain",
     why="training and sampling at the same time cannot share GPUs: the trainer stops at an assertion",
     cure="drop --colocate and give sampling its own GPUs with --rollout-num-gpus",
-    sources=(
-        "slime guide: Troubleshooting",
-        "THUDM/slime@624b824a8 train_async.py:11",
-        "radixark/miles@31f1ca961 train_async.py:23",
-    ),
+    sources=("slime guide: Troubleshooting", f"{SLIME} train_async.py:11", f"{MILES} train_async.py:23"),
 )
 def _colocate_async(launch: Launch) -> Iterator[Found]:
     # sampling alone sets it back to false
@@ -76,13 +73,7 @@ _ROLLOUT, _TRAIN, _LOAD = "--debug-rollout-only", "--debug-train-only", "--load-
     certainty="certain",
     why="the trainer stops at an assertion: one loads no Megatron, the other no SGLang",
     cure="keep one of the two",
-    sources=(
-        "Miles guide: Debugging",
-        "slime guide: Debugging",
-        "Relax guide: Debugging",
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:1897-1902,1933",
-        "radixark/miles@31f1ca961 miles/utils/arguments.py:3189,3250",
-    ),
+    sources=(*GUIDES, f"{SLIME_ARGS}:1897-1902,1933", f"{MILES_ARGS}:3189,3250"),
 )
 def _debug_modes_exclusive(launch: Launch) -> Iterator[Found]:
     if launch.has(_ROLLOUT) and launch.has(_TRAIN):
@@ -137,11 +128,11 @@ def _miles(launch: Launch) -> Iterator[Found]:
     why="the launch is refused when its arguments are checked, after it has waited for its GPUs",
     cure="keep one of the two",
     sources=(
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:1994,2037",
-        "THUDM/slime@624b824a8 slime/backends/sglang_utils/arguments.py:188-200",
-        "THUDM/slime@624b824a8 slime/backends/megatron_utils/arguments.py (validate_args)",
-        "radixark/miles@31f1ca961 miles/utils/arguments.py:50-67,3210,3217,3456; train.py",
-        "redai-infra/Relax@05149ae1a relax/utils/arguments.py",
+        f"{SLIME_ARGS}:1994,2037",
+        f"{SLIME} slime/backends/sglang_utils/arguments.py:188-200",
+        f"{SLIME} slime/backends/megatron_utils/arguments.py (validate_args)",
+        f"{MILES_ARGS}:50-67,3210,3217,3456; train.py",
+        RELAX_ARGS,
     ),
 )
 def _exclusive_flags(launch: Launch) -> Iterator[Found]:
@@ -167,11 +158,7 @@ def _exclusive_flags(launch: Launch) -> Iterator[Found]:
     certainty="certain",
     why="the KL penalty would be applied to the reward and to the loss; the trainers refuse to start",
     cure="keep one: --kl-coef shapes the reward, --use-kl-loss --kl-loss-coef adds to the loss. Set the other to 0",
-    sources=(
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:1846",
-        "radixark/miles@31f1ca961 miles/utils/arguments.py:3134",
-        "redai-infra/Relax@05149ae1a relax/utils/arguments.py",
-    ),
+    sources=(f"{SLIME_ARGS}:1846", f"{MILES_ARGS}:3134", RELAX_ARGS),
 )
 def _kl_coefs_exclusive(launch: Launch) -> Iterator[Found]:
     both = nonzero(launch, "--kl-coef") and nonzero(launch, "--kl-loss-coef")
@@ -191,7 +178,7 @@ def _kl_coefs_exclusive(launch: Launch) -> Iterator[Found]:
     certainty="certain",
     why="partial rollouts mix weights within a sample, so its recorded routes belong to no one policy",
     cure="remove --partial-rollout, or --use-rollout-routing-replay",
-    sources=("redai-infra/Relax@05149ae1a relax/utils/arguments.py (slime_validate_args)",),
+    sources=(f"{RELAX_ARGS} (slime_validate_args)",),
 )
 def _r3_partial_rollout(launch: Launch) -> Iterator[Found]:
     both = launch.has("--use-rollout-routing-replay") and launch.has("--partial-rollout")
@@ -207,7 +194,7 @@ def _r3_partial_rollout(launch: Launch) -> Iterator[Found]:
     certainty="certain",
     why="the launch is refused when its arguments are checked",
     cure="--release-train --save DIR --update-weight-transport disk --update-weight-disk-dir DIR, without a critic",
-    sources=("THUDM/slime@624b824a8 slime/utils/arguments.py:2046",),
+    sources=(f"{SLIME_ARGS}:2046",),
 )
 def _release_train(launch: Launch) -> Iterator[Found]:
     if not launch.has("--release-train"):
@@ -287,11 +274,11 @@ def _applies(need: _Need, launch: Launch) -> bool:
     why="the launch is refused when its arguments are checked, after it has waited for its GPUs",
     cure="add the flag that is named, or remove the one that needs it",
     sources=(
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:1786,1814,1840,1843,1988,2003,2008",
-        "THUDM/slime@624b824a8 slime/backends/sglang_utils/arguments.py:183",
-        "radixark/miles@31f1ca961 miles/utils/arguments.py:2882,2986,3029,3060,3075,3450,3465,3470",
-        "redai-infra/Relax@05149ae1a relax/utils/arguments.py",
-        "NVIDIA/Megatron-LM@000c4ac24 megatron/training/arguments.py (validate_args)",
+        f"{SLIME_ARGS}:1786,1814,1840,1843,1988,2003,2008",
+        f"{SLIME} slime/backends/sglang_utils/arguments.py:183",
+        f"{MILES_ARGS}:2882,2986,3029,3060,3075,3450,3465,3470",
+        RELAX_ARGS,
+        MEGATRON_ARGS,
     ),
 )
 def _required_with(launch: Launch) -> Iterator[Found]:
@@ -317,11 +304,7 @@ def _required_with(launch: Launch) -> Iterator[Found]:
     certainty="certain",
     why="with the engine's log-probs as the old policy there is no mismatch left to weigh; the trainers refuse both",
     cure="keep --use-tis to weigh the mismatch, or --use-rollout-logprobs to train against the engine's log-probs",
-    sources=(
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:1855",
-        "radixark/miles@31f1ca961 miles/utils/arguments.py:3143",
-        "redai-infra/Relax@05149ae1a relax/utils/arguments.py",
-    ),
+    sources=(f"{SLIME_ARGS}:1855", f"{MILES_ARGS}:3143", RELAX_ARGS),
 )
 def _tis_exclusive(launch: Launch) -> Iterator[Found]:
     if launch.has("--use-rollout-logprobs") and launch.has("--use-tis"):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import HfConfig, Launch
 from repro.doctor.facts.launches import absent, nonzero, open_ended, samples, trains
+from repro.doctor.facts.sources import MILES, MILES_ARGS, SLIME, SLIME_ARGS
 from repro_golden.base.checks import Found, Where, rule
 
 _ROLLOUT, _TRAIN, _LOAD = "--save-debug-rollout-data", "--save-debug-train-data", "--load-debug-rollout-data"
@@ -20,7 +21,7 @@ _ALL = "--dump-details"
     certainty="certain",
     why="the trainer refuses equal paths; --dump-details sets both, whatever else is given",
     cure="give --save-debug-train-data a path of its own",
-    sources=("Relax guide: Debugging", "THUDM/slime@624b824a8 slime/utils/arguments.py:1890-1895"),
+    sources=("Relax guide: Debugging", f"{SLIME_ARGS}:1890-1895"),
 )
 def _dump_paths_collide(launch: Launch) -> Iterator[Found]:
     folder = launch.flags.get(_ALL)
@@ -53,8 +54,8 @@ _NAMED = re.compile(r"(?i)(?<![a-z])(fp8|int4|int8|w4a16|w8a8|awq|gptq|mxfp[48]|
     cure="add --check-weight-update-equal for one start (Miles has --check-weight-update-allow-quant-error)",
     sources=(
         "slime guide: Debugging",
-        "THUDM/slime@624b824a8 train.py:29; slime/utils/arguments.py:1321",
-        "radixark/miles@31f1ca961 train.py:54; miles/utils/arguments.py:3260",
+        f"{SLIME} train.py:29; slime/utils/arguments.py:1321",
+        f"{MILES} train.py:54; miles/utils/arguments.py:3260",
     ),
 )
 def _weight_check_off(launch: Launch, config: HfConfig | None) -> Iterator[Found]:
@@ -87,10 +88,7 @@ _TRANSFER, _DIR, _LOCAL = (
     certainty="certain",
     why="the launch is refused when its arguments are checked, after it has waited for its GPUs",
     cure="colocated engines get weights over CUDA IPC: leave the transfer flags out, or remove --colocate",
-    sources=(
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:2041,2059",
-        "radixark/miles@31f1ca961 miles/utils/arguments.py:3263,3273",
-    ),
+    sources=(f"{SLIME_ARGS}:2041,2059", f"{MILES_ARGS}:3263,3273"),
 )
 def _weight_transfer(launch: Launch) -> Iterator[Found]:
     delta, transfer = launch.value(_MODE) == "delta", launch.value(_TRANSFER)

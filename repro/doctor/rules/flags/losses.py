@@ -17,6 +17,7 @@ from repro.doctor.facts.launches import (
     size,
     trains,
 )
+from repro.doctor.facts.sources import GUIDES, MEGATRON_ARGS, MILES, MILES_ARGS, RELAX_ARGS, SLIME, SLIME_ARGS
 from repro_golden.base.checks import Certainty, Found, Severity, rule
 
 
@@ -27,7 +28,7 @@ from repro_golden.base.checks import Certainty, Found, Severity, rule
     certainty="possible",
     why="fused attention under context parallelism is not stable in some versions: KL is not 0 at step 1",
     cure="add --attention-backend flash (leave it out for models with MLA)",
-    sources=("Miles guide: Debugging", "slime guide: Debugging", "Relax guide: Debugging"),
+    sources=GUIDES,
 )
 def _attention_backend(launch: Launch) -> Iterator[Found]:
     context_parallel = size(launch, "--context-parallel-size")
@@ -76,9 +77,9 @@ def _fitting(prompts: int, per_prompt: int, batch: int) -> str:
     sources=(
         "slime guide: Troubleshooting",
         "Miles FAQ",
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:1971-1979",
-        "THUDM/slime@624b824a8 slime/utils/dp_schedule.py:135",
-        "radixark/miles@31f1ca961 miles/utils/arguments.py:3431-3439",
+        f"{SLIME_ARGS}:1971-1979",
+        f"{SLIME} slime/utils/dp_schedule.py:135",
+        f"{MILES_ARGS}:3431-3439",
     ),
 )
 def _batch_invariant(launch: Launch) -> Iterator[Found]:
@@ -127,7 +128,7 @@ def _batch_invariant(launch: Launch) -> Iterator[Found]:
     certainty="certain",
     why="one bad batch moves the weights as far as its gradient says, and the loss explodes",
     cure="--clip-grad 1.0 (the default of the trainers)",
-    sources=("slime guide: Troubleshooting", "THUDM/slime@624b824a8 slime/utils/arguments.py:878"),
+    sources=("slime guide: Troubleshooting", f"{SLIME_ARGS}:878"),
 )
 def _clip_grad_off(launch: Launch) -> Iterator[Found]:
     clip = launch.number("--clip-grad", 1.0)
@@ -144,9 +145,9 @@ def _clip_grad_off(launch: Launch) -> Iterator[Found]:
     cure="remove --fp16 (slime and Miles then train in bf16). If it is meant, sample with --sglang-dtype float16 too",
     sources=(
         "slime guide: Troubleshooting",
-        "THUDM/slime@624b824a8 slime/backends/megatron_utils/arguments.py:157",
-        "radixark/miles@31f1ca961 miles/backends/megatron_utils/arguments.py:22",
-        "NVIDIA/Megatron-LM@000c4ac24 megatron/training/arguments.py (validate_args)",
+        f"{SLIME} slime/backends/megatron_utils/arguments.py:157",
+        f"{MILES} miles/backends/megatron_utils/arguments.py:22",
+        MEGATRON_ARGS,
     ),
 )
 def _fp16(launch: Launch) -> Iterator[Found]:
@@ -169,7 +170,7 @@ def _fp16(launch: Launch) -> Iterator[Found]:
     certainty="certain",
     why="the KL penalty that was asked for is not applied, silently, and the policy may drift from the reference",
     cure="add --use-kl-loss (and --ref-load), or set --kl-loss-coef 0",
-    sources=("THUDM/slime@624b824a8 slime/backends/megatron_utils/loss.py:1116,1130",),
+    sources=(f"{SLIME} slime/backends/megatron_utils/loss.py:1116,1130",),
 )
 def _kl_loss_unused(launch: Launch) -> Iterator[Found]:
     if nonzero(launch, "--kl-loss-coef") and not launch.has("--use-kl-loss") and not sft(launch):
@@ -184,11 +185,7 @@ def _kl_loss_unused(launch: Launch) -> Iterator[Found]:
     certainty="certain",
     why="the path of the reference model is looked up without being set, which stops the launch after it was queued",
     cure="--ref-load CHECKPOINT, or no KL: remove --use-kl-loss and set --kl-coef 0",
-    sources=(
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:1775",
-        "radixark/miles@31f1ca961 miles/utils/arguments.py:2975",
-        "redai-infra/Relax@05149ae1a relax/utils/arguments.py",
-    ),
+    sources=(f"{SLIME_ARGS}:1775", f"{MILES_ARGS}:2975", RELAX_ARGS),
 )
 def _kl_without_ref(launch: Launch) -> Iterator[Found]:
     asking = "--use-kl-loss" if launch.has("--use-kl-loss") else "--kl-coef" if nonzero(launch, "--kl-coef") else ""
@@ -206,11 +203,7 @@ def _kl_without_ref(launch: Launch) -> Iterator[Found]:
     certainty="certain",
     why="the metrics come out of that function; the launch is refused when its arguments are checked",
     cure="--custom-tis-function-path MODULE.FUNCTION, or remove --get-mismatch-metrics",
-    sources=(
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:1859",
-        "radixark/miles@31f1ca961 miles/utils/arguments.py:3147",
-        "redai-infra/Relax@05149ae1a relax/utils/arguments.py",
-    ),
+    sources=(f"{SLIME_ARGS}:1859", f"{MILES_ARGS}:3147", RELAX_ARGS),
 )
 def _mismatch_needs_tis(launch: Launch) -> Iterator[Found]:
     if launch.has("--get-mismatch-metrics") and not launch.has("--custom-tis-function-path"):
@@ -230,11 +223,9 @@ _EXCUSES = ("--megatron-deepgemm-moe-forward-layers", "--multi-lora-n-adapters")
     why="some versions of Megatron and Transformer Engine have wrong gradients of experts without it",
     cure="add --moe-permute-fusion",
     sources=(
-        "Miles guide: Debugging",
-        "slime guide: Debugging",
-        "Relax guide: Debugging",
-        "THUDM/slime@624b824a8 slime/backends/megatron_utils/alignment/deepgemm_moe_forward.py:1664",
-        "radixark/miles@31f1ca961 miles/backends/megatron_utils/bridge_lora_helpers.py:107",
+        *GUIDES,
+        f"{SLIME} slime/backends/megatron_utils/alignment/deepgemm_moe_forward.py:1664",
+        f"{MILES} miles/backends/megatron_utils/bridge_lora_helpers.py:107",
     ),
 )
 def _moe_permute_fusion(launch: Launch) -> Iterator[Found]:
@@ -252,7 +243,7 @@ def _moe_permute_fusion(launch: Launch) -> Iterator[Found]:
     certainty="possible",
     why="engine and trainer pick other experts for the same token, which can collapse training after some 50 steps",
     cure="add --use-rollout-routing-replay; watch train_rollout_logprob_abs_diff",
-    sources=("Miles guide: Debugging", "THUDM/slime@624b824a8 slime/utils/arguments.py:1098,2011"),
+    sources=("Miles guide: Debugging", f"{SLIME_ARGS}:1098,2011"),
 )
 def _moe_without_r3(launch: Launch) -> Iterator[Found]:
     if not moe(launch) or not samples(launch) or not trains(launch) or launch.has("--use-rollout-routing-replay"):
@@ -290,11 +281,7 @@ _ESTIMATORS = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
     certainty="certain",
     why="these estimators are defined on normalised advantages; the launch is refused when its arguments are checked",
     cure="add --normalize-advantages",
-    sources=(
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:1849",
-        "radixark/miles@31f1ca961 miles/utils/arguments.py:3137",
-        "redai-infra/Relax@05149ae1a relax/utils/arguments.py",
-    ),
+    sources=(f"{SLIME_ARGS}:1849", f"{MILES_ARGS}:3137", RELAX_ARGS),
 )
 def _reinforce_pp_normalize(launch: Launch) -> Iterator[Found]:
     estimator = launch.value("--advantage-estimator")
@@ -310,11 +297,7 @@ def _reinforce_pp_normalize(launch: Launch) -> Iterator[Found]:
     certainty="certain",
     why="the policy trains on what an older policy said; without a correction the two drift apart",
     cure="--update-weights-interval 1, or a correction: --use-tis, or --use-rollout-logprobs",
-    sources=(
-        "slime guide: Troubleshooting",
-        "THUDM/slime@624b824a8 train_async.py:66, train.py",
-        "radixark/miles@31f1ca961 train_async.py:107",
-    ),
+    sources=("slime guide: Troubleshooting", f"{SLIME} train_async.py:66, train.py", f"{MILES} train_async.py:107"),
 )
 def _update_interval(launch: Launch) -> Iterator[Found]:
     interval = launch.number("--update-weights-interval", 1.0)

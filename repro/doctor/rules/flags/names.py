@@ -12,6 +12,7 @@ from repro.doctor.artefacts.launches.system import flag_names
 from repro.doctor.artefacts.parsers import ENGINE
 from repro.doctor.facts.known_flags import ALSO, KNOWN, near_miss, twin
 from repro.doctor.facts.launches import severed
+from repro.doctor.facts.sources import MILES_ARGS, SLIME, SLIME_ARGS
 from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
 
 
@@ -22,7 +23,7 @@ from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
     certainty="certain",
     why="the shell ends the command there: the trainer starts without the rest of its flags, or not at all",
     cure="put a backslash at the end of the line above; nothing may stand behind it, not even a space",
-    sources=("THUDM/slime@624b824a8 scripts/run-kimi-k2-Instruct.sh (--update-weight-buffer-size)",),
+    sources=(f"{SLIME} scripts/run-kimi-k2-Instruct.sh (--update-weight-buffer-size)",),
     any_program=True,
 )
 def _continuation_lost(launch: Launch) -> Iterator[Found]:
@@ -62,7 +63,7 @@ def _continuation_lost(launch: Launch) -> Iterator[Found]:
     certainty="certain",
     why="the run went on as if the flag were not there, and said nothing",
     cure="correct or drop the flag",
-    sources=("THUDM/slime@624b824a8 slime/backends/megatron_utils/arguments.py:195 (ignore_unknown_args=True)",),
+    sources=(f"{SLIME} slime/backends/megatron_utils/arguments.py:195 (ignore_unknown_args=True)",),
 )
 def _flag_ignored(parsers: ParserDump) -> Iterator[Found]:
     for name in parsers.ignored:
@@ -104,10 +105,7 @@ _UNKNOWN = "$`{<@%"
     why="argparse refuses what is no whole number before anything starts; a negative size fails later, or trains on "
     "nothing",
     cure="write a whole number in digits: 8, not 8.0, 1e3 or nan",
-    sources=(
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:39-62",
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:609-717",
-    ),
+    sources=(f"{SLIME_ARGS}:39-62", f"{SLIME_ARGS}:609-717"),
 )
 def _flag_not_a_number(launch: Launch) -> Iterator[Found]:
     for flag in launch.given:
@@ -172,9 +170,9 @@ def _meant(word: str) -> str:
     why="slime's parser ignores what it does not know: the run starts, without what the flag asks for",
     cure="correct it. `python train.py --help > help.txt`, given to the doctor too, makes this certain",
     sources=(
-        "THUDM/slime@624b824a8 slime/utils/arguments.py",
-        "radixark/miles@31f1ca961 miles/utils/arguments.py",
-        "THUDM/slime@624b824a8 slime/backends/megatron_utils/arguments.py:195 (ignore_unknown_args=True)",
+        SLIME_ARGS,
+        MILES_ARGS,
+        f"{SLIME} slime/backends/megatron_utils/arguments.py:195 (ignore_unknown_args=True)",
     ),
 )
 def _flag_typo(launch: Launch, parsers: ParserDump | None) -> Iterator[Found]:
@@ -206,8 +204,8 @@ def _flag_typo(launch: Launch, parsers: ParserDump | None) -> Iterator[Found]:
     why="slime's parser ignores what it does not know: the run starts, without what the flag asks for",
     cure="correct or drop the flag; `python train.py --help` lists those that there are",
     sources=(
-        "THUDM/slime@624b824a8 slime/backends/megatron_utils/arguments.py:195 (ignore_unknown_args=True)",
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:1607",
+        f"{SLIME} slime/backends/megatron_utils/arguments.py:195 (ignore_unknown_args=True)",
+        f"{SLIME_ARGS}:1607",
     ),
     any_program=True,
 )
@@ -277,7 +275,7 @@ _GHOSTS = {
     sources=(
         "Miles guide: Debugging",
         "slime guide: Troubleshooting",
-        "THUDM/slime@624b824a8 slime/backends/megatron_utils/arguments.py:195 (ignore_unknown_args=True)",
+        f"{SLIME} slime/backends/megatron_utils/arguments.py:195 (ignore_unknown_args=True)",
     ),
 )
 def _ghost_flag(launch: Launch, parsers: ParserDump | None) -> Iterator[Found]:
@@ -301,7 +299,7 @@ _GHOST_VARIABLE_GHOSTS = {
     certainty="certain",
     why="it changes nothing: what it was meant to show will not be in the log",
     cure="drop it",
-    sources=("slime guide: Troubleshooting", "THUDM/slime@624b824a8 (no use of SLIME_DEBUG)"),
+    sources=("slime guide: Troubleshooting", f"{SLIME} (no use of SLIME_DEBUG)"),
 )
 def _ghost_variable(launch: Launch) -> Iterator[Found]:
     for name, instead in _GHOST_VARIABLE_GHOSTS.items():
@@ -316,7 +314,7 @@ def _ghost_variable(launch: Launch) -> Iterator[Found]:
     certainty="likely",
     why="without the file the model's flags are missing, or the script ends at that line",
     cure="correct the path; scripts/models of the checkout has the trainers' own",
-    sources=("THUDM/slime@624b824a8 scripts/low_precision/run-qwen3-4b-fp8.sh",),
+    sources=(f"{SLIME} scripts/low_precision/run-qwen3-4b-fp8.sh",),
     any_program=True,
 )
 def _source_missing(launch: Launch) -> Iterator[Found]:

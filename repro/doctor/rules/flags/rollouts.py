@@ -10,6 +10,7 @@ from string import Formatter
 
 from repro.doctor.artefacts.kinds import HfConfig, Launch, Rollout, Tokenizer
 from repro.doctor.facts.launches import absent, open_ended, ranks, samples, sft, size, trains, unset
+from repro.doctor.facts.sources import MILES, MILES_ARGS, SLIME, SLIME_ARGS
 from repro_golden.base.checks import Certainty, Found, Where, rule
 from repro_golden.base.errors import ReproError
 
@@ -47,8 +48,8 @@ def _asked(launch: Launch) -> tuple[int, str, str] | None:
     cure="make --sglang-context-length at least the longest prompt plus the longest response",
     sources=(
         "slime guide: Troubleshooting",
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:2034",
-        "radixark/miles@31f1ca961 miles/utils/arguments.py:3499",
+        f"{SLIME_ARGS}:2034",
+        f"{MILES_ARGS}:3499",
         "sgl-project/sglang python/sglang/srt/managers/tokenizer_manager.py (_validate_one_request)",
     ),
 )
@@ -110,9 +111,9 @@ def _keys(launch: Launch) -> Iterator[Found]:
     cure="give --rm-type, --label-key, and --reward-key for rewards that are dicts",
     sources=(
         "Miles guide: Debugging",
-        "THUDM/slime@624b824a8 slime/rollout/rm_hub/__init__.py; slime/utils/types.py:246",
-        "THUDM/slime@624b824a8 slime/rollout/rm_hub/math_dapo_utils.py (compute_score)",
-        "radixark/miles@31f1ca961 miles/rollout/rm_hub/__init__.py; miles/utils/types.py:177",
+        f"{SLIME} slime/rollout/rm_hub/__init__.py; slime/utils/types.py:246",
+        f"{SLIME} slime/rollout/rm_hub/math_dapo_utils.py (compute_score)",
+        f"{MILES} miles/rollout/rm_hub/__init__.py; miles/utils/types.py:177",
     ),
 )
 def _reward_key(launch: Launch) -> Iterator[Found]:
@@ -232,7 +233,7 @@ def _one_file(name: str, value: str, launch: Launch) -> Found:
         "slime guide: Debugging",
         "Miles guide: Debugging",
         "Relax guide: Debugging",
-        "THUDM/slime@624b824a8 slime/observability/rollout_data_utils.py:144",
+        f"{SLIME} slime/observability/rollout_data_utils.py:144",
     ),
 )
 def _rollout_path_template(launch: Launch) -> Iterator[Found]:
@@ -267,10 +268,7 @@ def _fitting(total: int, group: int | None) -> str:
     certainty="certain",
     why="data[: n // 2] + data[-n // 2 :] is the whole file for n = 0, and advantages of a cut group are wrong",
     cure="take a share that leaves whole groups at both ends",
-    sources=(
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:1275",
-        "radixark/miles@31f1ca961 miles/ray/rollout/debug_data.py:93-96",
-    ),
+    sources=(f"{SLIME_ARGS}:1275", f"{MILES} miles/ray/rollout/debug_data.py:93-96"),
 )
 def _rollout_subsample(launch: Launch, rollout: Rollout | None) -> Iterator[Found]:
     share = launch.number(_NAME)
@@ -317,7 +315,7 @@ def _rollout_subsample(launch: Launch, rollout: Rollout | None) -> Iterator[Foun
     certainty="certain",
     why="without randomness the samples of a group are equal, so group advantages are 0; slime refuses it",
     cure="--rollout-temperature 1 (greedy decoding belongs to --eval-temperature or --eval-top-k)",
-    sources=("THUDM/slime@624b824a8 slime/utils/arguments.py:1770",),
+    sources=(f"{SLIME_ARGS}:1770",),
 )
 def _rollout_temperature(launch: Launch) -> Iterator[Found]:
     temperature = launch.number("--rollout-temperature", 1.0)
@@ -367,11 +365,7 @@ def _enough(launch: Launch, longest: int, cap: int) -> int | None:
     certainty="certain",
     why="such a sample gets a micro-batch of its own above the cap, and the first one may run out of memory",
     cure="spread a sample over more ranks with --context-parallel-size",
-    sources=(
-        "Miles FAQ",
-        "THUDM/slime@624b824a8 slime/utils/dp_schedule.py:29,120",
-        "radixark/miles@31f1ca961 miles/utils/dp_schedule.py:52",
-    ),
+    sources=("Miles FAQ", f"{SLIME} slime/utils/dp_schedule.py:29,120", f"{MILES} miles/utils/dp_schedule.py:52"),
 )
 def _samples_too_long(launch: Launch) -> Iterator[Found]:
     cap, context_parallel = size(launch, "--max-tokens-per-gpu"), size(launch, "--context-parallel-size")
@@ -414,7 +408,7 @@ def _ending(tokenizer: Tokenizer) -> str | None:
     certainty="likely",
     why="the model goes on behind its answer until the length limit: truncated samples and wrong rewards",
     cure="name what ends a turn with --rollout-stop or --rollout-stop-token-ids",
-    sources=("Miles FAQ", "THUDM/slime@624b824a8 slime/utils/arguments.py (--rollout-stop, --rollout-stop-token-ids)"),
+    sources=("Miles FAQ", f"{SLIME_ARGS} (--rollout-stop, --rollout-stop-token-ids)"),
 )
 def _stop_tokens(launch: Launch, tokenizer: Tokenizer | None) -> Iterator[Found]:
     if not samples(launch):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Launch, Machine
 from repro.doctor.facts.launches import absent, fsdp, known_text, ranks, samples, seen, severed, size, trains
+from repro.doctor.facts.sources import MILES_ARGS, RELAX_ARGS, SLIME, SLIME_ARGS
 from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
 
 _HIGH = 0.85
@@ -58,12 +59,7 @@ _NEEDERS = ("--balance-by-flops", "--use-dynamic-global-batch-size")
     certainty="certain",
     why="the cap on tokens that was meant to prevent running out of memory does not hold, or the launch is refused",
     cure="give both: --use-dynamic-batch-size --max-tokens-per-gpu N; start at rollout_max_response_len / cp_size",
-    sources=(
-        "Miles FAQ",
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:1868",
-        "radixark/miles@31f1ca961 miles/utils/arguments.py:3156,3167,3174",
-        "redai-infra/Relax@05149ae1a relax/utils/arguments.py",
-    ),
+    sources=("Miles FAQ", f"{SLIME_ARGS}:1868", f"{MILES_ARGS}:3156,3167,3174", RELAX_ARGS),
 )
 def _dynamic_batch_size(launch: Launch) -> Iterator[Found]:
     if not trains(launch):
@@ -98,7 +94,7 @@ _OTHERS = ("--sglang-config", "--prefill-num-servers", "--rollout-external-engin
     certainty="certain",
     why="an engine does not start, or GPUs that are waited for stay without one",
     cure="make --rollout-num-gpus a multiple of --rollout-num-gpus-per-engine",
-    sources=("Relax guide: Debugging", "Miles FAQ", "THUDM/slime@624b824a8 slime/utils/arguments.py:45-60"),
+    sources=("Relax guide: Debugging", "Miles FAQ", f"{SLIME_ARGS}:45-60"),
 )
 def _engine_gpus(launch: Launch) -> Iterator[Found]:
     engine = size(launch, _EACH)
@@ -194,7 +190,7 @@ def _cure(launch: Launch, have: int) -> str:
     sources=(
         "Miles FAQ",
         "Relax guide: Debugging",
-        "THUDM/slime@624b824a8 slime/ray/placement_group.py:_get_placement_group_layout",
+        f"{SLIME} slime/ray/placement_group.py:_get_placement_group_layout",
     ),
 )
 def _gpu_count(launch: Launch, machine: Machine | None) -> Iterator[Found]:
@@ -232,11 +228,7 @@ _FAR = 16
     certainty="certain",
     why="too high runs out of memory in training, too low splits every rollout into more micro-batches than needed",
     cure="start at rollout_max_response_len / cp_size, raise it until memory runs out, then go back by 10%",
-    sources=(
-        "Miles FAQ",
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:758",
-        "redai-infra/Relax@05149ae1a relax/utils/arguments.py (max_tokens_per_gpu * context_parallel_size)",
-    ),
+    sources=("Miles FAQ", f"{SLIME_ARGS}:758", f"{RELAX_ARGS} (max_tokens_per_gpu * context_parallel_size)"),
 )
 def _max_tokens_per_gpu(launch: Launch) -> Iterator[Found]:
     text, context_parallel = launch.value("--max-tokens-per-gpu"), size(launch, "--context-parallel-size")
@@ -298,8 +290,8 @@ _WASTE = 8
     cure="--qkv-format thd (the default) with --use-dynamic-batch-size; bshd only for attention that cannot pack",
     sources=(
         "Miles FAQ",
-        "radixark/miles@31f1ca961 miles/utils/arguments.py:270,3514; miles/backends/training_utils/data.py:83",
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:717,1423; slime/backends/megatron_utils/data.py:47",
+        f"{MILES_ARGS}:270,3514; miles/backends/training_utils/data.py:83",
+        f"{SLIME_ARGS}:717,1423; slime/backends/megatron_utils/data.py:47",
     ),
 )
 def _padded_manually(launch: Launch) -> Iterator[Found]:

@@ -9,6 +9,7 @@ from statistics import fmean, median
 
 from repro.doctor.artefacts.kinds import Hit, Launch, Log
 from repro.doctor.artefacts.logs.lines import MEMORY, above, argument, below, fails, goes_on, said, speaker, times
+from repro.doctor.facts.sources import GUIDES, MILES, SLIME
 from repro_golden.base.checks import Found, Severity, Where, rule
 
 _RELEASE, _RESUME = '/release_memory_occupation HTTP/1.1" 200', '/resume_memory_occupation HTTP/1.1" 200'
@@ -25,12 +26,7 @@ _GENERATE = '"POST /generate HTTP/1.1" 200'
     why="buffers that no weight sync writes (rotary tables, scales) hold whatever was there: rollouts are gibberish",
     cure="call resume_memory_occupation for weights and KV cache before generating, and make the model re-create its "
     "non-persistent buffers; compare a rollout before the first release with one after it",
-    sources=(
-        "Miles guide: Debugging",
-        "slime guide: Debugging",
-        "Relax guide: Debugging",
-        "THUDM/slime@624b824a8 slime/backends/sglang_utils/sglang_engine.py:328",
-    ),
+    sources=(*GUIDES, f"{SLIME} slime/backends/sglang_utils/sglang_engine.py:328"),
     phrases=(_RELEASE, _RESUME, *_REFUSED, *_ERRORS, _GENERATE),
 )
 def _buffers_released(log: Log) -> Iterator[Found]:
@@ -69,10 +65,7 @@ def _cure(launch: Launch | None) -> str:
     certainty="likely",
     why="GPUs idle meanwhile",
     cure="tokenize the data beforehand, and keep it on a local disk",
-    sources=(
-        "slime guide: Troubleshooting",
-        "THUDM/slime@624b824a8 slime/observability/train_metric_utils.py:395",
-    ),
+    sources=("slime guide: Troubleshooting", f"{SLIME} slime/observability/train_metric_utils.py:395"),
     phrases=(),
 )
 def _data_wait(log: Log, launch: Launch | None) -> Iterator[Found]:
@@ -119,8 +112,8 @@ _SEEN = (
     "(--sglang-mem-fraction-static 0.85), --rollout-batch-size 16, and --sglang-disable-cuda-graph to debug",
     sources=(
         "slime guide: Troubleshooting",
-        "THUDM/slime@624b824a8 slime/backends/sglang_utils/sglang_engine.py:83",
-        "radixark/miles@31f1ca961 miles/router/router.py:109",
+        f"{SLIME} slime/backends/sglang_utils/sglang_engine.py:83",
+        f"{MILES} miles/router/router.py:109",
         "sgl-project/sglang python/sglang/srt/entrypoints/engine.py",
     ),
     phrases=_SEEN,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from repro.doctor.artefacts.kinds import Hit, Log
 from repro.doctor.artefacts.logs.lines import below, goes_on, rank, rank_of, said, speaker, times
+from repro.doctor.facts.sources import MILES, SLIME, SLIME_ARGS
 from repro_golden.base.checks import Found, rule
 
 _DEAD = (
@@ -29,8 +30,8 @@ _SLOW = "No completed rollout groups for "
     "only: slime and Miles have no such line today, so its absence means nothing",
     sources=(
         "Miles guide: Debugging",
-        "THUDM/slime@624b824a8 slime/rollout/fully_async_rollout.py:145",
-        "radixark/miles@31f1ca961 miles/rollout/fully_async_rollout.py:153",
+        f"{SLIME} slime/rollout/fully_async_rollout.py:145",
+        f"{MILES} miles/rollout/fully_async_rollout.py:153",
     ),
     phrases=(*_DEAD, *_FAILING, *_STARTED, *_STOPPED, _SLOW),
 )
@@ -79,10 +80,7 @@ _IGNORED = (
     certainty="certain",
     why="the run does not start, or without what the flag asks for",
     cure="`repro doctor` on the launch script with the trainer's `--help` beside it names the flags that do not exist",
-    sources=(
-        "THUDM/slime@624b824a8 slime/backends/sglang_utils/sglang_engine.py:615",
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:1657",
-    ),
+    sources=(f"{SLIME} slime/backends/sglang_utils/sglang_engine.py:615", f"{SLIME_ARGS}:1657"),
     phrases=_FATAL + _IGNORED,
 )
 def _flags_refused(log: Log) -> Iterator[Found]:

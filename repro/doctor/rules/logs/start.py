@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Hit, Launch, Log
 from repro.doctor.artefacts.logs.lines import above, argument, below, goes_on, said, speaker, times
+from repro.doctor.facts.sources import SLIME
 from repro_golden.base.checks import Found, Severity, rule
 
 _NO_FILE = "does not appear to have a file named config.json"
@@ -70,7 +71,7 @@ _DATA_KEY_ERROR_NEAR = ("utils/data.py", "data_source.py", "rollout/data_buffer"
     certainty="certain",
     why="the run ends when it reads its data",
     cure="--input-key and --label-key must be keys of every row; `repro doctor` on the data names those without",
-    sources=("slime guide: Troubleshooting", "THUDM/slime@624b824a8 slime/utils/data.py:272"),
+    sources=("slime guide: Troubleshooting", f"{SLIME} slime/utils/data.py:272"),
     phrases=("KeyError: ",),
 )
 def _data_key_error(log: Log, launch: Launch | None) -> Iterator[Found]:

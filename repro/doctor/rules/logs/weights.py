@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Hit, Launch, Log
 from repro.doctor.artefacts.logs.lines import above, argument, below, fails, goes_on, said, speaker, times
+from repro.doctor.facts.sources import GUIDES, MILES, SLIME
 from repro_golden.base.checks import Found, Where, rule
 
 _DONE = (
@@ -84,12 +85,10 @@ def _same(path: str, other: str) -> bool:
     cure="name a folder with latest_checkpointed_iteration.txt in --load and --ref-load; the log of rank 0 says "
     "`successfully loaded checkpoint from`",
     sources=(
-        "Miles guide: Debugging",
-        "slime guide: Debugging",
-        "Relax guide: Debugging",
+        *GUIDES,
         "NVIDIA/Megatron-LM megatron/training/checkpointing.py",
-        "THUDM/slime@624b824a8 slime/backends/megatron_utils/checkpoint.py:128",
-        "radixark/miles@31f1ca961 miles/backends/fsdp_utils/checkpoint.py:117",
+        f"{SLIME} slime/backends/megatron_utils/checkpoint.py:128",
+        f"{MILES} miles/backends/fsdp_utils/checkpoint.py:117",
     ),
     phrases=_LOADED,
 )
@@ -136,7 +135,7 @@ _FILE = "could not find the metadata file "
     sources=(
         "Miles FAQ",
         "NVIDIA/Megatron-LM megatron/training/checkpointing.py",
-        "radixark/miles@31f1ca961 miles/backends/megatron_utils/model.py:962",
+        f"{MILES} miles/backends/megatron_utils/model.py:962",
     ),
     phrases=_SEEN,
 )
@@ -354,8 +353,8 @@ _FILTERED = "Filtered stale group (staleness="
     "with --use-tis",
     sources=(
         "slime guide: Troubleshooting",
-        "THUDM/slime@624b824a8 slime/backends/megatron_utils/actor.py:618",
-        "radixark/miles@31f1ca961 miles/rollout/fully_async_data_buffer.py:160",
+        f"{SLIME} slime/backends/megatron_utils/actor.py:618",
+        f"{MILES} miles/rollout/fully_async_data_buffer.py:160",
     ),
     phrases=(*_SKIPPED, _FILTERED),
 )
@@ -413,8 +412,8 @@ _WEIGHT_SYNC_FAILED_PATH = re.compile(r"/(?:update_weights_from_\w+|init_weights
     sources=(
         "slime guide: Troubleshooting",
         "sgl-project/sglang python/sglang/srt/model_executor/model_runner.py",
-        "radixark/miles@31f1ca961 miles/backends/megatron_utils/actor.py:794",
-        "THUDM/slime@624b824a8 slime/ray/actor_group.py:264",
+        f"{MILES} miles/backends/megatron_utils/actor.py:794",
+        f"{SLIME} slime/ray/actor_group.py:264",
     ),
     phrases=_WEIGHT_SYNC_FAILED_SEEN + _REFUSED,
 )
@@ -451,7 +450,7 @@ _NAME = re.compile(r"\bname=(\S{1,200}) max_abs_err=(\S{1,40})")
     sources=(
         "slime guide: Debugging",
         "sgl-project/sglang python/sglang/srt/utils/weight_checker.py",
-        "THUDM/slime@624b824a8 slime/backends/sglang_utils/sglang_engine.py:341",
+        f"{SLIME} slime/backends/sglang_utils/sglang_engine.py:341",
     ),
     phrases=(_WEIGHT_UPDATE_UNEQUAL_SEEN,),
 )

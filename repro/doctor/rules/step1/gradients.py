@@ -22,6 +22,7 @@ from repro.doctor.facts.curves import (
     switched_on,
     updates_of,
 )
+from repro.doctor.facts.sources import GUIDES, SLIME
 from repro.doctor.facts.texts import CLEAN, Garble, began, judged
 from repro_golden.base.checks import Found, Where, rule
 from repro_golden.dumps.archive.bounds import shown
@@ -134,7 +135,7 @@ def _gradient_not_finite(series: Metrics, launch: Launch | None) -> Iterator[Fou
     why="the update changes nothing: all advantages are 0 (every group has one reward), or the loss mask is",
     cure="look at rewards by group (`reward-constant`) and at the loss masks of the dump; "
     "--dynamic-sampling-filter-path leaves out groups with one reward",
-    sources=("slime guide: Debugging", "THUDM/slime@624b824a8 slime/ray/rollout.py:609"),
+    sources=("slime guide: Debugging", f"{SLIME} slime/ray/rollout.py:609"),
 )
 def _gradient_zero(series: Series) -> Iterator[Found]:
     norms = curve(series, "step", "grad_norm")
@@ -324,7 +325,7 @@ _NEXT = 10
     "weights or of the reward, and it turns the first update into one of that error's direction",
     cure="check the rewards (is --label-key the column with the answers, --reward-key the right one?), the loss mask, "
     "and known bugs of the installed Megatron and Transformer Engine; MoE models need --moe-permute-fusion",
-    sources=("Miles guide: Debugging", "slime guide: Debugging", "Relax guide: Debugging"),
+    sources=GUIDES,
 )
 def _step1_grad_norm(series: Series, launch: Launch | None) -> Iterator[Found]:
     norms = [point for point in curve(series, "step", "grad_norm") if math.isfinite(point.value)]

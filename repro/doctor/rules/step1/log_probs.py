@@ -10,6 +10,7 @@ import numpy as np
 
 from repro.doctor.artefacts.kinds import Launch, Series, Tokenizer, TrainStep
 from repro.doctor.facts.curves import Kind, first_kl, is_moe, kl_where, replays_routing, setting
+from repro.doctor.facts.sources import GUIDES, MILES, SLIME, SLIME_ARGS
 from repro_golden.base.checks import Found, Severity, Where, rule
 from repro_golden.dumps.train.tokens import counted, has_column, sample_means, sample_name
 
@@ -31,7 +32,7 @@ _INSTRUCT = re.compile(r"instruct|chat|(?:^|[-_/])it(?:[-_/]|$)|think", re.IGNOR
     cure="give `repro doctor` a rollout dump and the tokenizer's folder: it says whether the template was applied "
     "once, twice or not at all; then set or drop --apply-chat-template, or fix the data. A base model, or a cold "
     "start on other data, is right to be so",
-    sources=("Miles guide: Debugging", "slime guide: Debugging", "Relax guide: Debugging"),
+    sources=GUIDES,
 )
 def _chat_template_log_probs(series: Series, launch: Launch | None, tokenizer: Tokenizer | None) -> Iterator[Found]:
     mean = series.rollouts.get(0, {}).get("log_probs")
@@ -79,7 +80,7 @@ def _kl_between(series: Series, launch: Launch | None) -> Iterator[Found]:
     why="the run trains towards, or from, weights that are not those it was meant to start with",
     cure="check that --load and --ref-load hold the same weights and were converted with this model's arguments "
     "(rotary base, layer numbers at pipeline stages, tied embeddings), then parallelism and precision",
-    sources=("Miles guide: Debugging", "slime guide: Debugging", "Relax guide: Debugging"),
+    sources=GUIDES,
 )
 def _kl_configuration(series: Series, launch: Launch | None) -> Iterator[Found]:
     kl = first_kl(series)
@@ -105,12 +106,7 @@ _ROUNDING = 1e-8
     certainty="likely",
     why="two passes over the same weights gave other bits, so no run can be reproduced bit by bit",
     cure="nothing, if runs need not be reproduced; else --attention-backend flash and --deterministic-mode",
-    sources=(
-        "Miles guide: Debugging",
-        "slime guide: Debugging",
-        "Relax guide: Debugging",
-        "THUDM/slime@624b824a8 slime/backends/megatron_utils/model.py:900",
-    ),
+    sources=(*GUIDES, f"{SLIME} slime/backends/megatron_utils/model.py:900"),
 )
 def _kl_jitter(series: Series, launch: Launch | None) -> Iterator[Found]:
     kl = first_kl(series)
@@ -137,7 +133,7 @@ _LOG_PROBS_LARGE_ROUNDING = 1e-6
     sources=(
         "slime guide: Debugging",
         "Relax guide: Debugging",
-        "THUDM/slime@624b824a8 slime/observability/train_metric_utils.py:231",
+        f"{SLIME} slime/observability/train_metric_utils.py:231",
     ),
 )
 def _log_probs_large(series: Series) -> Iterator[Found]:
@@ -182,7 +178,7 @@ _BOUND = 5e-3
     "routing is not the rollout's, or that the reference is another model",
     cure="check that the dumps' rollout_routed_experts have the model's layers and top-k, and that --load and "
     "--ref-load hold the same weights",
-    sources=("radixark/miles@31f1ca961 miles/backends/training_utils/log_utils.py:262",),
+    sources=(f"{MILES} miles/backends/training_utils/log_utils.py:262",),
 )
 def _r3_log_probs(step: TrainStep, launch: Launch | None) -> Iterator[Found]:
     if step.rollout_id != 0 or not (replays_routing(launch) or has_column(step.joined, "rollout_routed_experts")):
@@ -207,12 +203,7 @@ def _r3_log_probs(step: TrainStep, launch: Launch | None) -> Iterator[Found]:
     cure="add --attention-backend flash (fused attention of some Transformer Engine versions is not deterministic "
     "under context parallelism); where the gap is large, check that --load and --ref-load hold the same weights, "
     "and parallelism and precision of both",
-    sources=(
-        "Miles guide: Debugging",
-        "slime guide: Debugging",
-        "Relax guide: Debugging",
-        "THUDM/slime@624b824a8 slime/observability/train_metric_utils.py:222",
-    ),
+    sources=(*GUIDES, f"{SLIME} slime/observability/train_metric_utils.py:222"),
 )
 def _ref_log_probs_differ(step: TrainStep, launch: Launch | None) -> Iterator[Found]:
     joined = step.joined
@@ -276,10 +267,7 @@ def _gap(series: Series) -> tuple[Kind, str, float] | None:
     cure="above 1: compare the weights that the engine has with the checkpoint (--check-weight-update-equal), and "
     "--rollout-temperature with the trainer's; below: precision of both sides (fp8, quantised KV cache), "
     "--use-tis corrects for the rest",
-    sources=(
-        "THUDM/slime@624b824a8 slime/utils/arguments.py:1529",
-        "radixark/miles@31f1ca961 miles/backends/training_utils/log_utils.py:281",
-    ),
+    sources=(f"{SLIME_ARGS}:1529", f"{MILES} miles/backends/training_utils/log_utils.py:281"),
 )
 def _train_rollout_gap(series: Series, launch: Launch | None) -> Iterator[Found]:
     measured = _gap(series)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Launch, Rollout, Series
 from repro.doctor.facts.curves import curve, falls
+from repro.doctor.facts.sources import SLIME
 from repro.doctor.facts.texts import Group, began, groups_of, reward_of
 from repro_golden.base.checks import Found, Where, rule
 from repro_golden.dumps.archive.bounds import shown
@@ -59,7 +60,7 @@ _BY_GROUP = (None, "grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
     why="advantages are relative to the group, so they are all 0 and nothing is learned from the rollout",
     cure="test the reward on answers known to be right and wrong; check --rm-type, --label-key and --reward-key, and "
     "whether the prompts are far too easy or too hard",
-    sources=("Miles guide: Debugging", "Relax guide: Debugging", "THUDM/slime@624b824a8 slime/ray/rollout.py:609"),
+    sources=("Miles guide: Debugging", "Relax guide: Debugging", f"{SLIME} slime/ray/rollout.py:609"),
 )
 def _reward_constant(rollout: Rollout, launch: Launch | None) -> Iterator[Found]:
     key = launch.value("--reward-key") if launch else None
@@ -163,7 +164,7 @@ def _labelled(label: object) -> bool:
     certainty="certain",
     why="the trainer takes the reward for a number: it fails on the first rollout, or learns from zeros",
     cure="set --reward-key to the entry of the reward, --label-key to the column of the answers",
-    sources=("Miles guide: Debugging", "THUDM/slime@624b824a8 slime/utils/types.py:247"),
+    sources=("Miles guide: Debugging", f"{SLIME} slime/utils/types.py:247"),
 )
 def _reward_key_data(rollout: Rollout, launch: Launch | None) -> Iterator[Found]:
     if launch is not None and any(launch.has(flag) for flag in _OWN):

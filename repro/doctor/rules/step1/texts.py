@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from repro.doctor.artefacts.kinds import Hit, Launch, Log, Rollout, Tokenizer
+from repro.doctor.facts.sources import SLIME
 from repro.doctor.facts.templates import foreign, verdicts
 from repro.doctor.facts.texts import (
     CLEAN,
@@ -355,7 +356,7 @@ def _cut(dump: RolloutDump) -> tuple[int, int] | None:
     why="an answer that is cut has no reward for what it would have said: long answers are punished for their length",
     cure="raise --rollout-max-response-len, or look whether responses loop (`garbled-first-rollout`) or go on after "
     "their end (`never-eos`)",
-    sources=("Miles FAQ", "THUDM/slime@624b824a8 slime/observability/rollout_metrics.py:151"),
+    sources=("Miles FAQ", f"{SLIME} slime/observability/rollout_metrics.py:151"),
 )
 def _truncated_ratio(rollout: Rollout, launch: Launch | None) -> Iterator[Found]:
     counts = None if rollout.dump.evaluation else began(rollout, _cut)
