@@ -98,13 +98,14 @@ def rule(**facts: Any) -> Callable[[Check], Rule]:
     """A function as a rule: the kinds that it needs and that help it are those of its parameters (``X``, ``X | None``).
 
     Args:
-        facts: All of `Rule` but ``check``, ``inputs`` and ``uses``.
+        facts: All of `Rule` but ``check``, ``inputs`` and ``uses``; ``id`` where it is not the function's name.
     """
 
     def made(check: Check) -> Rule:
         kinds = [kind for name, kind in get_type_hints(check).items() if name != "return"]
         uses = [next(k for k in get_args(kind) if k is not NoneType) for kind in kinds if get_args(kind)]
-        return Rule(check=check, inputs=tuple(k for k in kinds if not get_args(k)), uses=tuple(uses), **facts)
+        name = {"id": check.__name__.strip("_").replace("_", "-")}
+        return Rule(check=check, inputs=tuple(k for k in kinds if not get_args(k)), uses=tuple(uses), **name | facts)
 
     return made
 

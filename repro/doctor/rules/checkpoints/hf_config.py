@@ -51,7 +51,6 @@ def _contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Sever
 
 
 @rule(
-    id="hf-config",
     title="A config.json that contradicts itself",
     severity="error",
     certainty="certain",
@@ -73,7 +72,6 @@ _PLAIN = frozenset({"BF16", "F16", "F32"})
 
 
 @rule(
-    id="hf-config-shapes",
     title="Embedding, head and routers in other sizes than the config says",
     severity="error",
     certainty="certain",
@@ -122,7 +120,6 @@ _UNCHECKED = frozenset({"--num-query-groups"})
 
 
 @rule(
-    id="hf-model-args",
     title="Sizes of the model that config.json of --hf-checkpoint contradicts",
     severity="error",
     certainty="certain",
@@ -156,7 +153,6 @@ def _hf_model_args(launch: Launch, config: HfConfig) -> Iterator[Found]:
 
 
 @rule(
-    id="hf-vocab",
     title="Rows of embedding or head that vocab_size or the tokenizer contradict",
     severity="error",
     certainty="certain",
@@ -191,7 +187,6 @@ _OVERRIDES = ("--chat-template-path", "--sglang-chat-template")
 
 
 @rule(
-    id="template-without-instruct",
     title="--apply-chat-template with a base model, or a tokenizer without a template",
     severity="note",
     certainty="possible",

@@ -50,7 +50,6 @@ def _config(checkpoint: HfCheckpoint) -> Iterator[Found]:
 
 
 @rule(
-    id="hf-dtype-drift",
     title="Tensors of one kind in several dtypes, or in another than the config says",
     severity="warning",
     certainty="likely",
@@ -94,7 +93,6 @@ def _shown(names: Sequence[str]) -> str:
 
 
 @rule(
-    id="hf-index",
     title="model.safetensors.index.json and shards that disagree",
     severity="error",
     certainty="certain",
@@ -198,7 +196,6 @@ def _holes(checkpoint: HfCheckpoint, stack: Stack, values: Mapping[str, Any]) ->
 
 
 @rule(
-    id="hf-layer-keys",
     title="Layers with fewer tensors than their peers, and missing experts",
     severity="error",
     certainty="likely",
@@ -222,7 +219,6 @@ _AHEAD = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers",
 
 
 @rule(
-    id="hf-layer-missing",
     title="Layers of the config without any tensor",
     severity="error",
     certainty="certain",
@@ -262,7 +258,6 @@ _MOST = 8
 
 
 @rule(
-    id="hf-not-finite",
     title="NaN or infinity in weights",
     severity="error",
     certainty="certain",
@@ -292,7 +287,6 @@ _TOTAL = re.compile(r"-of-(\d{5,6})\.safetensors$", re.ASCII)
 
 
 @rule(
-    id="hf-shard-extra",
     title="Shards that the index does not name",
     severity="warning",
     certainty="certain",
@@ -319,7 +313,6 @@ _NUMBERED = re.compile(r"(model.*?)-?(\d{5,6})-of-(\d{5,6})\.safetensors", re.AS
 
 
 @rule(
-    id="hf-shard-missing",
     title="Shards that the index names, or that 'of NNNNN' promises, and that are not there",
     severity="error",
     certainty="certain",
@@ -383,7 +376,6 @@ def _ending(names: set[str], end: str) -> str | None:
 
 
 @rule(
-    id="hf-tied-embeddings",
     title="tie_word_embeddings that the lm_head contradicts",
     severity="error",
     certainty="certain",
@@ -413,7 +405,6 @@ def _hf_tied_embeddings(checkpoint: HfCheckpoint) -> Iterator[Found]:
 
 
 @rule(
-    id="hf-truncated",
     title="Safetensors files whose header is corrupt or whose data is cut short",
     severity="error",
     certainty="certain",
@@ -467,7 +458,6 @@ def _shape(checkpoint: HfCheckpoint, name: str) -> str:
 
 
 @rule(
-    id="hf-zero-tensor",
     title="Weights that are all zeros, or all one value",
     severity="error",
     certainty="likely",

@@ -30,7 +30,6 @@ from repro_golden.base.checks import Found, Severity, Where, rule
 
 
 @rule(
-    id="checkpoint-iteration",
     title="The iteration that the tracker names has no folder, or an empty one",
     severity="error",
     certainty="certain",
@@ -87,7 +86,6 @@ def _found(launch: Launch, checkpoint: MegatronCheckpoint, flag: str, asked: str
 
 
 @rule(
-    id="checkpoint-model-args",
     title="Sizes of the model in the launch that are not those of the checkpoint",
     severity="error",
     certainty="certain",
@@ -140,7 +138,6 @@ def _saved(checkpoint: MegatronCheckpoint, files: Any) -> dict[str, int]:
 
 
 @rule(
-    id="checkpoint-parallelism",
     title="The launch's TP, PP, EP or CP where the checkpoint was saved with another",
     severity="error",
     certainty="certain",
@@ -177,7 +174,6 @@ _WEIGHTS = (".distcp", ".pt", ".safetensors", ".metadata")
 
 
 @rule(
-    id="checkpoint-tracker",
     title="The tracker of a Megatron checkpoint: missing, empty, or no iteration",
     severity="error",
     certainty="certain",
@@ -254,7 +250,6 @@ def _ranks(files: Mapping[str, int]) -> Iterator[tuple[str, str]]:
 
 
 @rule(
-    id="checkpoint-truncated",
     title="Files of a Megatron checkpoint that are missing, empty or too short",
     severity="error",
     certainty="certain",
@@ -311,7 +306,6 @@ def _listed(folder: Path) -> set[int]:
 
 
 @rule(
-    id="ckpt-step",
     title="--ckpt-step names an iteration that the checkpoint does not have",
     severity="error",
     certainty="certain",
@@ -347,7 +341,6 @@ def _ckpt_step(launch: Launch, checkpoint: MegatronCheckpoint | None) -> Iterato
 
 
 @rule(
-    id="ref-load-missing",
     title="--ref-load names what is not there, or no checkpoint",
     severity="error",
     certainty="certain",
@@ -376,7 +369,6 @@ def _ref_load_missing(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="resume-elsewhere",
     title="--save has checkpoints already, and --load reads another folder",
     severity="warning",
     certainty="likely",
@@ -410,7 +402,6 @@ def _near(launch: Launch, load: Path) -> str:
 
 
 @rule(
-    id="silent-finetune",
     title="--load names a folder without a tracker, so the trainer starts over from --ref-load",
     severity="error",
     certainty="certain",

@@ -68,7 +68,6 @@ def _grave(weight: Taken, checkpoint: HfCheckpoint) -> bool:
 
 
 @rule(
-    id="int4-ignore",
     title="Matrices that are no Linear and that the INT4 ignore list leaves to be packed",
     severity="error",
     certainty="certain",
@@ -127,7 +126,6 @@ def _idle(ignoring: Ignoring, rule: str, names: list[str], where: Where) -> Iter
 
 
 @rule(
-    id="int4-ignore-pattern",
     title="Rules of the INT4 ignore list that are invalid or match nothing",
     severity="warning",
     certainty="certain",
@@ -153,7 +151,6 @@ def _int4_ignore_pattern(checkpoint: HfCheckpoint) -> Iterator[Found]:
 
 
 @rule(
-    id="int4-router",
     title="Router weights that the INT4 ignore list leaves to be packed",
     severity="error",
     certainty="certain",
@@ -199,7 +196,6 @@ def _matrices(checkpoint: HfCheckpoint) -> list[str]:
 
 
 @rule(
-    id="layer-offset",
     title="Layers whose weights are another layer's of the other checkpoint",
     severity="error",
     certainty="certain",
@@ -238,7 +234,6 @@ def _layer_offset(reference: HfCheckpoint, other: HfCheckpoint) -> Iterator[Foun
 
 
 @rule(
-    id="layers-equal",
     title="Two layers of one checkpoint with the same matrices",
     severity="error",
     certainty="likely",
@@ -319,7 +314,6 @@ def _difference(reference: HfCheckpoint, other: HfCheckpoint, name: str) -> tupl
 
 
 @rule(
-    id="weights-differ",
     title="Two checkpoints of one model: tensors that are missing or differ, and by how much",
     severity="warning",
     certainty="certain",

@@ -15,7 +15,6 @@ from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
 
 
 @rule(
-    id="data-already-templated",
     title="Prompts hold a chat template's markers, and the template would be applied again",
     severity="error",
     certainty="likely",
@@ -47,7 +46,6 @@ _SHARE = 0.01
 
 
 @rule(
-    id="data-duplicate-prompts",
     title="Prompts stand in the data more than once",
     severity="note",
     certainty="certain",
@@ -69,7 +67,6 @@ def _data_duplicate_prompts(data: PromptData, launch: Launch | None) -> Iterable
 
 
 @rule(
-    id="data-empty-label",
     title="A label is empty",
     severity="warning",
     certainty="certain",
@@ -94,7 +91,6 @@ def _data_empty_label(data: PromptData, launch: Launch | None) -> Iterable[Found
 
 
 @rule(
-    id="data-empty-prompt",
     title="A prompt is empty",
     severity="warning",
     certainty="certain",
@@ -116,7 +112,6 @@ _SHOWN = 5
 
 
 @rule(
-    id="data-format",
     title="A line of the prompt data is no JSON object, or no text",
     severity="warning",
     certainty="certain",
@@ -204,7 +199,6 @@ def _shapes(data: PromptData, launch: Launch, seen: Survey, keys: Keys) -> Itera
 
 
 @rule(
-    id="data-keys",
     title="Rows of the prompt data lack a key that the launch reads",
     severity="error",
     certainty="certain",
@@ -232,7 +226,6 @@ def _data_keys(data: PromptData, launch: Launch) -> Iterable[Found]:
 
 
 @rule(
-    id="data-too-few",
     title="The data has fewer prompts than one rollout takes",
     severity="warning",
     certainty="certain",
@@ -319,7 +312,6 @@ def _counter(tokenizer: Tokenizer | None) -> Callable[[str], int] | None:
 
 
 @rule(
-    id="data-too-long",
     title="Prompts are longer than the launch lets through",
     severity="note",
     certainty="likely",

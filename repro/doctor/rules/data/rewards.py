@@ -124,7 +124,6 @@ def _where(rollout: Rollout, sample: Mapping[str, Any], value: Any) -> Where:
 
 
 @rule(
-    id="reward-function",
     title="The reward function, called on recorded responses, fails or says nothing",
     severity="error",
     certainty="certain",

@@ -16,7 +16,6 @@ from repro_golden.dumps.rollout.arrays import length
 
 
 @rule(
-    id="loss-mask-all-zero",
     title="A rollout of which no token is trained on",
     severity="error",
     certainty="certain",
@@ -47,7 +46,6 @@ def _loss_mask_all_zero(rollout: Rollout) -> Iterator[Found]:
 
 
 @rule(
-    id="loss-mask-whole-prompt",
     title="Loss masks that cover the prompt",
     severity="warning",
     certainty="likely",
@@ -172,7 +170,6 @@ def _longest_zero(values: Floats) -> int:
 
 
 @rule(
-    id="tool-response-in-loss",
     title="Answers of tools that the loss mask trains on",
     severity="warning",
     certainty="likely",

@@ -36,7 +36,6 @@ def _differ(rewards: Sequence[object] | None, group: Sequence[int], count: int) 
 
 
 @rule(
-    id="advantages-constant",
     title="Groups whose advantages are all equal",
     severity="warning",
     certainty="certain",
@@ -95,7 +94,6 @@ _ENOUGH = 64
 
 
 @rule(
-    id="dump-log-probs-rounded",
     title="Rollout log-probs that were rounded to bf16 or fp16",
     severity="warning",
     certainty="likely",
@@ -186,7 +184,6 @@ _SOURCE = "radixark/miles@31f1ca961 miles/backends/training_utils/loss_hub/losse
 
 
 @rule(
-    id="dump-not-finite",
     title="NaN or infinity in the columns of a train dump",
     severity="error",
     certainty="certain",
@@ -217,7 +214,6 @@ def _of(numbers: Mapping[int, Mapping[str, float]], key: int, name: str) -> floa
 
 
 @rule(
-    id="dump-nan-hidden",
     title="NaN in raw columns that the metrics do not show",
     severity="error",
     certainty="certain",

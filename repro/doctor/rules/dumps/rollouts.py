@@ -33,7 +33,6 @@ def _blank(value: Any) -> bool:
 
 
 @rule(
-    id="dump-empty-text",
     title="Samples with an empty prompt, or with response tokens and no text",
     severity="warning",
     certainty="certain",
@@ -72,7 +71,6 @@ _ENOUGH = 128
 
 
 @rule(
-    id="dump-experts-constant",
     title="Layers in which every token goes to the same experts",
     severity="warning",
     certainty="likely",
@@ -102,7 +100,6 @@ def _dump_experts_constant(rollout: Rollout) -> Iterator[Found]:
 
 
 @rule(
-    id="dump-experts-out-of-range",
     title="Routed experts that the model does not have",
     severity="error",
     certainty="certain",
@@ -127,7 +124,6 @@ def _dump_experts_out_of_range(rollout: Rollout, launch: Launch | None, config: 
 
 
 @rule(
-    id="dump-experts-repeated",
     title="Tokens whose experts hold one expert twice",
     severity="warning",
     certainty="likely",
@@ -188,7 +184,6 @@ def _run(ids: Array) -> int:
 
 
 @rule(
-    id="dump-padded",
     title="Samples that are padded",
     severity="warning",
     certainty="likely",
@@ -235,7 +230,6 @@ _OTHER_COUNT = (
 
 
 @rule(
-    id="dump-sample-count",
     title="A rollout with more or fewer samples than the launch asks for",
     severity="warning",
     certainty="certain",
@@ -266,7 +260,6 @@ def _dump_sample_count(rollout: Rollout, launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="dump-stale-weights",
     title="Samples whose weights are more than one update old",
     severity="warning",
     certainty="certain",
@@ -294,7 +287,6 @@ def _dump_stale_weights(rollout: Rollout, launch: Launch | None) -> Iterator[Fou
 
 
 @rule(
-    id="dump-weights-never-updated",
     title="Rollouts of a run that were all sampled with the same weights",
     severity="warning",
     certainty="likely",

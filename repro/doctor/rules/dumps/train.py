@@ -25,7 +25,6 @@ from repro_golden.dumps.train.files import length_of
 
 
 @rule(
-    id="train-columns-lengths",
     title="Per-token columns of a train dump that do not have their response's length",
     severity="warning",
     certainty="likely",
@@ -92,7 +91,6 @@ def _correlation(column: Column, rollout: Column, shift: int) -> float | None:
 
 
 @rule(
-    id="train-log-probs-misaligned",
     title="Log-probs of the trainer that are shifted by one token",
     severity="error",
     certainty="likely",
@@ -122,7 +120,6 @@ def _train_log_probs_misaligned(step: TrainStep) -> Iterator[Found]:
 
 
 @rule(
-    id="train-mask-all-zero",
     title="A training step whose masks are all 0",
     severity="error",
     certainty="certain",
@@ -156,7 +153,6 @@ def _first(a: Column, b: Column) -> tuple[int | None, str]:
 
 
 @rule(
-    id="train-ranks-disagree",
     title="Ranks that should hold the same numbers and do not",
     severity="warning",
     certainty="likely",
@@ -198,7 +194,6 @@ def _difference(ours: Floats | None, theirs: Floats | None) -> str:
 
 
 @rule(
-    id="train-rollout-tokens-differ",
     title="Samples that were trained on other tokens than were sampled",
     severity="error",
     certainty="certain",

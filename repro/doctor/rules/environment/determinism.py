@@ -72,7 +72,6 @@ def _found(code: PythonCode, function: str, step: Step, built: Step) -> Found:
 
 
 @rule(
-    id="determinism-after-model",
     title="Determinism that Python code switches on after the model is built",
     severity="warning",
     certainty="likely",
@@ -93,7 +92,6 @@ def _determinism_after_model(code: PythonCode) -> Iterator[Found]:
 
 
 @rule(
-    id="determinism-attention",
     title="The trainer's attention may be fused in a deterministic run",
     severity="warning",
     certainty="likely",
@@ -128,7 +126,6 @@ def _determinism_attention(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="determinism-cublas",
     title="CUBLAS_WORKSPACE_CONFIG is neither :4096:8 nor :16:8",
     severity="error",
     certainty="certain",
@@ -153,7 +150,6 @@ def _determinism_cublas(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="determinism-exclusive",
     title="Flags that Megatron's deterministic mode excludes",
     severity="error",
     certainty="certain",
@@ -203,7 +199,6 @@ def _missing(launch: Launch) -> list[str]:
 
 
 @rule(
-    id="determinism-half",
     title="Part of the determinism set is asked for, another part is missing",
     severity="warning",
     certainty="certain",
@@ -234,7 +229,6 @@ def _determinism_half(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="determinism-hash-seed",
     title="PYTHONHASHSEED is not fixed where determinism is asked for",
     severity="note",
     certainty="certain",
@@ -283,7 +277,6 @@ def _set_too_late(launch: Launch, name: str, variable: Variable, clusters: list[
 
 
 @rule(
-    id="determinism-late",
     title="A variable of the determinism set that does not reach the actors",
     severity="warning",
     certainty="likely",
@@ -307,7 +300,6 @@ def _determinism_late(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="determinism-nccl-algo",
     title="NCCL_ALGO that Megatron refuses in deterministic mode",
     severity="error",
     certainty="certain",
@@ -338,7 +330,6 @@ def _determinism_nccl_algo(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="determinism-nvte",
     title="NVTE_ALLOW_NONDETERMINISTIC_ALGO is not 0 where determinism is asked for",
     severity="error",
     certainty="certain",
@@ -398,7 +389,6 @@ def _variable(name: str, settings: Sequence[Variable]) -> Iterator[Found]:
 
 
 @rule(
-    id="determinism-overridden",
     title="A flag or variable of the determinism set is overridden later",
     severity="warning",
     certainty="likely",
@@ -427,7 +417,6 @@ def _racing(launch: Launch) -> str | None:
 
 
 @rule(
-    id="determinism-rollout-order",
     title="Deterministic inference with a rollout that takes what is ready first",
     severity="warning",
     certainty="certain",
@@ -444,7 +433,6 @@ def _determinism_rollout_order(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="fill-uninitialized-memory",
     title="A deterministic run also fills memory that nobody reads",
     severity="note",
     certainty="likely",
@@ -471,7 +459,6 @@ def _fill_uninitialized_memory(launch: Launch) -> Iterable[Found]:
 
 
 @rule(
-    id="hash-seed-in-code",
     title="PYTHONHASHSEED that Python code sets for itself",
     severity="note",
     certainty="likely",

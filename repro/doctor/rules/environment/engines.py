@@ -40,7 +40,6 @@ def _latent(launch: Launch, config: HfConfig | None) -> bool:
 
 
 @rule(
-    id="engine-determinism",
     title="Deterministic inference with an attention backend that cannot",
     severity="error",
     certainty="certain",
@@ -93,7 +92,6 @@ _MODULES = ("flash_attn_3", "flash_attn_interface")
 
 
 @rule(
-    id="flash-attn-3",
     title="FlashAttention 3 is installed while a deterministic run is asked for",
     severity="warning",
     certainty="likely",
@@ -120,7 +118,6 @@ def _flash_attn_3(machine: Machine, launch: Launch) -> Iterable[Found]:
 
 
 @rule(
-    id="megatron-dropout",
     title="--attention-dropout or --hidden-dropout is not 0",
     severity="warning",
     certainty="certain",
@@ -165,7 +162,6 @@ def _tf32(name: str, where: Where, flag: str) -> Found:
 
 
 @rule(
-    id="tf32-override",
     title="The launch turns fp32 into TF32",
     severity="note",
     certainty="certain",
@@ -182,7 +178,6 @@ def _tf32_override(launch: Launch) -> Iterable[Found]:
 
 
 @rule(
-    id="tf32-override-machine",
     title="The machine turns fp32 into TF32",
     severity="note",
     certainty="certain",
@@ -227,7 +222,6 @@ def _recorded(golden: Golden | None) -> int | None:
 
 
 @rule(
-    id="thread-count",
     title="More threads than cores, or a number that is left to the machine",
     severity="warning",
     certainty="certain",
@@ -276,7 +270,6 @@ _FSDP = (("--attn-implementation",),)
 
 
 @rule(
-    id="true-on-policy-half",
     title="--true-on-policy-mode without the rest of its set",
     severity="warning",
     certainty="certain",

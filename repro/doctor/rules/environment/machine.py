@@ -15,7 +15,6 @@ _SIZES = ("--tensor-model-parallel-size", "--context-parallel-size")
 
 
 @rule(
-    id="cuda-connections",
     title="CUDA_DEVICE_MAX_CONNECTIONS is not 1 with tensor or context parallelism",
     severity="warning",
     certainty="likely",
@@ -45,7 +44,6 @@ def _cuda_connections(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="cuda-visible",
     title="CUDA_VISIBLE_DEVICES hides GPUs, or names some that are not there",
     severity="warning",
     certainty="certain",
@@ -90,7 +88,6 @@ _DETERMINISTIC = {
 
 
 @rule(
-    id="env-contradicts-launch",
     title="A variable of the machine that says something else than the launch",
     severity="warning",
     certainty="likely",
@@ -123,7 +120,6 @@ _INTERFACE, _NO_IB = "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE"
 
 
 @rule(
-    id="nccl-interface",
     title="Several nodes without NCCL_SOCKET_IFNAME, or with InfiniBand switched off",
     severity="note",
     certainty="possible",

@@ -23,7 +23,6 @@ def _installed(machine: Machine, known: Known) -> bool:
 
 
 @rule(
-    id="bad-version",
     title="A version that is known to be bad is installed, or two that do not fit",
     severity="warning",
     certainty="likely",
@@ -52,7 +51,6 @@ _ASSERTING = ("slime", "relax")
 
 
 @rule(
-    id="numpy-2",
     title="NumPy 2 is installed for slime or Relax, which assert NumPy 1",
     severity="error",
     certainty="certain",
@@ -143,7 +141,6 @@ def _where(machine: Machine, name: str) -> Where:
 
 
 @rule(
-    id="package-mismatch",
     title="Packages that belong together are of different versions, or lie on top of each other",
     severity="warning",
     certainty="likely",
@@ -227,7 +224,6 @@ def _asked(launch: Launch) -> Iterator[_Need]:
 
 
 @rule(
-    id="package-missing",
     title="A flag needs a package that is not installed",
     severity="error",
     certainty="likely",
@@ -253,7 +249,6 @@ def _package_missing(machine: Machine, launch: Launch) -> Iterable[Found]:
 
 
 @rule(
-    id="torch-cpu-only",
     title="A torch that was built without CUDA",
     severity="warning",
     certainty="certain",

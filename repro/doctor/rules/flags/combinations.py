@@ -26,7 +26,6 @@ _CORRECTIONS = ("--use-rollout-logprobs", "--use-tis", "--keep-old-actor")
 
 
 @rule(
-    id="async-ppo",
     title="Asynchronous PPO without a correction for stale samples",
     severity="error",
     certainty="certain",
@@ -45,7 +44,6 @@ def _async_ppo(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="colocate-async",
     title="--colocate with train_async.py",
     severity="error",
     certainty="certain",
@@ -67,7 +65,6 @@ _ROLLOUT, _TRAIN, _LOAD = "--debug-rollout-only", "--debug-train-only", "--load-
 
 
 @rule(
-    id="debug-modes-exclusive",
     title="--debug-rollout-only with --debug-train-only, or with data to train on",
     severity="error",
     certainty="certain",
@@ -121,7 +118,6 @@ def _miles(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="exclusive-flags",
     title="Flags that are refused together",
     severity="error",
     certainty="certain",
@@ -152,7 +148,6 @@ def _exclusive_flags(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="kl-coefs-exclusive",
     title="--kl-coef and --kl-loss-coef are both set",
     severity="error",
     certainty="certain",
@@ -172,7 +167,6 @@ def _kl_coefs_exclusive(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="r3-partial-rollout",
     title="--use-rollout-routing-replay together with --partial-rollout (Relax)",
     severity="error",
     certainty="certain",
@@ -188,7 +182,6 @@ def _r3_partial_rollout(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="release-train",
     title="--release-train (slime) without what it needs",
     severity="error",
     certainty="certain",
@@ -267,7 +260,6 @@ def _applies(need: _Need, launch: Launch) -> bool:
 
 
 @rule(
-    id="required-with",
     title="A flag that needs another one, which is not given",
     severity="error",
     certainty="certain",
@@ -298,7 +290,6 @@ def _required_with(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="tis-exclusive",
     title="--use-rollout-logprobs together with --use-tis",
     severity="error",
     certainty="certain",

@@ -15,7 +15,6 @@ _ALL = "--dump-details"
 
 
 @rule(
-    id="dump-paths-collide",
     title="Dumps of rollouts and of training with one path",
     severity="error",
     certainty="certain",
@@ -46,7 +45,6 @@ _NAMED = re.compile(r"(?i)(?<![a-z])(fp8|int4|int8|w4a16|w8a8|awq|gptq|mxfp[48]|
 
 
 @rule(
-    id="weight-check-off",
     title="A quantized rollout checkpoint without --check-weight-update-equal",
     severity="note",
     certainty="likely",
@@ -82,7 +80,6 @@ _TRANSFER, _DIR, _LOCAL = (
 
 
 @rule(
-    id="weight-transfer",
     title="A way of sending weights that the launch's layout does not allow",
     severity="error",
     certainty="certain",

@@ -22,7 +22,6 @@ from repro_golden.base.checks import Certainty, Found, Severity, rule
 
 
 @rule(
-    id="attention-backend",
     title="Context parallelism without --attention-backend flash",
     severity="warning",
     certainty="possible",
@@ -68,7 +67,6 @@ def _fitting(prompts: int, per_prompt: int, batch: int) -> str:
 
 
 @rule(
-    id="batch-invariant",
     title="rollout_batch_size x n_samples_per_prompt that is not global_batch_size x num_steps_per_rollout",
     severity="error",
     certainty="certain",
@@ -122,7 +120,6 @@ def _batch_invariant(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="clip-grad-off",
     title="--clip-grad is 0",
     severity="warning",
     certainty="certain",
@@ -137,7 +134,6 @@ def _clip_grad_off(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="fp16",
     title="--fp16 instead of bfloat16",
     severity="warning",
     certainty="certain",
@@ -164,7 +160,6 @@ def _fp16(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="kl-loss-unused",
     title="--kl-loss-coef without --use-kl-loss",
     severity="warning",
     certainty="certain",
@@ -179,7 +174,6 @@ def _kl_loss_unused(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="kl-without-ref",
     title="A KL term is asked for without --ref-load",
     severity="error",
     certainty="certain",
@@ -197,7 +191,6 @@ def _kl_without_ref(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="mismatch-needs-tis",
     title="--get-mismatch-metrics without --custom-tis-function-path",
     severity="error",
     certainty="certain",
@@ -216,7 +209,6 @@ _EXCUSES = ("--megatron-deepgemm-moe-forward-layers", "--multi-lora-n-adapters")
 
 
 @rule(
-    id="moe-permute-fusion",
     title="A mixture of experts without --moe-permute-fusion",
     severity="warning",
     certainty="likely",
@@ -237,7 +229,6 @@ def _moe_permute_fusion(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="moe-without-r3",
     title="A mixture of experts without rollout routing replay (R3)",
     severity="note",
     certainty="possible",
@@ -255,7 +246,6 @@ def _moe_without_r3(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="nan-check-disabled",
     title="--no-check-for-nan-in-loss-and-grad is given",
     severity="note",
     certainty="certain",
@@ -275,7 +265,6 @@ _ESTIMATORS = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
 
 
 @rule(
-    id="reinforce-pp-normalize",
     title="REINFORCE++ without --normalize-advantages",
     severity="error",
     certainty="certain",
@@ -291,7 +280,6 @@ def _reinforce_pp_normalize(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="update-interval",
     title="--update-weights-interval above 1: stale weights by design",
     severity="warning",
     certainty="certain",

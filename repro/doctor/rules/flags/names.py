@@ -17,7 +17,6 @@ from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
 
 
 @rule(
-    id="continuation-lost",
     title="A line of the launch command that lacks its backslash",
     severity="error",
     certainty="certain",
@@ -57,7 +56,6 @@ def _continuation_lost(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="flag-ignored",
     title="Flags that a run was given and its parsers ignored",
     severity="warning",
     certainty="certain",
@@ -98,7 +96,6 @@ _UNKNOWN = "$`{<@%"
 
 
 @rule(
-    id="flag-not-a-number",
     title="Flags that take a whole number and have none, or one below what they count",
     severity="error",
     certainty="certain",
@@ -129,7 +126,6 @@ def _flag_not_a_number(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="flag-repeated",
     title="A flag that is given twice with different values",
     severity="warning",
     certainty="certain",
@@ -163,7 +159,6 @@ def _meant(word: str) -> str:
 
 
 @rule(
-    id="flag-typo",
     title="Flags that are nearly, but not quite, one of the trainers'",
     severity="warning",
     certainty="likely",
@@ -197,7 +192,6 @@ def _flag_typo(launch: Launch, parsers: ParserDump | None) -> Iterator[Found]:
 
 
 @rule(
-    id="flag-unknown",
     title="Flags that the trainer's own parsers do not have",
     severity="error",
     certainty="certain",
@@ -266,7 +260,6 @@ _GHOSTS = {
 
 
 @rule(
-    id="ghost-flag",
     title="Flags that guides name and no trainer has",
     severity="warning",
     certainty="certain",
@@ -293,7 +286,6 @@ _GHOST_VARIABLE_GHOSTS = {
 
 
 @rule(
-    id="ghost-variable",
     title="Variables that guides name and nothing reads",
     severity="note",
     certainty="certain",
@@ -308,7 +300,6 @@ def _ghost_variable(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="source-missing",
     title="Files that a launch script sources and that are not there",
     severity="warning",
     certainty="likely",

@@ -40,7 +40,6 @@ def _asked(launch: Launch) -> tuple[int, str, str] | None:
 
 
 @rule(
-    id="context-length",
     title="Prompt, response and context lengths that do not fit the engine or the model",
     severity="warning",
     certainty="certain",
@@ -103,7 +102,6 @@ def _keys(launch: Launch) -> Iterator[Found]:
 
 
 @rule(
-    id="reward-key",
     title="--rm-type, --reward-key and --label-key that do not go together",
     severity="error",
     certainty="likely",
@@ -154,7 +152,6 @@ _WIDE = re.compile(r":[^{}]*(?:\d{4}|\{)")
 
 
 @rule(
-    id="rollout-path-missing",
     title="The rollout dump to train on is not there",
     severity="warning",
     certainty="likely",
@@ -223,7 +220,6 @@ def _one_file(name: str, value: str, launch: Launch) -> Found:
 
 
 @rule(
-    id="rollout-path-template",
     title="Dump paths without {rollout_id}, or with other braces",
     severity="error",
     certainty="certain",
@@ -262,7 +258,6 @@ def _fitting(total: int, group: int | None) -> str:
 
 
 @rule(
-    id="rollout-subsample",
     title="A share of a rollout dump that cuts groups, or takes all",
     severity="warning",
     certainty="certain",
@@ -309,7 +304,6 @@ def _rollout_subsample(launch: Launch, rollout: Rollout | None) -> Iterator[Foun
 
 
 @rule(
-    id="rollout-temperature",
     title="--rollout-temperature of 0 or below",
     severity="error",
     certainty="certain",
@@ -359,7 +353,6 @@ def _enough(launch: Launch, longest: int, cap: int) -> int | None:
 
 
 @rule(
-    id="samples-too-long",
     title="A sample at full length is longer than --max-tokens-per-gpu x --context-parallel-size",
     severity="warning",
     certainty="certain",
@@ -402,7 +395,6 @@ def _ending(tokenizer: Tokenizer) -> str | None:
 
 
 @rule(
-    id="stop-tokens",
     title="What ends a turn in the chat template does not end generation",
     severity="warning",
     certainty="likely",

@@ -16,7 +16,6 @@ _HIGH = 0.85
 
 
 @rule(
-    id="colocate-memory",
     title="A high --sglang-mem-fraction-static on GPUs that are shared",
     severity="warning",
     certainty="possible",
@@ -53,7 +52,6 @@ _NEEDERS = ("--balance-by-flops", "--use-dynamic-global-batch-size")
 
 
 @rule(
-    id="dynamic-batch-size",
     title="--max-tokens-per-gpu and --use-dynamic-batch-size, one without the other",
     severity="warning",
     certainty="certain",
@@ -88,7 +86,6 @@ _OTHERS = ("--sglang-config", "--prefill-num-servers", "--rollout-external-engin
 
 
 @rule(
-    id="engine-gpus",
     title="Rollout GPUs that do not divide by the GPUs of an engine",
     severity="error",
     certainty="certain",
@@ -181,7 +178,6 @@ def _cure(launch: Launch, have: int) -> str:
 
 
 @rule(
-    id="gpu-count",
     title="GPUs that the launch asks for and does not have",
     severity="error",
     certainty="certain",
@@ -222,7 +218,6 @@ _FAR = 16
 
 
 @rule(
-    id="max-tokens-per-gpu",
     title="--max-tokens-per-gpu far from what the longest sample asks for",
     severity="note",
     certainty="certain",
@@ -282,7 +277,6 @@ _WASTE = 8
 
 
 @rule(
-    id="padded-manually",
     title="Padding by hand where samples are packed",
     severity="note",
     certainty="certain",
@@ -326,7 +320,6 @@ _EXPERT_TENSOR = "--expert-tensor-parallel-size"
 
 
 @rule(
-    id="parallel-world",
     title="Tensor x pipeline x context parallel sizes that do not divide the GPUs",
     severity="error",
     certainty="certain",

@@ -30,7 +30,6 @@ from repro_golden.case.identity import Identity
 
 
 @rule(
-    id="golden-incomplete",
     title="Golden runs that lack steps or training states",
     severity="error",
     certainty="certain",
@@ -88,7 +87,6 @@ def _columns(golden: Golden) -> Iterator[Found]:
 
 
 @rule(
-    id="golden-rounded",
     title="Golden values that were rounded",
     severity="warning",
     certainty="likely",
@@ -209,7 +207,6 @@ def _commit(golden: Golden, root: Path, record: Where) -> Iterator[Found]:
 
 
 @rule(
-    id="golden-stale",
     title="Golden runs of another case, other rollouts or a commit that the repository no longer has",
     severity="error",
     certainty="certain",
@@ -234,7 +231,6 @@ def _machine(raw: Mapping[str, object]) -> str:
 
 
 @rule(
-    id="golden-tampered",
     title="Golden runs whose files were changed since they were proved",
     severity="error",
     certainty="certain",
@@ -290,7 +286,6 @@ def _where(golden: Golden, item: str) -> Where:
 
 
 @rule(
-    id="golden-unproved",
     title="Golden runs with failed or missing proofs",
     severity="warning",
     certainty="certain",
@@ -316,7 +311,6 @@ def _golden_unproved(golden: Golden) -> Iterator[Found]:
 
 
 @rule(
-    id="golden-unreproducible",
     title="Golden runs that do not reproduce themselves",
     severity="warning",
     certainty="certain",
@@ -411,7 +405,6 @@ def _recorded(record: Mapping[str, object]) -> bool:
 
 
 @rule(
-    id="golden-vacuous",
     title="Golden runs that guard nothing: NaN or inf, all-zero losses or gradients, parameters that never move",
     severity="error",
     certainty="certain",

@@ -11,7 +11,6 @@ from repro_golden.base.errors import ReproError
 
 
 @rule(
-    id="trace-incomplete",
     title="Traces that were cut off",
     severity="warning",
     certainty="certain",
@@ -69,7 +68,6 @@ def _not_finite(run: TraceRun) -> Iterator[Found]:
 
 
 @rule(
-    id="trace-not-finite",
     title="NaN or infinity in a trace",
     severity="error",
     certainty="certain",

@@ -19,7 +19,6 @@ _GENERATE = '"POST /generate HTTP/1.1" 200'
 
 
 @rule(
-    id="buffers-released",
     title="An engine that generates after its memory was released and not taken back",
     severity="warning",
     certainty="likely",
@@ -59,7 +58,6 @@ def _cure(launch: Launch | None) -> str:
 
 
 @rule(
-    id="data-wait",
     title="A trainer that waits for its data",
     severity="warning",
     certainty="likely",
@@ -103,7 +101,6 @@ _SEEN = (
 
 
 @rule(
-    id="engine-crash",
     title="An inference engine that died or stopped answering",
     severity="error",
     certainty="certain",
@@ -164,7 +161,6 @@ def _name(prefix: str) -> str:
 
 
 @rule(
-    id="engines-unbalanced",
     title="Some inference engines are full while others idle",
     severity="warning",
     certainty="possible",
@@ -213,7 +209,6 @@ _LIMIT = re.compile(r"context length (?:of |is )?\(?(\d{1,9}) tokens")
 
 
 @rule(
-    id="multi-turn-too-long",
     title="Requests that exceed the engine's context",
     severity="warning",
     certainty="certain",
@@ -253,7 +248,6 @@ _PLACEMENT_STUCK_SEEN = (
 
 
 @rule(
-    id="placement-stuck",
     title="Ray cannot place what the launch asks for",
     severity="warning",
     certainty="likely",
@@ -305,7 +299,6 @@ def _severity(log: Log, hit: Hit) -> Severity:
 
 
 @rule(
-    id="port-collision",
     title="Servers of one node collide on a port",
     severity="error",
     certainty="likely",

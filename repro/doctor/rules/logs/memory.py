@@ -26,7 +26,6 @@ _SEEN = ("No space left on device", "Disk quota exceeded", "is over 95% full, av
 
 
 @rule(
-    id="disk-full",
     title="A file system that is full",
     severity="error",
     certainty="certain",
@@ -111,7 +110,6 @@ _FRACTION = re.compile(r"mem_fraction_static=([0-9.]{1,10})")
 
 
 @rule(
-    id="illegal-memory-access",
     title="A CUDA illegal memory access, most often memory that ran out",
     severity="error",
     certainty="likely",
@@ -143,7 +141,6 @@ _FEWEST = 10
 
 
 @rule(
-    id="kv-cache-full",
     title="Requests that engines took back for want of KV cache",
     severity="note",
     certainty="certain",
@@ -169,7 +166,6 @@ def _kv_cache_full(log: Log, launch: Launch | None) -> Iterator[Found]:
 
 
 @rule(
-    id="oom-engine",
     title="GPU memory that ran out in an inference engine",
     severity="error",
     certainty="certain",
@@ -193,7 +189,6 @@ def _oom_engine(log: Log, launch: Launch | None) -> Iterator[Found]:
 
 
 @rule(
-    id="oom-first-step",
     title="GPU memory that ran out before the first rollout of shared GPUs was trained on",
     severity="error",
     certainty="likely",
@@ -213,7 +208,6 @@ def _oom_first_step(log: Log, launch: Launch | None) -> Iterator[Found]:
 
 
 @rule(
-    id="oom-second-step",
     title="GPU memory that ran out in the second rollout of shared GPUs",
     severity="error",
     certainty="likely",
@@ -257,7 +251,6 @@ def _oom_training_ladder(launch: Launch | None, log: Log) -> str:
 
 
 @rule(
-    id="oom-training",
     title="GPU memory that ran out in training",
     severity="error",
     certainty="certain",
@@ -292,7 +285,6 @@ _NAME = re.compile(r"\bname=([^,\s]{1,120})")
 
 
 @rule(
-    id="ray-oom",
     title="Processes that Ray's memory monitor killed",
     severity="error",
     certainty="certain",
@@ -323,7 +315,6 @@ _SEGFAULT_SEEN = (
 
 
 @rule(
-    id="segfault",
     title="A process that crashed in native code",
     severity="error",
     certainty="certain",

@@ -21,7 +21,6 @@ _SLOW = "No completed rollout groups for "
 
 
 @rule(
-    id="async-worker-dead",
     title="A background rollout worker that ended, or whose tasks fail",
     severity="error",
     certainty="certain",
@@ -74,7 +73,6 @@ _IGNORED = (
 
 
 @rule(
-    id="flags-refused",
     title="Flags that a parser refused or left unused",
     severity="error",
     certainty="certain",
@@ -101,7 +99,6 @@ _PLACE = re.compile(r"Rank (\d{1,6}), node (\S{1,80}), device (\d{1,4}), iterati
 
 
 @rule(
-    id="gradient-check-failed",
     title="Megatron's check found a loss or gradient that is not finite",
     severity="error",
     certainty="certain",
@@ -172,7 +169,6 @@ def _cause(facts: dict[str, str], lines: Sequence[str]) -> str:
 
 
 @rule(
-    id="rank-died",
     title="A rank or another process of Ray's that died",
     severity="error",
     certainty="certain",
@@ -220,7 +216,6 @@ _NO_GCS = "Failed to connect to GCS"
 
 
 @rule(
-    id="ray-gcs-unreachable",
     title="A Ray cluster that no longer answers (Failed to connect to GCS)",
     severity="error",
     certainty="likely",
@@ -256,7 +251,6 @@ _FAULT = re.compile(r"error|exception|timed? ?out|\bnan\b|killed|died", re.IGNOR
 
 
 @rule(
-    id="ray-dedup",
     title="Faults of several ranks that Ray shows as one line",
     severity="note",
     certainty="certain",
@@ -296,7 +290,6 @@ def _last_line(lines: list[str]) -> str:
 
 
 @rule(
-    id="traceback",
     title="An exception that no other rule explains",
     severity="warning",
     certainty="possible",

@@ -35,7 +35,6 @@ def _found(log: Log, hit: Hit, severity: Severity | None) -> Found:
 
 
 @rule(
-    id="autoconfig-race",
     title="Workers that race for a model's configuration (AutoConfig.from_pretrained)",
     severity="error",
     certainty="possible",
@@ -65,7 +64,6 @@ _DATA_KEY_ERROR_NEAR = ("utils/data.py", "data_source.py", "rollout/data_buffer"
 
 
 @rule(
-    id="data-key-error",
     title="Prompt data without a key that the run reads",
     severity="error",
     certainty="certain",
@@ -95,7 +93,6 @@ _HTTP = ("401 Client Error", "403 Client Error")
 
 
 @rule(
-    id="hf-download",
     title="A model or its files that could not be downloaded",
     severity="error",
     certainty="likely",
@@ -131,7 +128,6 @@ _INDUCTOR = ("_inductor", "InductorError", "torch._dynamo.exc.BackendCompilerFai
 
 
 @rule(
-    id="inductor-cache",
     title="A corrupt cache of torch's compiler (JSONDecodeError from inductor)",
     severity="error",
     certainty="likely",

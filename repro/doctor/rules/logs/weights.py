@@ -77,7 +77,6 @@ def _same(path: str, other: str) -> bool:
 
 
 @rule(
-    id="checkpoint-never-loaded",
     title="Training without a line of a checkpoint that was loaded",
     severity="warning",
     certainty="possible",
@@ -125,7 +124,6 @@ _FILE = "could not find the metadata file "
 
 
 @rule(
-    id="checkpoint-random-init",
     title="A model that starts from random weights because its checkpoint was not found",
     severity="error",
     certainty="likely",
@@ -159,7 +157,6 @@ _BOUND = 1.0
 
 
 @rule(
-    id="fp8-alignment",
     title="Log-probs of an FP8 trainer and its engine that are far apart",
     severity="warning",
     certainty="likely",
@@ -252,7 +249,6 @@ def _ends_in_sync(log: Log) -> Iterator[Found]:
 
 
 @rule(
-    id="weight-sync-hang",
     title="A collective that timed out in a weight sync",
     severity="error",
     certainty="likely",
@@ -309,7 +305,6 @@ def _counts(log: Log, hit: Hit) -> bool:
 
 
 @rule(
-    id="nccl-error",
     title="A collective that failed or timed out",
     severity="error",
     certainty="likely",
@@ -344,7 +339,6 @@ _FILTERED = "Filtered stale group (staleness="
 
 
 @rule(
-    id="stale-weights",
     title="Samples of weights that are several updates old",
     severity="warning",
     certainty="likely",
@@ -403,7 +397,6 @@ _WEIGHT_SYNC_FAILED_PATH = re.compile(r"/(?:update_weights_from_\w+|init_weights
 
 
 @rule(
-    id="weight-sync-failed",
     title="Engines that did not take the trainer's weights",
     severity="error",
     certainty="certain",
@@ -440,7 +433,6 @@ _NAME = re.compile(r"\bname=(\S{1,200}) max_abs_err=(\S{1,40})")
 
 
 @rule(
-    id="weight-update-unequal",
     title="Tensors that differ from the engine's checkpoint after the first weight sync",
     severity="error",
     certainty="certain",

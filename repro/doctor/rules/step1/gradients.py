@@ -36,7 +36,6 @@ _PLACES: tuple[tuple[Kind, str], ...] = (("step", "entropy_loss"), ("rollout", "
 
 
 @rule(
-    id="entropy-collapse",
     title="The policy's entropy fell below a tenth of what it was, and below 0.05 nats",
     severity="warning",
     certainty="likely",
@@ -66,7 +65,6 @@ _USUAL_CLIP = 1.0
 
 
 @rule(
-    id="grad-norm-explodes",
     title="Gradient norm ten times its level (of the first updates, a hundred) for three updates in a row",
     severity="warning",
     certainty="likely",
@@ -95,7 +93,6 @@ _ANY_TRAINERS = (
 
 
 @rule(
-    id="gradient-not-finite",
     title="Gradient norms that are NaN or infinite",
     severity="error",
     certainty="certain",
@@ -128,7 +125,6 @@ def _gradient_not_finite(series: Metrics, launch: Launch | None) -> Iterator[Fou
 
 
 @rule(
-    id="gradient-zero",
     title="A gradient norm of exactly 0",
     severity="warning",
     certainty="certain",
@@ -157,7 +153,6 @@ def _garbled(dump: RolloutDump) -> Garble | None:
 
 
 @rule(
-    id="later-divergence",
     title="Responses in order in the first rollout and no text in later ones",
     severity="warning",
     certainty="likely",
@@ -193,7 +188,6 @@ _LEAST_FIRST = 10.0
 
 
 @rule(
-    id="loss-explodes",
     title="Loss, pg_loss or kl_loss ten times its level (of the first updates, a hundred) for three updates in a row",
     severity="warning",
     certainty="likely",
@@ -228,7 +222,6 @@ _ALSO = ("ppo_kl", "log_probs", "ref_log_probs", "rollout_log_probs", "advantage
 
 
 @rule(
-    id="loss-not-finite",
     title="Losses, log-probs, advantages or rewards that are NaN or infinite",
     severity="error",
     certainty="certain",
@@ -270,7 +263,6 @@ _METRIC = "train_rollout_logprob_abs_diff"
 
 
 @rule(
-    id="moe-collapse",
     title="A model with experts whose reward, or agreement of trainer and engine, breaks down after tens of steps",
     severity="warning",
     certainty="likely",
@@ -316,7 +308,6 @@ _NEXT = 10
 
 
 @rule(
-    id="step1-grad-norm",
     title="A large gradient norm of update 0 where a rollout is one update",
     severity="warning",
     certainty="likely",

@@ -23,7 +23,6 @@ _INSTRUCT = re.compile(r"instruct|chat|(?:^|[-_/])it(?:[-_/]|$)|think", re.IGNOR
 
 
 @rule(
-    id="chat-template-log-probs",
     title="Log-probs of the first rollout near -0.8 per token (-0.7 to -1.5) on average",
     severity="warning",
     certainty="likely",
@@ -56,7 +55,6 @@ _CONFIGURATION = 1.0
 
 
 @rule(
-    id="kl-between",
     title="KL of the first step from 1e-4 to 1: more than jitter, less than another model",
     severity="warning",
     certainty="likely",
@@ -73,7 +71,6 @@ def _kl_between(series: Series, launch: Launch | None) -> Iterator[Found]:
 
 
 @rule(
-    id="kl-configuration",
     title="KL of the first step above 1",
     severity="error",
     certainty="likely",
@@ -100,7 +97,6 @@ _ROUNDING = 1e-8
 
 
 @rule(
-    id="kl-jitter",
     title="KL of the first step above 0, but below 1e-4",
     severity="note",
     certainty="likely",
@@ -122,7 +118,6 @@ _LOG_PROBS_LARGE_ROUNDING = 1e-6
 
 
 @rule(
-    id="log-probs-large",
     title="Log-probs of the first rollout below -1.5 per token on average",
     severity="warning",
     certainty="likely",
@@ -170,7 +165,6 @@ _BOUND = 5e-3
 
 
 @rule(
-    id="r3-log-probs",
     title="With R3: means of log_probs and ref_log_probs of rollout 0 more than 5e-3 apart",
     severity="warning",
     certainty="likely",
@@ -194,7 +188,6 @@ def _r3_log_probs(step: TrainStep, launch: Launch | None) -> Iterator[Found]:
 
 
 @rule(
-    id="ref-log-probs-differ",
     title="log_probs and ref_log_probs of rollout 0 that are not exactly equal, token by token (R3 exempt)",
     severity="warning",
     certainty="likely",
@@ -258,7 +251,6 @@ def _gap(series: Series) -> tuple[Kind, str, float] | None:
 
 
 @rule(
-    id="train-rollout-gap",
     title="train_rollout_logprob_abs_diff of the first step of 0.03 and more, 0.1 and more, above 1",
     severity="warning",
     certainty="likely",

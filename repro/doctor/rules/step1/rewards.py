@@ -26,7 +26,6 @@ def _beside(series: Series, since: int) -> str:
 
 
 @rule(
-    id="reward-collapse",
     title="The mean reward falls back to its floor",
     severity="warning",
     certainty="likely",
@@ -53,7 +52,6 @@ _BY_GROUP = (None, "grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 
 
 @rule(
-    id="reward-constant",
     title="Groups of a rollout in which all rewards are the same",
     severity="warning",
     certainty="certain",
@@ -90,7 +88,6 @@ _LEAST = 4
 
 
 @rule(
-    id="reward-flat",
     title="A mean reward that is the same in every rollout",
     severity="warning",
     certainty="likely",
@@ -158,7 +155,6 @@ def _labelled(label: object) -> bool:
 
 
 @rule(
-    id="reward-key-data",
     title="Rewards that are no numbers, or dicts that --reward-key does not open; labels that are missing",
     severity="error",
     certainty="certain",

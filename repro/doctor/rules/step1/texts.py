@@ -35,7 +35,6 @@ _SOURCES = (
 
 
 @rule(
-    id="chat-template-missing",
     title="Prompts without the chat template applied (with the tokenizer's folder)",
     severity="warning",
     certainty="likely",
@@ -67,7 +66,6 @@ def _chat_template_missing(rollout: Rollout, tokenizer: Tokenizer, launch: Launc
 
 
 @rule(
-    id="chat-template-twice",
     title="A rendered prompt inside a message of a prompt (with the tokenizer's folder)",
     severity="error",
     certainty="certain",
@@ -120,7 +118,6 @@ def _where(rollout: Rollout, garble: Garble) -> Where:
 
 
 @rule(
-    id="garbled-first-rollout",
     title="Responses of the first rollout that are no text: stray characters, loops, scripts mixed, no word twice",
     severity="warning",
     certainty="likely",
@@ -190,7 +187,6 @@ def _text(line: str) -> str:
 
 
 @rule(
-    id="garbled-log",
     title="Samples in a log that are no text",
     severity="warning",
     certainty="likely",
@@ -263,7 +259,6 @@ def _single_turn(sample: object) -> bool:
 
 
 @rule(
-    id="never-eos",
     title="A rollout in which no response ends by itself",
     severity="warning",
     certainty="likely",
@@ -317,7 +312,6 @@ _OPENED = re.compile(
 
 
 @rule(
-    id="prompt-marks-doubled",
     title="Prompts to which a chat template was applied twice, by their text alone",
     severity="error",
     certainty="likely",
@@ -349,7 +343,6 @@ def _cut(dump: RolloutDump) -> tuple[int, int] | None:
 
 
 @rule(
-    id="truncated-ratio",
     title="More than half of a rollout's responses are cut at the limit",
     severity="warning",
     certainty="certain",
