@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from repro.doctor.artefacts.kinds import Launch, Log, Variable
-from repro.doctor.artefacts.logs.lines import OutOfMemory, argument, goes_on, speaker
+from repro.doctor.artefacts.logs.lines import OutOfMemory, argument, by, told
 from repro_golden.base.checks import Certainty, Found, Severity
 
 __all__ = [
@@ -150,8 +150,6 @@ def known_text(variable: Variable | None) -> str | None:
 def ran_out(log: Log, launch: Launch | None, error: OutOfMemory, when: str) -> Found:
     """That it did: whose, when in the cycle of sampling and training, and what the engines keep."""
     side = "an inference engine" if error.engine else "the trainer"
-    who = f", {speaker(error.hit)}" if speaker(error.hit) else ""
     fraction = argument("sglang_mem_fraction_static", launch, log)
     now = f"; --sglang-mem-fraction-static is {fraction}" if fraction else ""
-    message = f"GPU memory ran out in {side}{who}, {when}{now}"
-    return Found(message, log.where(error.hit), severity="warning" if goes_on(log, error.hit) else None)
+    return told(log, error.hit, f"GPU memory ran out in {side}{by(error.hit, ', ')}, {when}{now}")

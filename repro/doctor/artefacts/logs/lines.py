@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from repro.doctor.artefacts.kinds import Hit, Launch, Log
 from repro.doctor.artefacts.logs.asides import aside
+from repro_golden.base.checks import Certainty, Found
 
 __all__ = [
-    "MEMORY", "SYNC", "OutOfMemory", "above", "argument", "below", "colocated", "fails", "goes_on", "memory_errors",
-    "rank", "rank_of", "rollouts_before", "said", "speaker", "steps_before", "times",
+    "MEMORY", "SYNC", "OutOfMemory", "above", "argument", "below", "by", "colocated", "fails", "goes_on",
+    "memory_errors", "rank", "rank_of", "rollouts_before", "said", "speaker", "steps_before", "times", "told",
 ]  # fmt: skip
 
 _RAY = re.compile(r"^\((\w[^()]*?(?:\([^()]*\))?) pid=(\d+)(?:, ip=([^\s)]+))?\)")
@@ -145,6 +146,11 @@ def speaker(hit: Hit) -> str:
     return ", ".join(part for part in (who, number) if part)
 
 
+def by(hit: Hit, before: str = " ") -> str:
+    """Who printed a line, behind what is said before it; '' where the line does not say."""
+    return f"{before}{who}" if (who := speaker(hit)) else ""
+
+
 def rank(hit: Hit) -> str:
     """The rank that a line says it is from; '' where it does not say."""
     match = _RANK.search(hit.text)
@@ -184,6 +190,11 @@ def goes_on(log: Log, hit: Hit) -> bool:
     last = max(at for _, at in lines)
     before = log.around(max(last + 1, hit.line - 60), hit.line)
     return not any(fails(text) for text in (hit.text, *_heeded(before), *_heeded(later)))
+
+
+def told(log: Log, hit: Hit, message: str, *, certainty: Certainty | None = None, cure: str = "") -> Found:
+    """What a line tells: a warning where the run outlived it."""
+    return Found(message, log.where(hit), "warning" if goes_on(log, hit) else None, certainty, cure)
 
 
 def fails(text: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from statistics import fmean, median
 
 from repro.doctor.artefacts.kinds import Hit, Launch, Log
-from repro.doctor.artefacts.logs.lines import MEMORY, above, argument, below, fails, goes_on, said, speaker, times
+from repro.doctor.artefacts.logs.lines import MEMORY, above, argument, below, by, fails, goes_on, said, times, told
 from repro.doctor.facts.sources import GUIDES, MILES, SLIME
 from repro_golden.base.checks import Found, Severity, Where, rule
 
@@ -121,7 +121,6 @@ def _engine_crash(log: Log, launch: Launch | None) -> Iterator[Found]:
         return
     hit = hits[0]
     near = [*above(log, hit, 40), *below(log, hit, 60)]
-    who = f" {speaker(hit)}" if speaker(hit) else ""
     now = argument("sglang_mem_fraction_static", launch, log)
     given = f" (now {now})" if now else ""
     tolerant = argument("use_fault_tolerance", launch, log) not in (None, "False")
@@ -138,12 +137,8 @@ def _engine_crash(log: Log, launch: Launch | None) -> Iterator[Found]:
     elif any(word in line for line in near for word in MEMORY):
         cause = ": its GPU's memory ran out"
         cure = f"lower --sglang-mem-fraction-static{given} to 0.7, then 0.6, or --sglang-cuda-graph-max-bs"
-    yield Found(
-        f"an inference engine{who} died or stopped answering{cause}{times(log, *_SEEN)}",
-        log.where(hit),
-        severity="warning" if goes_on(log, hit) else None,
-        cure=cure,
-    )
+    message = f"an inference engine{by(hit)} died or stopped answering{cause}{times(log, *_SEEN)}"
+    yield told(log, hit, message, cure=cure)
 
 
 _RUNNING = "#running-req: "
@@ -323,11 +318,5 @@ def _port_collision(log: Log, launch: Launch | None) -> Iterator[Found]:
             f"--rollout-num-gpus-per-engine {per_node} (now {per_engine}), so that one server runs on a node; "
             "and end processes of an earlier run that still hold the port"
         )
-    who = f" by {speaker(hit)}" if speaker(hit) else ""
     what = "a server was not reached" if any(p in hit.text for p in _UNREACHED) else "a port is already in use"
-    yield Found(
-        f"{what}{who}{times(log, *_UNREACHED, *_TAKEN)}",
-        log.where(hit),
-        severity=severity,
-        cure=cure,
-    )
+    yield Found(f"{what}{by(hit, ' by ')}{times(log, *_UNREACHED, *_TAKEN)}", log.where(hit), severity, cure=cure)

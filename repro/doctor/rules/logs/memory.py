@@ -12,12 +12,13 @@ from repro.doctor.artefacts.logs.lines import (
     above,
     argument,
     below,
+    by,
     colocated,
     goes_on,
     memory_errors,
     said,
-    speaker,
     times,
+    told,
 )
 from repro.doctor.facts.launches import ran_out
 from repro_golden.base.checks import Found, rule
@@ -40,10 +41,9 @@ def _disk_full(log: Log) -> Iterator[Found]:
         return
     hit = hits[0]
     shared = any("/dev/shm" in line for line in above(log, hit, 10))  # noqa: S108 - looked for, not written to
-    who = f" for {speaker(hit)}" if speaker(hit) else ""
     nearly = _SEEN[2] in hit.text
     yield Found(
-        f"a file system is {'nearly full' if nearly else 'full'}{who}{times(log, *_SEEN)}"
+        f"a file system is {'nearly full' if nearly else 'full'}{by(hit, ' for ')}{times(log, *_SEEN)}"
         + (": /dev/shm, shared memory" if shared else ""),
         log.where(hit),
         severity="warning" if nearly or goes_on(log, hit) else None,
@@ -125,12 +125,11 @@ def _illegal_memory_access(log: Log, launch: Launch | None) -> Iterator[Found]:
     if not hits:
         return
     taken, left = _ladder(log, launch)
-    who = f" by {speaker(hits[0])}" if speaker(hits[0]) else ""
     done = f"; already done: {', '.join(taken)}" if taken else ""
     cure = "take these steps one at a time: " + "; ".join(f"{n}. {step}" for n, step in enumerate(left, 1))
     yield Found(
-        f"an illegal memory access{who}{times(log, *_ILLEGAL_MEMORY_ACCESS_SEEN)}, which is usually memory "
-        f"that ran out{done}",
+        f"an illegal memory access{by(hits[0], ' by ')}{times(log, *_ILLEGAL_MEMORY_ACCESS_SEEN)}, which is usually "
+        f"memory that ran out{done}",
         log.where(hits[0]),
         cure=cure,
     )
@@ -177,14 +176,10 @@ def _kv_cache_full(log: Log, launch: Launch | None) -> Iterator[Found]:
 def _oom_engine(log: Log, launch: Launch | None) -> Iterator[Found]:
     for error in memory_errors(log, launch):
         if error.engine and not (colocated(launch, log) and error.rollouts < 2):
-            who = f" {speaker(error.hit)}" if speaker(error.hit) else ""
             now = argument("sglang_mem_fraction_static", launch, log)
-            yield Found(
-                f"GPU memory ran out in an inference engine{who}, after {error.steps} optimizer steps",
-                log.where(error.hit),
-                severity="warning" if goes_on(log, error.hit) else None,
-                cure=f"lower --sglang-mem-fraction-static (now {now}), or --sglang-cuda-graph-max-bs" if now else "",
-            )
+            cure = f"lower --sglang-mem-fraction-static (now {now}), or --sglang-cuda-graph-max-bs" if now else ""
+            message = f"GPU memory ran out in an inference engine{by(error.hit)}, after {error.steps} optimizer steps"
+            yield told(log, error.hit, message, cure=cure)
             return
 
 
@@ -263,14 +258,9 @@ def _oom_training(log: Log, launch: Launch | None) -> Iterator[Found]:
     for error in memory_errors(log, launch):
         if error.engine or (colocated(launch, log) and error.rollouts < 2):
             continue
-        who = f" on {speaker(error.hit)}" if speaker(error.hit) else ""
         when = " in a backward pass" if error.backward else ""
-        yield Found(
-            f"GPU memory ran out{when}{who}, after {error.steps} optimizer steps",
-            log.where(error.hit),
-            severity="warning" if goes_on(log, error.hit) else None,
-            cure=_oom_training_ladder(launch, log),
-        )
+        message = f"GPU memory ran out{when}{by(error.hit, ' on ')}, after {error.steps} optimizer steps"
+        yield told(log, error.hit, message, cure=_oom_training_ladder(launch, log))
         return
 
 
@@ -330,9 +320,5 @@ def _segfault(log: Log) -> Iterator[Found]:
         return
     hit = hits[0]
     frame = next((line.strip() for line in below(log, hit, 15) if line.strip().startswith('File "')), "")
-    who = f" of {speaker(hit)}" if speaker(hit) else ""
-    yield Found(
-        f"a process{who} crashed in native code{times(log, *_SEGFAULT_SEEN)}{', in ' + frame[:160] if frame else ''}",
-        log.where(hit),
-        severity="warning" if goes_on(log, hit) else None,
-    )
+    inside = f", in {frame[:160]}" if frame else ""
+    yield told(log, hit, f"a process{by(hit, ' of ')} crashed in native code{times(log, *_SEGFAULT_SEEN)}{inside}")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from repro.doctor.artefacts.kinds import Hit, Log
-from repro.doctor.artefacts.logs.lines import below, goes_on, rank, rank_of, said, speaker, times
+from repro.doctor.artefacts.logs.lines import below, by, goes_on, rank, rank_of, said, times, told
 from repro.doctor.facts.sources import MILES, SLIME, SLIME_ARGS
 from repro_golden.base.checks import Found, rule
 
@@ -115,13 +115,8 @@ def _gradient_check_failed(log: Log) -> Iterator[Found]:
     hit = hits[0]
     place = _PLACE.search(hit.text)
     where = f" (rank {place[1]} on {place[2]}, iteration {place[4]})" if place else ""
-    who = where or (f" on {speaker(hit)}" if speaker(hit) else "")
     what = "loss" if "loss" in hit.text else "gradient"
-    yield Found(
-        f"Megatron found a {what} that is not finite{who}{times(log, *_SEEN)}",
-        log.where(hit),
-        severity="warning" if goes_on(log, hit) else None,
-    )
+    yield told(log, hit, f"Megatron found a {what} that is not finite{where or by(hit, ' on ')}{times(log, *_SEEN)}")
 
 
 _RANK_DIED_SEEN = (
@@ -202,12 +197,9 @@ def _rank_died(log: Log) -> Iterator[Found]:
         ranks.add(facts.get("rank", ""))
         name = facts.get("class") or "a process of Ray's"
         places = [f"{what} {facts[what]}" for what in ("rank", "pid", "ip") if what in facts]
-        said_by = "" if facts.get("pid") or who[0] == "rank" else f", said by {speaker(hit)}" if speaker(hit) else ""
-        yield Found(
-            f"{name}{' (' + ', '.join(places) + ')' if places else ''} died{said_by}: {_cause(facts, lines)}",
-            log.where(hit),
-            severity="warning" if goes_on(log, hit) else None,
-        )
+        said_by = "" if facts.get("pid") or who[0] == "rank" else by(hit, ", said by ")
+        placed = f" ({', '.join(places)})" if places else ""
+        yield told(log, hit, f"{name}{placed} died{said_by}: {_cause(facts, lines)}")
         if len(reported) == _MOST:
             return
 
@@ -235,13 +227,12 @@ def _ray_gcs_unreachable(log: Log) -> Iterator[Found]:
     first = hits[0]
     address = _GCS_ADDRESS.search(first.text)
     where = f" at {address[1]}" if address else ""
-    yield Found(
+    message = (
         f"no Ray cluster answers{where}{times(log, _NO_GCS)}; `ray stop --force` removes /tmp/ray/ray_current_cluster, "
-        "which still names one that was killed",
-        log.where(first),
-        severity="warning" if goes_on(log, first) else None,
-        certainty=None if _RAY.search(first.text) else "possible",  # Google's storage is called GCS too
+        "which still names one that was killed"
     )
+    # Google's storage is called GCS too
+    yield told(log, first, message, certainty=None if _RAY.search(first.text) else "possible")
 
 
 _RAY = re.compile(r"gcs_(rpc_)?client|gcs_server|GCS (at address|within|may have)|raylet|\bray\b", re.I)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Hit, Launch, Log
-from repro.doctor.artefacts.logs.lines import above, argument, below, goes_on, said, speaker, times
+from repro.doctor.artefacts.logs.lines import above, argument, below, by, goes_on, said, times, told
 from repro.doctor.facts.sources import SLIME
 from repro_golden.base.checks import Found, Severity, rule
 
@@ -29,9 +29,8 @@ _NEAR = ("AutoConfig", "configuration_auto.py", "configuration_utils.py", "dynam
 
 
 def _found(log: Log, hit: Hit, severity: Severity | None) -> Found:
-    who = f" by {speaker(hit)}" if speaker(hit) else ""
-    said_of = f"a model's configuration could not be read{who}{times(log, *_SEEN)}"
-    return Found(said_of, log.where(hit), severity=severity)
+    message = f"a model's configuration could not be read{by(hit, ' by ')}{times(log, *_SEEN)}"
+    return Found(message, log.where(hit), severity)
 
 
 @rule(
@@ -107,7 +106,6 @@ def _hf_download(log: Log) -> Iterator[Found]:
     if not hits:
         return
     hit = hits[0]
-    who = f" by {speaker(hit)}" if speaker(hit) else ""
     if _NO_PATH in hit.text:
         what, cure = "a model's path does not exist, and is no name of a model either", "correct the path on every node"
     elif any(phrase in hit.text for phrase in _OFFLINE):
@@ -116,12 +114,7 @@ def _hf_download(log: Log) -> Iterator[Found]:
         )  # fmt: skip
     else:
         what, cure = "a model could not be downloaded: access was denied", "set HF_TOKEN in Ray's runtime environment"
-    yield Found(
-        f"{what}{who}{times(log, *_DENIED, *_OFFLINE, _NO_PATH)}",
-        log.where(hit),
-        severity="warning" if goes_on(log, hit) else None,
-        cure=cure,
-    )
+    yield told(log, hit, f"{what}{by(hit, ' by ')}{times(log, *_DENIED, *_OFFLINE, _NO_PATH)}", cure=cure)
 
 
 _INDUCTOR = ("_inductor", "InductorError", "torch._dynamo.exc.BackendCompilerFailed")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Hit, Launch, Log
-from repro.doctor.artefacts.logs.lines import above, argument, below, fails, goes_on, said, speaker, times
+from repro.doctor.artefacts.logs.lines import above, argument, below, by, fails, said, speaker, times, told
 from repro.doctor.facts.sources import GUIDES, MILES, SLIME
 from repro_golden.base.checks import Found, Where, rule
 
@@ -140,10 +140,9 @@ _FILE = "could not find the metadata file "
 def _checkpoint_random_init(log: Log, launch: Launch | None) -> Iterator[Found]:
     for hit in said(log, *_SEEN)[:1]:
         named = next((line.partition(_FILE)[2].strip() for line in reversed(above(log, hit, 5)) if _FILE in line), "")
-        who = f" of {speaker(hit)}" if speaker(hit) else ""
         trained = speaker(hit) or log.series.rollouts or argument("rollout_batch_size", launch, log)
         yield Found(
-            f"the model{who} starts from random weights"
+            f"the model{by(hit, ' of ')} starts from random weights"
             + (f": there is no {named[:200]}" if named else "")
             + ("" if trained else "; nothing here samples rollouts, and for pretraining from scratch that is right"),
             log.where(hit),
@@ -264,7 +263,6 @@ def _weight_sync_hang(log: Log, launch: Launch | None) -> Iterator[Found]:
         return
     after = re.search(r"Timeout\(ms\)=(\d{1,12})|waiting (\d{1,12})ms", hit.text)
     seconds = f" after {int(after[1] or after[2]) / 1000:g} s" if after else ""
-    who = f" on {speaker(hit)}" if speaker(hit) else ""
     variables = {} if launch is None else launch.env
     steps = []
     if "NCCL_DEBUG" not in variables:
@@ -279,12 +277,10 @@ def _weight_sync_hang(log: Log, launch: Launch | None) -> Iterator[Found]:
         steps.append("a larger --update-weights-interval syncs less often")
     else:
         steps.append("--colocate needs no network for it")
-    yield Found(
-        f"a collective timed out{seconds}{who} while weights were synchronised{times(log, *_TIMEOUTS)}",
-        log.where(hit),
-        severity="warning" if goes_on(log, hit) else None,
-        cure="; ".join(steps),
+    message = (
+        f"a collective timed out{seconds}{by(hit, ' on ')} while weights were synchronised{times(log, *_TIMEOUTS)}"
     )
+    yield told(log, hit, message, cure="; ".join(steps))
 
 
 _CLOSED = "Connection closed by peer"
@@ -319,16 +315,12 @@ def _nccl_error(log: Log, launch: Launch | None) -> Iterator[Found]:
     if not hits:
         return
     hit = hits[0]
-    who = f" on {speaker(hit)}" if speaker(hit) else ""
     what = "a collective timed out" if any(p in hit.text for p in _TIMEOUTS) else "a collective failed"
     last = next((line for line in below(log, hit, 12) if "Last error" in line), "")
     have = launch is not None and "NCCL_DEBUG" in launch.env
-    yield Found(
-        f"{what}{who}{times(log, *_ERRORS, *_TIMEOUTS)}{': ' + last[:160] if last else ''}",
-        log.where(hit),
-        severity="warning" if goes_on(log, hit) else None,
-        cure="find the first rank that failed, by its time: the others only lost it" if have else "",
-    )
+    message = f"{what}{by(hit, ' on ')}{times(log, *_ERRORS, *_TIMEOUTS)}{': ' + last[:160] if last else ''}"
+    cure = "find the first rank that failed, by its time: the others only lost it" if have else ""
+    yield told(log, hit, message, cure=cure)
 
 
 _SKIPPED = (
@@ -415,7 +407,6 @@ def _weight_sync_failed(log: Log, launch: Launch | None) -> Iterator[Found]:
     hits = sorted({hit.line: hit for hit in [*said(log, *_WEIGHT_SYNC_FAILED_SEEN), *refused]}.values())
     if not hits:
         return
-    who = f" by {speaker(hits[0])}" if speaker(hits[0]) else ""
     more = f" (on {len(hits)} lines)" if len(hits) > 1 else times(log, *_WEIGHT_SYNC_FAILED_SEEN)
     missing = [
         f"{name}={value}"
@@ -425,7 +416,7 @@ def _weight_sync_failed(log: Log, launch: Launch | None) -> Iterator[Found]:
     cure = "read the engine's own log at that time"
     if missing:
         cure += f"; across nodes set {', '.join(missing)} (with the interface that the nodes share)"
-    yield Found(f"weights of the trainer were not taken{who}{more}", log.where(hits[0]), cure=cure)
+    yield Found(f"weights of the trainer were not taken{by(hits[0], ' by ')}{more}", log.where(hits[0]), cure=cure)
 
 
 _WEIGHT_UPDATE_UNEQUAL_SEEN = "check tensor equality failed"
@@ -457,9 +448,7 @@ def _weight_update_unequal(log: Log) -> Iterator[Found]:
                 break
         named = ", ".join(f"{name} (off by {error})" for name, error in list(names.items())[:3])
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        who = f" of {speaker(hit)}" if speaker(hit) else ""
-        count = f"{len(names)} tensors{who} differ" if names else f"tensors{who} differ"
-        yield Found(
-            f"{count} between the first sync and the engine's own checkpoint{': ' + named + more if named else ''}",
-            log.where(hit),
-        )
+        count = f"{len(names)} tensors" if names else "tensors"
+        which = f": {named}{more}" if named else ""
+        message = f"{count}{by(hit, ' of ')} differ between the first sync and the engine's own checkpoint{which}"
+        yield Found(message, log.where(hit))
