@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from repro.doctor.artefacts.kinds import Launch, PromptData
 from repro.doctor.artefacts.prompts import LABELS, PROMPT_KEYS, is_conversation
 from repro_golden.base.canonical import xxh3_128_hexdigest
 
-__all__ = ["MARKERS", "ROWS", "Keys", "Survey", "keys_of", "survey", "text_of"]
+__all__ = ["MARKERS", "ROWS", "Keys", "Survey", "Tally", "keys_of", "survey", "text_of"]
 
 ROWS = 1_000_000
 """Rows that are looked at."""
@@ -77,26 +77,42 @@ def _name(value: str) -> str:
     return PurePath(re.sub(r"@\[-?\d*:-?\d*\]$", "", value)).name
 
 
+T = TypeVar("T")
+
+
+@dataclass
+class Tally(Generic[T]):
+    """How many lines are of a kind, and what is said of the first hundred of them."""
+
+    count: int = 0
+    first: list[T] = field(default_factory=list)
+
+    def add(self, entry: T) -> None:
+        """One more."""
+        self.count += 1
+        if self.count <= _KEPT:
+            self.first.append(entry)
+
+
 @dataclass
 class Survey:
-    """What one pass found.
+    """What one pass found. Of each `Tally` the entries are lines, and where it says so what stands there.
 
     Attributes:
         prompt: The key that prompts were looked for under; None where no row has one.
         label: The key of labels, likewise.
         rows: Rows that are objects.
         whole: Whether the file was read to its end.
-        broken: What is wrong with lines, the first hundred; by line.
-        bad: How many lines are.
+        broken: Lines that are no objects, with what is wrong.
         keys: In how many rows each key stands.
-        absent: Lines of rows without the prompt's key, the first hundred; `lacks` counts them.
-        unlabelled: Lines of rows without the label's key, likewise; `lacks_label` counts them.
-        empty: Lines of empty prompts; `empties` counts them.
-        blank: Lines of empty labels; `blanks` counts them.
+        absent: Rows without the prompt's key.
+        unlabelled: Rows without the label's key.
+        empty: Empty prompts.
+        blank: Empty labels.
         kinds: How many prompts are ``text``, ``messages``, or a type's name.
-        odd: Lines of prompts that are neither.
-        marked: Lines of prompts that hold a marker of a template, with it; `marks` counts them.
-        again: (line, line of the first) of prompts that came before; `repeats` counts them.
+        odd: Prompts that are neither text nor messages, with their type.
+        marked: Prompts that hold a marker of a template, with it.
+        again: Prompts that came before, with the line of the first.
         lines: Lines of prompts that are text or messages.
         characters: How long each of those is.
     """
@@ -105,30 +121,23 @@ class Survey:
     label: str | None = None
     rows: int = 0
     whole: bool = True
-    broken: dict[int, str] = field(default_factory=dict)
-    bad: int = 0
+    broken: Tally[tuple[int, str]] = field(default_factory=Tally)
     keys: Counter[str] = field(default_factory=Counter)
-    absent: list[int] = field(default_factory=list)
-    lacks: int = 0
-    unlabelled: list[int] = field(default_factory=list)
-    lacks_label: int = 0
-    empty: list[int] = field(default_factory=list)
-    empties: int = 0
-    blank: list[int] = field(default_factory=list)
-    blanks: int = 0
+    absent: Tally[int] = field(default_factory=Tally)
+    unlabelled: Tally[int] = field(default_factory=Tally)
+    empty: Tally[int] = field(default_factory=Tally)
+    blank: Tally[int] = field(default_factory=Tally)
     kinds: Counter[str] = field(default_factory=Counter)
-    odd: dict[int, str] = field(default_factory=dict)
-    marked: dict[int, str] = field(default_factory=dict)
-    marks: int = 0
-    again: list[tuple[int, int]] = field(default_factory=list)
-    repeats: int = 0
+    odd: Tally[tuple[int, str]] = field(default_factory=Tally)
+    marked: Tally[tuple[int, str]] = field(default_factory=Tally)
+    again: Tally[tuple[int, int]] = field(default_factory=Tally)
     lines: array[int] = field(default_factory=lambda: array("q"))
     characters: array[int] = field(default_factory=lambda: array("q"))
 
     @property
     def prompts(self) -> int:
         """Rows that have a prompt."""
-        return self.rows - self.lacks
+        return self.rows - self.absent.count
 
 
 def text_of(prompt: object) -> str:
@@ -161,13 +170,11 @@ def survey(data: PromptData, prompt: str | None, label: str | None) -> Survey:
     tally = Survey(prompt, label)
     first: dict[str, int] = {}
     for number, row in data.rows():
-        if tally.rows + tally.bad >= ROWS:
+        if tally.rows + tally.broken.count >= ROWS:
             tally.whole = False
             break
         if isinstance(row, str):
-            tally.bad += 1
-            if len(tally.broken) < _KEPT:
-                tally.broken[number] = row
+            tally.broken.add((number, row))
             continue
         tally.rows += 1
         tally.keys.update(str(key) for key in row)
@@ -182,48 +189,34 @@ def survey(data: PromptData, prompt: str | None, label: str | None) -> Survey:
 def _look(tally: Survey, number: int, row: Mapping[str, Any], first: dict[str, int]) -> None:
     if tally.label is not None:
         if tally.label not in row:
-            tally.lacks_label += 1
-            _keep(tally.unlabelled, number)
+            tally.unlabelled.add(number)
         elif _is_blank(row[tally.label]):
-            tally.blanks += 1
-            _keep(tally.blank, number)
+            tally.blank.add(number)
     if tally.prompt is None or row.get(tally.prompt) is None:
-        tally.lacks += 1
-        _keep(tally.absent, number)
+        tally.absent.add(number)
         return
     value = row[tally.prompt]
     kind = "text" if isinstance(value, str) else "messages" if is_conversation(value) else type(value).__name__
     tally.kinds[kind] += 1
     text = text_of(value)
     if kind not in ("text", "messages") and value != []:
-        if len(tally.odd) < _KEPT:
-            tally.odd[number] = kind
+        tally.odd.add((number, kind))
         return
     tally.lines.append(number)
     tally.characters.append(len(text))
     if not text.strip() and not _has_media(value):
-        tally.empties += 1
-        _keep(tally.empty, number)
+        tally.empty.add(number)
         return
     if marker := _MARKED.search(text):
-        tally.marks += 1
-        if len(tally.marked) < _KEPT:
-            tally.marked[number] = marker[0]
+        tally.marked.add((number, marker[0]))
     try:
         key = xxh3_128_hexdigest(repr(value).encode("utf-8", "surrogatepass"))
     except RecursionError:  # nested as deep as JSON may be
         return
     if key in first:
-        tally.repeats += 1
-        if len(tally.again) < _KEPT:
-            tally.again.append((number, first[key]))
+        tally.again.add((number, first[key]))
     else:
         first[key] = number
-
-
-def _keep(lines: list[int], number: int) -> None:
-    if len(lines) < _KEPT:
-        lines.append(number)
 
 
 def _is_blank(value: object) -> bool:

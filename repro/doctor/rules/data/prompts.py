@@ -9,7 +9,7 @@ from typing import NamedTuple
 from repro.doctor.artefacts.kinds import Launch, PromptData, Tokenizer
 from repro.doctor.artefacts.prompts import LABELS, PROMPT_KEYS
 from repro.doctor.facts.launches import absent, open_ended
-from repro.doctor.facts.prompt_survey import ROWS, Keys, Survey, keys_of, survey, text_of
+from repro.doctor.facts.prompt_survey import ROWS, Keys, Survey, Tally, keys_of, survey, text_of
 from repro.doctor.facts.sources import MILES, SLIME, SLIME_ARGS
 from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
 
@@ -26,12 +26,12 @@ from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
 def _data_already_templated(data: PromptData, launch: Launch | None) -> Iterable[Found]:
     keys = keys_of(launch, data)
     seen = survey(data, keys.prompt, keys.label)
-    if not seen.marked or keys.template is False:
+    if not seen.marked.count or keys.template is False:
         return
-    line, marker = next(iter(seen.marked.items()))
+    line, marker = seen.marked.first[0]
     where = Where(str(data.path), line, seen.prompt or "", marker)
-    share = seen.marks / seen.prompts
-    message = f"{seen.marks} of {seen.prompts} prompts hold {marker} or its like"
+    share = seen.marked.count / seen.prompts
+    message = f"{seen.marked.count} of {seen.prompts} prompts hold {marker} or its like"
     if not keys.template:
         if share > 0.5:
             cure = "leave --apply-chat-template away with this file"
@@ -56,13 +56,14 @@ _SHARE = 0.01
 def _data_duplicate_prompts(data: PromptData, launch: Launch | None) -> Iterable[Found]:
     keys = keys_of(launch, data)
     seen = survey(data, keys.prompt, keys.label)
-    if not seen.again or seen.repeats < _SHARE * seen.prompts:
+    repeats = seen.again.count
+    if not repeats or repeats < _SHARE * seen.prompts:
         return
-    line, first = seen.again[0]
+    line, first = seen.again.first[0]
     yield Found(
-        f"{seen.repeats} of {seen.prompts} prompts stand in the file before ({seen.repeats / seen.prompts:.1%})",
+        f"{repeats} of {seen.prompts} prompts stand in the file before ({repeats / seen.prompts:.1%})",
         Where(str(data.path), line, seen.prompt or "", f"as line {first}"),
-        "warning" if seen.repeats * 2 > seen.prompts else None,
+        "warning" if repeats * 2 > seen.prompts else None,
     )
 
 
@@ -80,12 +81,12 @@ def _data_empty_label(data: PromptData, launch: Launch | None) -> Iterable[Found
     if launch is not None and keys.label is None:
         return  # no label is read
     seen = survey(data, keys.prompt, keys.label)
-    labelled = seen.rows - seen.lacks_label
-    if seen.blanks and labelled:
+    labelled, blanks = seen.rows - seen.unlabelled.count, seen.blank.count
+    if blanks and labelled:
         read = keys.label is not None and keys.sure
         yield Found(
-            f"{seen.blanks} of {labelled} labels are empty ({seen.blanks / labelled:.1%})",
-            Where(str(data.path), seen.blank[0], seen.label or ""),
+            f"{blanks} of {labelled} labels are empty ({blanks / labelled:.1%})",
+            Where(str(data.path), seen.blank.first[0], seen.label or ""),
             "warning" if read else "note",
         )
 
@@ -101,10 +102,10 @@ def _data_empty_label(data: PromptData, launch: Launch | None) -> Iterable[Found
 def _data_empty_prompt(data: PromptData, launch: Launch | None) -> Iterable[Found]:
     keys = keys_of(launch, data)
     seen = survey(data, keys.prompt, keys.label)
-    if seen.empties:
+    if empties := seen.empty.count:
         yield Found(
-            f"{seen.empties} of {seen.prompts} prompts are empty ({seen.empties / seen.prompts:.1%})",
-            Where(str(data.path), seen.empty[0], seen.prompt or "", "''"),
+            f"{empties} of {seen.prompts} prompts are empty ({empties / seen.prompts:.1%})",
+            Where(str(data.path), seen.empty.first[0], seen.prompt or "", "''"),
         )
 
 
@@ -127,14 +128,14 @@ _SHOWN = 5
 def _data_format(data: PromptData, launch: Launch | None) -> Iterable[Found]:
     keys = keys_of(launch, data)
     seen = survey(data, keys.prompt, keys.label)
-    for line, reason in list(seen.broken.items())[:_SHOWN]:
+    for line, reason in seen.broken.first[:_SHOWN]:
         fatal = reason.startswith(("byte ", "a "))
         severity: Severity = "error" if fatal else "warning"
         what = "the loader fails on it" if fatal else "the loader prints that and goes on without the row"
         yield Found(f"{reason}: {what}", Where(str(data.path), line, "row"), severity)
-    if seen.bad > _SHOWN:
-        where = Where(str(data.path), item="rows", value=str(seen.bad))
-        yield Found(f"{seen.bad} lines of {seen.bad + seen.rows} are no JSON objects", where, "warning")
+    if (bad := seen.broken.count) > _SHOWN:
+        where = Where(str(data.path), item="rows", value=str(bad))
+        yield Found(f"{bad} lines of {bad + seen.rows} are no JSON objects", where, "warning")
     if not seen.rows and seen.whole:
         yield Found("there is no row in it", Where(str(data.path)), "error")
 
@@ -143,12 +144,11 @@ def _lacking(
     launch: Launch,
     data: PromptData,
     seen: Survey,
+    keys: Keys,
     flag: str,
     key: str,
-    count: int,
-    lines: Sequence[int],
+    lines: Tally[int],
     common: Sequence[str],
-    keys: Keys,
 ) -> Found:
     """Rows without a key that is read."""
     given = launch.has(flag)
@@ -160,9 +160,9 @@ def _lacking(
         severity, certainty = absent(launch, "error")
     near = _near(key, seen, common)
     message = f"{flag} is {key!r}" if given else f"{flag} is not given, so {key!r} is read"
-    rows = "no row has it" if count == seen.rows else f"{count} of {seen.rows} rows lack it"
+    rows = "no row has it" if lines.count == seen.rows else f"{lines.count} of {seen.rows} rows lack it"
     others = ", ".join(map(repr, list(seen.keys)[:8]))
-    where = Where(str(data.path), lines[0] if lines else None, key)
+    where = Where(str(data.path), lines.first[0], key)
     cure = f"{flag} {near}" if near else ""
     return Found(f"{message}, and {rows} (rows have {others})", where, severity, certainty, cure)
 
@@ -178,8 +178,8 @@ def _near(key: str, seen: Survey, common: Sequence[str]) -> str:
 
 def _shapes(data: PromptData, launch: Launch, seen: Survey, keys: Keys) -> Iterable[Found]:
     """Prompts that are neither text nor messages, and messages that no template joins."""
-    if seen.odd:
-        line, kind = next(iter(seen.odd.items()))
+    if seen.odd.count:
+        line, kind = seen.odd.first[0]
         yield Found(
             f"a prompt is a {kind}: it must be text, or a list of messages with role and content",
             Where(str(data.path), line, keys.prompt or ""),
@@ -218,10 +218,10 @@ def _data_keys(data: PromptData, launch: Launch) -> Iterable[Found]:
     seen = survey(data, keys.prompt, keys.label)
     if not seen.rows:
         return
-    if keys.prompt is not None and seen.lacks:
-        yield _lacking(launch, data, seen, "--input-key", keys.prompt, seen.lacks, seen.absent, PROMPT_KEYS, keys)
-    if keys.label is not None and seen.lacks_label:
-        yield _lacking(launch, data, seen, "--label-key", keys.label, seen.lacks_label, seen.unlabelled, LABELS, keys)
+    if keys.prompt is not None and seen.absent.count:
+        yield _lacking(launch, data, seen, keys, "--input-key", keys.prompt, seen.absent, PROMPT_KEYS)
+    if keys.label is not None and seen.unlabelled.count:
+        yield _lacking(launch, data, seen, keys, "--label-key", keys.label, seen.unlabelled, LABELS)
     yield from _shapes(data, launch, seen, keys)
 
 
