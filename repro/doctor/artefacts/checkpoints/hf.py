@@ -53,6 +53,7 @@ def read_checkpoint(folder: Path, config: HfConfig | None = None) -> HfCheckpoin
         for name, tensor in header.items():
             if name not in placed or (index or {}).get(name) == shard:
                 placed[name] = (shard, tensor)
+    whole = sum(tensor.end - tensor.start for _, tensor in placed.values()) <= _WHOLE
     return HfCheckpoint(
         path=folder,
         index=index,
@@ -61,8 +62,8 @@ def read_checkpoint(folder: Path, config: HfConfig | None = None) -> HfCheckpoin
         unreadable=unreadable,
         total_size=total,
         config=config,
-        read=functools.partial(_read_tensor, folder, placed),
-        scan=_scanner(folder, placed),
+        read=lambda name: _read_elements(*_placed(folder, placed, name), name),
+        scan=functools.cache(lambda name: _scan_elements(*_placed(folder, placed, name), whole=whole)),
     )
 
 
@@ -108,33 +109,11 @@ def _placed(folder: Path, placed: Mapping[str, tuple[str, Placed]], name: str) -
     return folder / shard, tensor
 
 
-def _read_tensor(folder: Path, placed: Mapping[str, tuple[str, Placed]], name: str) -> npt.NDArray[Any]:
-    path, tensor = _placed(folder, placed, name)
-    return _read_elements(path, name, tensor)
-
-
-class _scanner:  # noqa: N801 - a function that remembers
-    def __init__(self, folder: Path, placed: Mapping[str, tuple[str, Placed]]) -> None:
-        self._folder = folder
-        self._tensors = placed
-        self._whole = sum(tensor.end - tensor.start for _, tensor in placed.values()) <= _WHOLE
-        self._seen: dict[str, TensorStats] = {}
-
-    def __call__(self, name: str) -> TensorStats:
-        if name not in self._seen:
-            path, tensor = _placed(self._folder, self._tensors, name)
-            self._seen[name] = _scan_elements(path, tensor, whole=self._whole)
-        return self._seen[name]
-
-
 def _fits(path: Path) -> bool:
     if path.is_dir():
-        return (path / INDEX).exists() or _is_config(path / _CONFIG) or any(map(_is_model, _glob(path)))
+        models = path.glob("model*.safetensors")
+        return (path / INDEX).exists() or _is_config(path / _CONFIG) or any(map(_is_model, models))
     return path.name == INDEX or (_is_model(path) and path.is_file())
-
-
-def _glob(path: Path) -> Iterator[Path]:
-    yield from path.glob("model*.safetensors")
 
 
 def _is_model(path: Path) -> bool:
@@ -227,7 +206,7 @@ _INTEGERS = {
 }  # fmt: skip
 
 
-def _read_elements(path: Path, name: str, tensor: Placed) -> npt.NDArray[Any]:
+def _read_elements(path: Path, tensor: Placed, name: str) -> npt.NDArray[Any]:
     """All elements, flat: floats as float32, integers and bools as they are.
 
     Raises:
