@@ -113,8 +113,9 @@ def _launches(path: Path, arguments: Sequence[str] | None) -> list[Launch | NotR
 
 
 def _of_call(call: Started, text: str, path: Path) -> Launch:
-    cluster = [("ray", "start", "--head", "--num-gpus", call.gpus)] if call.gpus else []
-    return launch_of_words(path, call.words, text=text, env=call.env, commands=cluster, submitted=True)
+    cluster = (("ray", "start", "--head", "--num-gpus", call.gpus),) if call.gpus else ()
+    launch = launch_of_words(path, call.words, text=text, env=call.env)
+    return replace(launch, commands=cluster, submitted=True)
 
 
 def _also(launch: Launch, other: Launch | None) -> Launch:
@@ -199,19 +200,21 @@ def _started_by(script: Script, text: str, path: Path) -> list[tuple[Where, Laun
     return [
         (
             placed[0][1],
-            launch_of_words(
-                path,
-                placed,
-                text=text,
-                env={name: value for name, value in _exports(command).items() if value.origin != "unset"},
-                settings=[(setting.name, _variable(setting)) for setting in script.settings],
-                commands=[tuple(word for word, _ in other) for other in commands if other is not placed],
-                sources={str(path): text},
-                missing=[Where(word.path, word.line, "source", word.text) for word in script.missing],
-                joined=[where for word, where in placed if word in {each.text for each in script.joined}],
-                shortened=[Where(word.path, word.line, word.text) for word in command.shortened],
-                hidden=script.hidden,
-                returns=[Where(word.path, word.line, "CR", word.text) for word in script.returns],
+            replace(
+                launch_of_words(
+                    path,
+                    placed,
+                    text=text,
+                    env={name: value for name, value in _exports(command).items() if value.origin != "unset"},
+                    settings=[(setting.name, _variable(setting)) for setting in script.settings],
+                    sources={str(path): text},
+                    hidden=script.hidden,
+                ),
+                commands=tuple(tuple(word for word, _ in other) for other in commands if other is not placed),
+                missing=tuple(Where(word.path, word.line, "source", word.text) for word in script.missing),
+                joined=tuple(where for word, where in placed if word in {each.text for each in script.joined}),
+                shortened=tuple(Where(word.path, word.line, word.text) for word in command.shortened),
+                returns=tuple(Where(word.path, word.line, "CR", word.text) for word in script.returns),
             ),
         )
         # beside what starts a trainer by its name, no other program's flags are a trainer's
@@ -243,13 +246,7 @@ def launch_of_words(
     text: str,
     env: Mapping[str, Variable] | None = None,
     settings: Sequence[tuple[str, Variable]] = (),
-    commands: Sequence[tuple[str, ...]] = (),
     sources: Mapping[str, str] | None = None,
-    submitted: bool = False,
-    missing: Sequence[Where] = (),
-    joined: Sequence[Where] = (),
-    returns: Sequence[Where] = (),
-    shortened: Sequence[Where] = (),
     hidden: bool = False,
 ) -> Launch:
     """A launch by its command's words.
@@ -260,14 +257,8 @@ def launch_of_words(
         text: The script.
         env: Exported variables.
         settings: All settings, in order.
-        commands: The script's other commands.
         sources: Texts by path, to find lines of a runtime environment in.
-        missing: Files that it sources and that are not there.
-        joined: Words of it that were meant for two.
-        returns: Lines of the script that end in CR LF.
-        shortened: Arrays of which the command gets the first word alone.
         hidden: Whether variables are exported that are not known.
-        submitted: Whether it is known to be a Ray job, whatever the words say.
     """
     front, trainer = _trainer(words)
     flags = _flags(trainer)
@@ -288,14 +279,9 @@ def launch_of_words(
         system_of(path, text, entry, argv, flags, variables),
         of_trainer(path, text, entry, argv, flags),
         entry,
-        submitted or _submits(front),
-        tuple(commands),
-        text,
-        tuple(missing),
-        tuple(joined),
-        tuple(returns),
-        tuple(shortened),
-        hidden or others,
+        _submits(front),
+        text=text,
+        hidden=hidden or others,
     )
 
 
