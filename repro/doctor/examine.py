@@ -83,14 +83,8 @@ class Examination:
 
 def every_rule() -> dict[str, Rule]:
     """The catalogue, and what is found while artefacts are read."""
-    return {
-        **catalogue(),
-        UNREADABLE.id: UNREADABLE,
-        FAULT.id: FAULT,
-        LEFT_OUT.id: LEFT_OUT,
-        OTHER_PROGRAM.id: OTHER_PROGRAM,
-        OTHER_METRICS.id: OTHER_METRICS,
-    }
+    before = (UNREADABLE, FAULT, LEFT_OUT, OTHER_PROGRAM, OTHER_METRICS)
+    return {**catalogue(), **{rule.id: rule for rule in before}}
 
 
 def look(paths: Iterable[Path]) -> list[Seen]:

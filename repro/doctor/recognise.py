@@ -195,15 +195,8 @@ class _Inside:
 
     def whole(self, folder: Path) -> bool:
         """Whether no link below a folder leads out, so that who reads all of it stays inside."""
-        return not self._crowded and folder.resolve() not in self._leaking
-
-    @property
-    def _crowded(self) -> bool:
-        return self._walked[1]
-
-    @property
-    def _leaking(self) -> set[Path]:
-        return self._walked[0]
+        leaking, crowded = self._walked
+        return not crowded and folder.resolve() not in leaking
 
     @cached_property
     def _walked(self) -> tuple[set[Path], bool]:

@@ -89,11 +89,9 @@ def _wrapped(text: str, first: str, subsequent: str) -> list[str]:
 
 def brief(findings: Iterable[Finding], limit: int = 3) -> list[str]:
     """Findings in a line for each rule, for reports of something else."""
-    by_rule: dict[str, list[Finding]] = {}
-    for finding in findings:
-        by_rule.setdefault(finding.rule, []).append(finding)
+    by_rule = _grouped(findings, lambda finding: finding.rule)
     lines = []
-    for first, *others in list(by_rule.values())[:limit]:
+    for first, *others in by_rule[:limit]:
         where = f" [{one_line(str(first.where))}]" if str(first.where) else ""
         more = f" (and {len(others)} more)" if others else ""
         text = f"doctor: {first.severity} {first.rule} ({first.certainty}): {one_line(first.message)}"
