@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from fractions import Fraction
 
@@ -42,22 +42,22 @@ def rounded_decimals(values: Sequence[float]) -> int | None:
     Args:
         values: Finite ones.
     """
-    telling = [value for value in {*values} if not _short_by_nature(value)]
-    if len(telling) < _ENOUGH or 2 * len(telling) < len({*values}):
-        return None
-    places = [_decimals(value) for value in telling]
-    most = max(places)
-    return most if 0 < most <= _PLACES and sum(place >= most - 1 for place in places) * 2 > len(places) else None
+    return _rounded(values, _decimals, _PLACES) or None
 
 
 def rounded_digits(values: Sequence[float]) -> int | None:
     """To how many significant digits numbers were rounded; None where they were not. See `rounded_decimals`."""
+    return _rounded(values, lambda value: len(Decimal(repr(value)).normalize().as_tuple().digits), _DIGITS)
+
+
+def _rounded(values: Sequence[float], length_of: Callable[[float], int], most: int) -> int | None:
+    """The length that more than half of the telling values have, or nearly."""
     telling = [value for value in {*values} if not _short_by_nature(value)]
     if len(telling) < _ENOUGH or 2 * len(telling) < len({*values}):
         return None
-    digits = [len(Decimal(repr(value)).normalize().as_tuple().digits) for value in telling]
-    most = max(digits)
-    return most if most <= _DIGITS and sum(count >= most - 1 for count in digits) * 2 > len(digits) else None
+    lengths = [length_of(value) for value in telling]
+    longest = max(lengths)
+    return longest if longest <= most and sum(n >= longest - 1 for n in lengths) * 2 > len(lengths) else None
 
 
 _ENOUGH = 4
