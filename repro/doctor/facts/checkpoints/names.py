@@ -13,6 +13,7 @@ __all__ = [
     "Place",
     "Stack",
     "expert_count",
+    "first_number",
     "is_router",
     "kind_of",
     "kind_of_layer",
@@ -116,6 +117,11 @@ def number(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value < 1 << 40 else None
 
 
+def first_number(values: Mapping[str, Any], *keys: str) -> int | None:
+    """The first of several keys that has a count above 0."""
+    return next((count for key in keys if (count := number(values.get(key)))), None)
+
+
 def text_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The values of the language model: a multimodal config has them in ``text_config``."""
     for key in ("text_config", "llm_config", "thinker_config"):
@@ -127,15 +133,13 @@ def text_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def layer_count(values: Mapping[str, Any]) -> int | None:
     """How many layers a config says that there are."""
-    text = text_values(values)
-    return next((n for key in ("num_hidden_layers", "n_layer", "num_layers") if (n := number(text.get(key)))), None)
+    return first_number(text_values(values), "num_hidden_layers", "n_layer", "num_layers")
 
 
 def expert_count(values: Mapping[str, Any]) -> int | None:
     """How many experts a layer of experts has, by a config."""
-    text = text_values(values)
     keys = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
-    return next((n for key in keys if (n := number(text.get(key)))), None)
+    return first_number(text_values(values), *keys)
 
 
 # -- which layers are peers: a dense layer and one of experts are not, nor are two kinds of attention

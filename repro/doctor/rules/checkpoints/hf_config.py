@@ -11,6 +11,7 @@ from repro.doctor.facts.checkpoints.launches import flag_of, flagged
 from repro.doctor.facts.checkpoints.names import (
     TABLES,
     expert_count,
+    first_number,
     kind_of,
     layer_count,
     main_stack,
@@ -31,9 +32,7 @@ def _contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Sever
     if hidden and heads and hidden % heads and not apart:
         yield f"hidden_size {hidden} is not divisible by {heads} heads, and there is no head_dim", "hidden_size", None
     experts = expert_count(values)
-    chosen = next(
-        (n for key in ("num_experts_per_tok", "moe_topk", "top_k_experts") if (n := number(values.get(key)))), None
-    )
+    chosen = first_number(values, "num_experts_per_tok", "moe_topk", "top_k_experts")
     if experts and chosen and chosen > experts:
         yield f"{chosen} experts for each token, and there are {experts}", "num_experts_per_tok", None
     types = values.get("layer_types")
@@ -84,9 +83,7 @@ def _hf_config_shapes(checkpoint: HfCheckpoint) -> Iterator[Found]:
         return
     values = text_values(checkpoint.config.values)
     hidden = number(values.get("hidden_size"))
-    experts = next(
-        (n for key in ("n_routed_experts", "num_experts", "num_local_experts") if (n := number(values.get(key)))), None
-    )
+    experts = first_number(values, "n_routed_experts", "num_experts", "num_local_experts")
     stack = main_stack(checkpoint.tensors)
     reported: set[str] = set()
     for name in sorted(checkpoint.tensors):
@@ -195,7 +192,7 @@ _OVERRIDES = ("--chat-template-path", "--sglang-chat-template")
     sources=("Miles guide: Debugging", "Relax guide: Debugging", "slime guide: Debugging"),
 )
 def _template_without_instruct(launch: Launch, tokenizer: Tokenizer | None) -> Iterator[Found]:
-    if not launch.has("--apply-chat-template") or any(launch.has(flag) for flag in _OVERRIDES):
+    if not launch.has("--apply-chat-template") or launch.has(*_OVERRIDES):
         return
     where = launch.where("--apply-chat-template")
     if tokenizer is not None and tokenizer.template is None:

@@ -14,12 +14,12 @@ from repro.doctor.artefacts.kinds import HfCheckpoint, TensorInfo
 from repro.doctor.facts.checkpoints.names import (
     Stack,
     expert_count,
+    first_number,
     is_router,
     kind_of,
     kind_of_layer,
     layer_count,
     main_stack,
-    number,
     ranges,
     stacks,
     text_values,
@@ -244,7 +244,7 @@ def _hf_layer_missing(checkpoint: HfCheckpoint) -> Iterator[Found]:
     if missing:
         subject, has = ("layers", "have") if len(missing) > 1 else ("layer", "has")
         yield Found(f"{subject} {ranges(missing)} of {count} {has} no tensor in {stack.name}", where)
-    draft = next((n for key in _AHEAD if (n := number(text_values(values).get(key)))), 0)
+    draft = first_number(text_values(values), *_AHEAD) or 0
     beyond = {layer for layer in stack.layers if layer >= count + draft}
     if beyond:
         message = (
