@@ -13,9 +13,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from repro.doctor.artefacts.checkpoints.tokenizer import vocabulary
 from repro.doctor.artefacts.kinds import Rollout, Tokenizer
+from repro.doctor.facts.train_columns import evenly, token_ids
 from repro_golden.base.errors import ReproError
-from repro_golden.dumps.rollout.arrays import numbers
 
 __all__ = ["Applied", "Marks", "applied", "decoder_of", "foreign", "marks_of", "prompt_tokens", "verdicts"]
 
@@ -23,7 +24,6 @@ Applied = Literal["once", "twice", "missing", "other"]
 """``other``: not this template, but marks of another one are there."""
 
 _WORDS = ("qzuserone", "qzassistantone", "qzusertwo", "qzsystem")
-_VOCABULARY = 64 << 20
 _PROMPT = 200_000
 _SAMPLES = 64
 """Prompts of a rollout that are looked at."""
@@ -151,16 +151,8 @@ def decoder_of(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str] | None:
     Returns:
         None without that file, where it is damaged or too large, and where the package `tokenizers` is not installed.
     """
-    path = tokenizer.path / "tokenizer.json"
-    try:
-        if not path.is_file() or path.stat().st_size > _VOCABULARY:
-            return None
-        import tokenizers
-    except (OSError, ImportError):
-        return None
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception:  # noqa: BLE001 - its Rust code raises Exception itself
+    backend = vocabulary(tokenizer.path)
+    if backend is None:
         return None
     size = backend.get_vocab_size(with_added_tokens=True)
 
@@ -173,10 +165,8 @@ def decoder_of(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str] | None:
 
 def prompt_tokens(sample: Mapping[str, Any]) -> list[int] | None:
     """The ids of a sample's prompt; None where the sample does not say them."""
-    ids, length = numbers(sample.get("tokens")), sample.get("response_length")
-    if ids is None or ids.ndim != 1 or ids.dtype.kind not in "iu" or not isinstance(length, (int, np.integer)):
-        return None
-    if not 0 <= length < ids.size:
+    ids, length = token_ids(sample.get("tokens")), sample.get("response_length")
+    if ids is None or not isinstance(length, (int, np.integer)) or not 0 <= length < ids.size:
         return None
     prompt_ids: list[int] = ids[: ids.size - int(length)].tolist()
     return prompt_ids
@@ -190,7 +180,7 @@ def verdicts(rollout: Rollout, tokenizer: Tokenizer) -> tuple[Marks, list[tuple[
         return None
     decode = decoder_of(tokenizer)
     evidence: list[tuple[int, Applied, str]] = []
-    for place in _taken(len(rollout.dump.samples)):
+    for place in evenly(len(rollout.dump.samples), _SAMPLES):
         texts = _texts(rollout.dump.samples[place], decode)
         if texts:
             how, at, text = min(
@@ -211,7 +201,3 @@ def _texts(sample: Mapping[str, Any], decode: Callable[[Sequence[int]], str] | N
     ids = prompt_tokens(sample) if decode else None
     seen = decode(ids) if decode and ids else ""
     return [text for text in (written, seen) if isinstance(text, str) and text]
-
-
-def _taken(count: int) -> list[int]:
-    return list(range(count)) if count <= _SAMPLES else [k * count // _SAMPLES for k in range(_SAMPLES)]

@@ -12,7 +12,7 @@ import math
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from repro.doctor.artefacts.kinds import Rollout
+from repro.doctor.facts.train_columns import evenly, token_ids
 from repro_golden.dumps.rollout.arrays import numbers
 from repro_golden.dumps.rollout.files import RolloutDump
 from repro_golden.dumps.run.records import number_of
@@ -258,7 +259,7 @@ def judged(dump: RolloutDump) -> Garble:
     verdicts: list[tuple[int, ResponseVerdict]] = []
     short: list[npt.NDArray[np.int64]] = []
     present = 0
-    for place in _taken(len(dump.samples)):
+    for place in evenly(len(dump.samples), _SAMPLES):
         sample = dump.samples[place]
         text, tokens = sample.get("response"), response_tokens(sample)
         present += bool(text) or tokens is not None
@@ -280,18 +281,12 @@ def judged(dump: RolloutDump) -> Garble:
 
 def response_tokens(sample: Any) -> npt.NDArray[np.int64] | None:
     """The ids of a sample's response that were sampled (mask not 0); None where it has none."""
-    ids, length = numbers(sample.get("tokens")), sample.get("response_length")
-    if ids is None or ids.ndim != 1 or ids.dtype.kind not in "iu" or not isinstance(length, (int, np.integer)):
-        return None
-    if not 0 < length <= ids.size:
+    ids, length = token_ids(sample.get("tokens")), sample.get("response_length")
+    if ids is None or not isinstance(length, (int, np.integer)) or not 0 < length <= ids.size:
         return None
     response = ids[ids.size - int(length) :].astype(np.int64)
     mask = numbers(sample.get("loss_mask"))
     return response[mask != 0] if mask is not None and mask.shape == response.shape else response
-
-
-def _taken(count: int) -> Iterable[int]:
-    return range(count) if count <= _SAMPLES else sorted({k * count // _SAMPLES for k in range(_SAMPLES)})
 
 
 # -- rewards of a rollout dump as the trainer takes them, and by group

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from repro.doctor.artefacts.checkpoints.tokenizer import vocabulary
 from repro.doctor.artefacts.kinds import Tokenizer
-from repro_golden.dumps.rollout.arrays import numbers
+from repro.doctor.facts.train_columns import token_ids
 
 __all__ = ["Span", "spans_of", "texts_of_tokens", "tokens_inside"]
 
@@ -121,8 +122,8 @@ def _tool_messages(value: Any, depth: int) -> Iterator[str]:
 
 def texts_of_tokens(sample: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[str] | None:
     """The text of each response token: the dump's own (Relax), else by a tokenizer's folder; None without both."""
-    response, ids = sample["response_length"], numbers(sample["tokens"])
-    if ids is None or ids.ndim != 1 or ids.dtype.kind not in "iu" or not 0 < response <= len(ids):
+    response, ids = sample["response_length"], token_ids(sample["tokens"])
+    if ids is None or not 0 < response <= len(ids):
         return None
     decoded = sample.get("decoded_tokens")
     if isinstance(decoded, list) and all(isinstance(text, str) for text in decoded):
@@ -137,22 +138,11 @@ def texts_of_tokens(sample: Mapping[str, Any], tokenizer: Tokenizer | None) -> l
     return None if any(text is None for text in texts) else [text or "" for text in texts]
 
 
-_TOKENIZER_BYTES = 1 << 26
-
-
 @functools.lru_cache(maxsize=4)
 def _words(folder: Path) -> Any:
     """A function from a token's id to its text; None without `tokenizers`, or a ``tokenizer.json`` that it reads."""
-    path = folder / "tokenizer.json"
-    try:
-        if not path.is_file() or path.stat().st_size > _TOKENIZER_BYTES:
-            return None
-        from tokenizers import Tokenizer as Fast
-
-        fast = Fast.from_file(str(path))
-    except ImportError:
-        return None
-    except Exception:  # noqa: BLE001 - the library raises bare Exception for a damaged file; another rule says so
+    fast = vocabulary(folder)
+    if fast is None:
         return None
 
     @functools.lru_cache(maxsize=1 << 16)

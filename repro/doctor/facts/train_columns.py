@@ -15,9 +15,9 @@ from repro_golden.dumps.rollout.checks.inputs import Batch
 from repro_golden.dumps.rollout.files import RolloutDump
 
 __all__ = [
-    "EXPERTS", "Column", "Floats", "columns", "config_number", "executions", "expert_config", "finite_number",
-    "first_routed_experts", "floats", "masks", "of_one_run", "response_lengths", "routed_experts", "sample_name",
-    "weight_versions",
+    "EXPERTS", "Column", "Floats", "columns", "config_number", "evenly", "executions", "expert_config",
+    "finite_number", "first_routed_experts", "floats", "masks", "of_one_run", "response_lengths", "routed_experts",
+    "sample_name", "token_ids", "weight_versions",
 ]  # fmt: skip
 
 Floats = npt.NDArray[np.float64]
@@ -65,6 +65,17 @@ def floats(value: Any) -> Floats | None:
     if array is None or array.ndim > 1 or array.dtype.kind not in "biuf":
         return None
     return np.atleast_1d(array.astype(np.float64))
+
+
+def token_ids(value: Any) -> Array | None:
+    """The token ids of a field; None where it holds anything else."""
+    ids = numbers(value)
+    return ids if ids is not None and ids.ndim == 1 and ids.dtype.kind in "iu" else None
+
+
+def evenly(count: int, most: int) -> Sequence[int]:
+    """The places of so many samples that are looked at: all, or as many as may be, evenly taken."""
+    return range(count) if count <= most else [k * count // most for k in range(most)]
 
 
 def finite_number(value: Any) -> float | None:

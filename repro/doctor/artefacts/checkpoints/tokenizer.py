@@ -12,7 +12,7 @@ from repro.doctor.artefacts.kinds import Reader, Tokenizer
 from repro.doctor.artefacts.rendering import render_template
 from repro_golden.base.errors import ReproError
 
-__all__ = ["TOKENIZER", "has_tokenizer", "read_tokenizer"]
+__all__ = ["TOKENIZER", "has_tokenizer", "read_tokenizer", "vocabulary"]
 
 _LIMIT = 64 << 20
 _CONFIG, _VOCABULARY, _JINJA = "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"
@@ -51,6 +51,23 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         render=functools.partial(_render, folder, template, values),
         size=_size(vocabulary, [number for _, number, _ in added]),
     )
+
+
+def vocabulary(folder: Path, limit: float = _LIMIT) -> Any:
+    """A folder's ``tokenizer.json`` as the package `tokenizers` loads it.
+
+    Returns:
+        None without that file or that package, and where the file is damaged, which another rule says, or too large.
+    """
+    path = folder / _VOCABULARY
+    try:
+        if not path.is_file() or path.stat().st_size > limit:
+            return None
+        from tokenizers import Tokenizer as Fast
+
+        return Fast.from_file(str(path))
+    except Exception:  # noqa: BLE001 - its Rust code raises Exception itself
+        return None
 
 
 def _optional(path: Path) -> dict[str, Any]:

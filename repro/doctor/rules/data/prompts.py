@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from repro.doctor.artefacts.checkpoints.tokenizer import vocabulary
 from repro.doctor.artefacts.kinds import Launch, PromptData, Tokenizer
 from repro.doctor.artefacts.prompts import LABELS, PROMPT_KEYS
 from repro.doctor.facts.launches import absent, open_ended
@@ -186,7 +188,7 @@ def _shapes(data: PromptData, launch: Launch, seen: Survey, keys: Keys) -> Itera
             "error" if keys.sure else "warning",
             cure="write prompts as text or as messages",
         )
-    custom = launch.has("--custom-generate-function-path") or launch.has("--rollout-function-path")
+    custom = launch.has("--custom-generate-function-path", "--rollout-function-path")
     if keys.template is False and seen.kinds["messages"] and not custom and not open_ended(launch):
         yield Found(
             f"{seen.kinds['messages']} of {seen.prompts} prompts are lists of messages, and --apply-chat-template is "
@@ -298,17 +300,8 @@ def _counted(data: PromptData, seen: Survey, key: str, limit: float, count: Call
 
 def _counter(tokenizer: Tokenizer | None) -> Callable[[str], int] | None:
     """Counts a text's tokens; None without a tokenizer that can be loaded."""
-    if tokenizer is None:
-        return None
-    try:
-        from tokenizers import Tokenizer as Fast
-    except ImportError:
-        return None
-    try:
-        fast = Fast.from_file(str(tokenizer.path / "tokenizer.json"))
-    except Exception:  # noqa: BLE001 - it raises plain Exception for every kind of damage
-        return None
-    return lambda text: len(fast.encode(text, add_special_tokens=False).ids)
+    fast = vocabulary(tokenizer.path, limit=math.inf) if tokenizer else None
+    return None if fast is None else lambda text: len(fast.encode(text, add_special_tokens=False).ids)
 
 
 @rule(

@@ -17,10 +17,11 @@ from repro.doctor.facts.train_columns import (
     first_routed_experts,
     floats,
     routed_experts,
+    token_ids,
     weight_versions,
 )
 from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
-from repro_golden.dumps.rollout.arrays import Array, numbers
+from repro_golden.dumps.rollout.arrays import Array
 
 
 def _blank(value: Any) -> bool:
@@ -172,11 +173,6 @@ def _how(sample: Mapping[str, Any], token: int, run: int, side: str, pad: int | 
     return ""
 
 
-def _ids(value: Any) -> Array | None:
-    ids = numbers(value)
-    return ids if ids is not None and ids.ndim == 1 and ids.dtype.kind in "iu" else None
-
-
 def _run(ids: Array) -> int:
     """How many ids at the beginning are equal."""
     other = np.flatnonzero(ids != ids[0])
@@ -194,7 +190,7 @@ def _run(ids: Array) -> int:
 )
 def _dump_padded(rollout: Rollout, config: HfConfig | None) -> Iterator[Found]:
     samples = rollout.dump.samples
-    tokens = [_ids(sample["tokens"]) for sample in samples]
+    tokens = [token_ids(sample["tokens"]) for sample in samples]
     known = [ids for ids in tokens if ids is not None and len(ids)]
     if not known:
         return
@@ -302,7 +298,7 @@ def _dump_weights_never_updated(rollout: Rollout, launch: Launch | None) -> Iter
     before, now = weight_versions(first), weight_versions(rollout.dump)
     interval, ahead = 1, 1  # without a launch it may sample one rollout ahead
     if launch is not None:
-        if any(launch.has(flag) for flag in ("--debug-rollout-only", "--debug-skip-weight-update")):
+        if launch.has("--debug-rollout-only", "--debug-skip-weight-update"):
             return
         interval = max(int(launch.number("--update-weights-interval", 1) or 1), 1)
         ahead = int(launch.asynchronous) + int(launch.number("--num-critic-only-steps", 0) or 0)
