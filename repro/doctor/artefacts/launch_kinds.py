@@ -101,9 +101,9 @@ class Launch:
         """Whether it trains while it samples: ``train_async.py``."""
         return self.entry.endswith("train_async.py")
 
-    def has(self, name: str) -> bool:
-        """Whether a flag (or its ``--no-`` twin is not what is asked) is given."""
-        return name in self.flags
+    def has(self, *names: str) -> bool:
+        """Whether one of the flags is given (a ``--no-`` twin is not what is asked)."""
+        return any(name in self.flags for name in names)
 
     def value(self, name: str) -> str | None:
         """The flag's first value; None where it is not given, has none, or only a shell knows it."""

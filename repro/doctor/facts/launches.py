@@ -99,7 +99,7 @@ def sft(launch: Launch) -> bool:
 
 def samples(launch: Launch) -> bool:
     """Whether engines run and sample."""
-    replays = launch.has("--debug-train-only") or launch.has("--load-debug-rollout-data")
+    replays = launch.has("--debug-train-only", "--load-debug-rollout-data")
     return not (replays or sft(launch))
 
 

@@ -47,7 +47,7 @@ def _values(
 def _needs_key(launch: Launch | None) -> bool:
     """Whether a dict is of no use: no flag says which of its numbers counts, or makes one of it."""
     flags = ("--reward-key", "--custom-reward-post-process-path")
-    return launch is not None and not open_ended(launch) and not any(launch.has(flag) for flag in flags)
+    return launch is not None and not open_ended(launch) and not launch.has(*flags)
 
 
 def _repeats(

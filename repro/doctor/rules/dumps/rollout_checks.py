@@ -57,7 +57,7 @@ def _severity(check: Rule, rollout: Rollout, count: int, launch: Launch | None) 
         return "warning"  # a program that never sets it scores elsewhere, or distils
     if launch is None:
         return None
-    if check.id == "group-size" and any(launch.has(flag) for flag in _OWN_CODE):
+    if check.id == "group-size" and launch.has(*_OWN_CODE):
         return "warning"
     if check.id == "versions-in-batch" and (launch.asynchronous or launch.has("--partial-rollout")):
         return "note"

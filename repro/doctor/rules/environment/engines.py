@@ -284,7 +284,7 @@ def _true_on_policy_half(launch: Launch) -> Iterator[Found]:
     if not launch.has(TRUE_ON_POLICY) or launch.system == "relax" or not samples(launch) or not trains(launch):
         return
     groups = (*_BOTH, *(_FSDP if fsdp(launch) else _MEGATRON))
-    missing = [group[0] for group in groups if not any(launch.has(name) for name in group)]
+    missing = [group[0] for group in groups if not launch.has(*group)]
     if missing:
         message = f"{TRUE_ON_POLICY} is given, and {len(missing)} of its set missing: {', '.join(missing)}"
         yield Found(message, launch.where(TRUE_ON_POLICY), *absent(launch, "warning"), cure="add " + " ".join(missing))

@@ -34,7 +34,7 @@ _CORRECTIONS = ("--use-rollout-logprobs", "--use-tis", "--keep-old-actor")
     sources=(f"{MILES_ARGS}:3591; train_async.py:24",),
 )
 def _async_ppo(launch: Launch) -> Iterator[Found]:
-    if not launch.asynchronous or not critic(launch) or any(launch.has(name) for name in _CORRECTIONS):
+    if not launch.asynchronous or not critic(launch) or launch.has(*_CORRECTIONS):
         return
     refused = launch.system == "miles"
     message = "train_async.py with --advantage-estimator ppo and no correction for the older policy"
@@ -78,7 +78,7 @@ def _debug_modes_exclusive(launch: Launch) -> Iterator[Found]:
     elif launch.has(_ROLLOUT) and launch.has(_LOAD):
         message = f"{_LOAD} sets {_TRAIN}, and {_ROLLOUT} is given too"
         yield Found(message, launch.where(_LOAD), cure=f"drop {_ROLLOUT} to train on the data, {_LOAD} to sample anew")
-    elif launch.has(_TRAIN) and not any(launch.has(name) for name in (_LOAD, "--rollout-function-path")):
+    elif launch.has(_TRAIN) and not launch.has(_LOAD, "--rollout-function-path"):
         # a rollout function of one's own may need no engine
         if sft(launch):
             return
@@ -249,9 +249,7 @@ def _applies(need: _Need, launch: Launch) -> bool:
         return False
     if need.model and open_ended(launch):
         return False
-    if need.flag.startswith("--sglang-") and (
-        launch.has("--debug-train-only") or launch.has("--load-debug-rollout-data")
-    ):
+    if need.flag.startswith("--sglang-") and launch.has("--debug-train-only", "--load-debug-rollout-data"):
         return False
     if need.value.startswith(">"):
         number = launch.number(need.flag)
@@ -275,7 +273,7 @@ def _applies(need: _Need, launch: Launch) -> bool:
 )
 def _required_with(launch: Launch) -> Iterator[Found]:
     for need in _NEEDS:
-        if not _applies(need, launch) or any(launch.has(name) for name in need.any_of):
+        if not _applies(need, launch) or launch.has(*need.any_of):
             continue
         flag = " ".join((need.flag, *launch.flags[need.flag].values[:1]))
         message = f"{flag} needs {' or '.join(need.any_of)}, which is not given: the trainer stops at its arguments"

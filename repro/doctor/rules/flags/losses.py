@@ -82,7 +82,7 @@ def _fitting(prompts: int, per_prompt: int, batch: int) -> str:
 )
 def _batch_invariant(launch: Launch) -> Iterator[Found]:
     # lists of adapters and data-dependent batches have sizes of their own
-    if not launch.has(_PROMPTS) or any(launch.has(name) for name in _OTHERWISE):
+    if not launch.has(_PROMPTS) or launch.has(*_OTHERWISE):
         return
     prompts, per_prompt = size(launch, _PROMPTS), size(launch, _SAMPLES)
     batch, steps = size(launch, _GLOBAL), size(launch, _STEPS)
@@ -223,7 +223,7 @@ _EXCUSES = ("--megatron-deepgemm-moe-forward-layers", "--multi-lora-n-adapters")
 def _moe_permute_fusion(launch: Launch) -> Iterator[Found]:
     if not moe(launch) or fsdp(launch) or not trains(launch) or launch.has("--moe-permute-fusion"):
         return
-    if not any(launch.has(name) for name in _EXCUSES):
+    if not launch.has(*_EXCUSES):
         message = f"--num-experts {launch.value('--num-experts')} is given without --moe-permute-fusion"
         yield Found(message, launch.where("--num-experts"), *absent(launch, "warning", "likely"))
 

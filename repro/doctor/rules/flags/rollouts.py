@@ -60,7 +60,7 @@ def _context_length(launch: Launch, config: HfConfig | None) -> Iterator[Found]:
     if not samples(launch):
         return
     engine, asked, positions = launch.number(_ENGINE), _asked(launch), _positions(config)
-    custom = any(launch.has(name) for name in _OWN_LENGTHS)
+    custom = launch.has(*_OWN_LENGTHS)
     every = not context and not custom and engine is not None and response is not None and response >= engine
     if engine and asked and (every or asked[0] > engine):
         tokens, flags, flag = asked
@@ -119,7 +119,7 @@ def _reward_key(launch: Launch) -> Iterator[Found]:
         return
     yield from _keys(launch)
     # metadata of a row may name another type, and own code may do anything
-    if any(launch.has(name) for name in _OWN_REWARDS) or launch.system == "relax":
+    if launch.has(*_OWN_REWARDS) or launch.system == "relax":
         return
     rm_type, key = launch.value("--rm-type"), launch.value("--reward-key")
     if rm_type is None:
@@ -142,7 +142,7 @@ def _reward_key(launch: Launch) -> Iterator[Found]:
         yield Found(f"--rm-type {rm_type[:40]} is none that slime or Miles knows", where, "warning", "likely")
     if kind == "remote_rm" and not launch.has("--rm-url"):
         yield Found("--rm-type remote_rm has no --rm-url to ask", where, *absent(launch, "error"), cure="--rm-url URL")
-    if kind in _GRADE and not any(launch.has(name) for name in _LABELLED):
+    if kind in _GRADE and not launch.has(*_LABELLED):
         message = f"--rm-type {rm_type} grades against a label, and --label-key is not given: labels are None"
         yield Found(message, where, *absent(launch, "error", "likely"), cure="--label-key KEY of the data's answer")
 

@@ -36,7 +36,7 @@ def _colocate_memory(launch: Launch) -> Iterator[Found]:
             "--sglang-mem-fraction-static 0.7",
         )
     elif launch.has("--colocate") and trains(launch):
-        stays = launch.has("--no-offload-train") or launch.has("--no-offload-rollout")
+        stays = launch.has("--no-offload-train", "--no-offload-rollout")
         if share > _HIGH or (stays and share > 0.6):
             more = ", and nothing is offloaded" if stays else ""
             message = f"the engines keep {share:g} of each GPU's memory that the trainer needs too (--colocate){more}"
@@ -95,7 +95,7 @@ _OTHERS = ("--sglang-config", "--prefill-num-servers", "--rollout-external-engin
 )
 def _engine_gpus(launch: Launch) -> Iterator[Found]:
     engine = size(launch, _EACH)
-    if engine is None or not launch.has(_EACH) or not samples(launch) or any(launch.has(name) for name in _OTHERS):
+    if engine is None or not launch.has(_EACH) or not samples(launch) or launch.has(*_OTHERS):
         return
     shared = launch.has("--colocate") and not launch.has(_GPUS)
     gpus = ranks(launch) if shared else size(launch, _GPUS) if launch.has(_GPUS) else None
@@ -190,9 +190,9 @@ def _cure(launch: Launch, have: int) -> str:
     ),
 )
 def _gpu_count(launch: Launch, machine: Machine | None) -> Iterator[Found]:
-    if any(launch.has(name) for name in _ELSEWHERE) or launch.system == "relax" or not launch.entry or severed(launch):
+    if launch.has(*_ELSEWHERE) or launch.system == "relax" or not launch.entry or severed(launch):
         return
-    if not any(launch.has(name) for name in _SIZES):
+    if not launch.has(*_SIZES):
         return
     if samples(launch) and not launch.has("--colocate") and not launch.has(_ROLLOUT):
         severity, certainty = absent(launch, "error")

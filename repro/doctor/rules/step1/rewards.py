@@ -163,7 +163,7 @@ def _labelled(label: object) -> bool:
     sources=("Miles guide: Debugging", f"{SLIME} slime/utils/types.py:247"),
 )
 def _reward_key_data(rollout: Rollout, launch: Launch | None) -> Iterator[Found]:
-    if launch is not None and any(launch.has(flag) for flag in _OWN):
+    if launch is not None and launch.has(*_OWN):
         return
 
     def seen(dump: RolloutDump) -> Found | None:
