@@ -51,10 +51,6 @@ def matches(specifier: str, version: str) -> bool:
         return False
 
 
-def _seeded(launch: Launch) -> bool:
-    return samples(launch) and launch.has("--sglang-enable-deterministic-inference")
-
-
 def _multimodal(launch: Launch) -> bool:
     return samples(launch) and launch.has("--multimodal-keys")
 
@@ -69,18 +65,6 @@ def _named(launch: Launch, *names: str) -> bool:
     return not model or any(name in model for name in names)
 
 
-def _rotated(launch: Launch) -> bool:
-    return _multimodal(launch) and _named(launch, "qwen3.5", "qwen3.6", "qwen3.8")
-
-
-def _qwen36(launch: Launch) -> bool:
-    return samples(launch) and _named(launch, "qwen3.6")
-
-
-def _gated_delta(launch: Launch) -> bool:
-    return trains(launch) and _named(launch, "qwen3.next", "qwen3.5", "qwen3.6", "qwen3.8")
-
-
 def _experts(launch: Launch) -> bool:
     return samples(launch) and moe(launch)
 
@@ -88,22 +72,6 @@ def _experts(launch: Launch) -> bool:
 def _qwen35(launch: Launch) -> bool:
     dense = "qwen3.5" in _model(launch) and ".a" not in _model(launch).partition("qwen3.5")[2]
     return samples(launch) and dense and (launch.number("--rollout-num-gpus-per-engine", 1) or 1) > 1
-
-
-def _sdpa(launch: Launch) -> bool:
-    return trains(launch) and launch.value("--attn-implementation") == "sdpa"
-
-
-def _wide_tensor_parallel(launch: Launch) -> bool:
-    return megatron(launch) and launch.has("--sequence-parallel")
-
-
-def _mxfp8(launch: Launch) -> bool:
-    return trains(launch) and launch.value("--fp8-recipe") == "mxfp8"
-
-
-def _deterministic(launch: Launch) -> bool:
-    return megatron(launch) and bool(determinism(launch, sampling=False))
 
 
 def _flash(launch: Launch) -> bool:
@@ -118,7 +86,7 @@ KNOWN: tuple[Known, ...] = (
         "0xffffffff: its Gumbel noise is +inf, once in about 2^32 candidates",
         "SGLang 0.5.18 or later",
         "sgl-project/sglang#25106 and #33423",
-        _seeded,
+        lambda launch: samples(launch) and launch.has("--sglang-enable-deterministic-inference"),
         "--sglang-enable-deterministic-inference",
     ),
     Known(
@@ -126,7 +94,7 @@ KNOWN: tuple[Known, ...] = (
         "rollouts after the first weight sync were garbled with Qwen3.6 MoE, and were not with 0.5.9",
         "SGLang 0.5.15 or later, or check the second rollout: --check-weight-update-equal",
         "THUDM/slime#2091",
-        _qwen36,
+        lambda launch: samples(launch) and _named(launch, "qwen3.6"),
         "a Qwen3.6 model",
         certainty="possible",
     ),
@@ -146,7 +114,7 @@ KNOWN: tuple[Known, ...] = (
         "and text is right",
         "SGLang 0.5.19 or later",
         "THUDM/slime#2336, sgl-project/sglang#34446",
-        _rotated,
+        lambda launch: _multimodal(launch) and _named(launch, "qwen3.5", "qwen3.6", "qwen3.8"),
         "a Qwen3.5-VL model and --multimodal-keys",
         certainty="possible",
     ),
@@ -206,7 +174,7 @@ KNOWN: tuple[Known, ...] = (
         "gradients of gated delta rule layers (Qwen3-Next, Qwen3.5) are wrong on Hopper, for some head sizes",
         "triton 3.7.1 or later; or flash-linear-attention 0.5, which refuses that kernel there",
         "fla-org/flash-linear-attention#640 and #983",
-        _gated_delta,
+        lambda launch: trains(launch) and _named(launch, "qwen3.next", "qwen3.5", "qwen3.6", "qwen3.8"),
         "such a model",
         severity="note",
         certainty="possible",
@@ -217,7 +185,7 @@ KNOWN: tuple[Known, ...] = (
         "length is 64 above a multiple of 128",
         "--attn-implementation flash_attention_2, or torch.backends.cuda.enable_cudnn_sdp(False)",
         "pytorch/pytorch#196678, huggingface/trl#7181",
-        _sdpa,
+        lambda launch: trains(launch) and launch.value("--attn-implementation") == "sdpa",
         "--attn-implementation sdpa",
         certainty="possible",
     ),
@@ -236,7 +204,7 @@ KNOWN: tuple[Known, ...] = (
         "gradients are wrong under sequence parallelism",
         "transformer-engine 2.2.0 or later",
         "NVIDIA/TransformerEngine#1528, alibaba/ROLL#145",
-        _wide_tensor_parallel,
+        lambda launch: megatron(launch) and launch.has("--sequence-parallel"),
         "--sequence-parallel",
     ),
     Known(
@@ -271,7 +239,7 @@ KNOWN: tuple[Known, ...] = (
             "on Blackwell, fused attention has no deterministic backward pass before cuDNN 9.18.1",
             f"{cudnn} 9.18.1 or later, or --attention-backend flash",
             "NVIDIA/TransformerEngine#2584",
-            _deterministic,
+            lambda launch: megatron(launch) and bool(determinism(launch, sampling=False)),
             "--deterministic-mode",
             severity="note",
             certainty="possible",
@@ -284,7 +252,7 @@ KNOWN: tuple[Known, ...] = (
             "attention in MXFP8 gives infinities and NaN",
             f"{cudnn} 9.23.2 or later",
             "NVIDIA/TransformerEngine#3173",
-            _mxfp8,
+            lambda launch: trains(launch) and launch.value("--fp8-recipe") == "mxfp8",
             "--fp8-recipe mxfp8",
         )
         for cudnn in ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
