@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from statistics import median
 from typing import Literal, NamedTuple
@@ -11,11 +12,14 @@ from repro.doctor.artefacts.kinds import Launch, Metrics, Series
 from repro_golden.base.checks import Where
 
 __all__ = [
-    "Fall", "Point", "Rise", "curve", "falls", "first_kl", "is_moe", "kl_where", "number", "replays_routing", "rises",
-    "setting", "switched_on", "updates_of",
+    "INSTRUCT", "Fall", "Point", "Rise", "curve", "falls", "first_kl", "is_moe", "kl_where", "number",
+    "replays_routing", "rises", "setting", "switched_on", "updates_of",
 ]  # fmt: skip
 
 Kind = Literal["step", "rollout"]
+
+INSTRUCT = re.compile(r"instruct|chat|(?:^|[-_/])it(?:[-_/]|$)|think", re.IGNORECASE)
+"""How models are called that were tuned on conversations."""
 
 _HIGH = 3
 """So many numbers make a level: its median is what a curve had."""

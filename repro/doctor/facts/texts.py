@@ -21,6 +21,8 @@ import numpy.typing as npt
 
 from repro.doctor.artefacts.kinds import Rollout
 from repro.doctor.facts.train_columns import evenly, token_ids
+from repro_golden.base.checks import Where
+from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.rollout.arrays import numbers
 from repro_golden.dumps.rollout.files import RolloutDump
 from repro_golden.dumps.run.records import number_of
@@ -37,12 +39,12 @@ __all__ = [
     "SINGLE",
     "SINGLE_LEAST",
     "Garble",
-    "Group",
     "ResponseVerdict",
     "began",
     "broken_share",
     "compression",
     "fresh_share",
+    "garbled_where",
     "groups_of",
     "judge",
     "judged",
@@ -279,6 +281,14 @@ def judged(dump: RolloutDump) -> Garble:
     )
 
 
+def garbled_where(rollout: Rollout, garble: Garble) -> Where:
+    """The evidence for garbled responses: the first of them."""
+    place = garble.garbled[0][0]
+    text = rollout.dump.samples[place].get("response")
+    value = shown(text[:80]) if isinstance(text, str) else ""
+    return Where(str(rollout.path), item=f"sample {place} response", value=value)
+
+
 def response_tokens(sample: Any) -> npt.NDArray[np.int64] | None:
     """The ids of a sample's response that were sampled (mask not 0); None where it has none."""
     ids, length = token_ids(sample.get("tokens")), sample.get("response_length")
@@ -292,14 +302,6 @@ def response_tokens(sample: Any) -> npt.NDArray[np.int64] | None:
 # -- rewards of a rollout dump as the trainer takes them, and by group
 
 T = TypeVar("T")
-
-
-class Group(NamedTuple):
-    """The samples of one prompt: the group's index, its samples' places, and their rewards."""
-
-    index: Any
-    places: tuple[int, ...]
-    rewards: tuple[float, ...]
 
 
 def reward_of(sample: Any, key: str | None) -> float | None:
@@ -319,18 +321,15 @@ def reward_of(sample: Any, key: str | None) -> float | None:
     return reward if reward is not None and math.isfinite(reward) else None
 
 
-def groups_of(dump: RolloutDump, key: str | None) -> list[Group] | None:
-    """The groups of a rollout in the order in which they begin; None where a sample has no group or no reward."""
-    groups: dict[Any, list[tuple[int, float]]] = {}
-    for place, sample in enumerate(dump.samples):
+def groups_of(dump: RolloutDump, key: str | None) -> list[list[float]]:
+    """The rewards of each group, in the order in which they begin; none where a sample has no group or no reward."""
+    groups: dict[int, list[float]] = {}
+    for sample in dump.samples:
         index, reward = sample.get("group_index"), reward_of(sample, key)
         if index is None or reward is None:
-            return None
-        groups.setdefault(int(index), []).append((place, reward))
-    return [
-        Group(index, tuple(place for place, _ in members), tuple(reward for _, reward in members))
-        for index, members in groups.items()
-    ]
+            return []
+        groups.setdefault(int(index), []).append(reward)
+    return list(groups.values())
 
 
 def began(rollout: Rollout, seen: Callable[[RolloutDump], T | None]) -> T | None:

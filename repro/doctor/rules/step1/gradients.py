@@ -23,9 +23,8 @@ from repro.doctor.facts.curves import (
     updates_of,
 )
 from repro.doctor.facts.sources import GUIDES, SLIME
-from repro.doctor.facts.texts import CLEAN, Garble, began, judged
-from repro_golden.base.checks import Found, Where, rule
-from repro_golden.dumps.archive.bounds import shown
+from repro.doctor.facts.texts import CLEAN, Garble, began, garbled_where, judged
+from repro_golden.base.checks import Found, rule
 from repro_golden.dumps.rollout.files import RolloutDump
 
 _SHARE = 0.1
@@ -170,14 +169,11 @@ def _later_divergence(rollout: Rollout) -> Iterator[Found]:
     before = judged(rollout.first)
     if before.share > CLEAN:
         return  # it began so: `garbled-first-rollout`
-    place, reason = garble.garbled[0]
-    text = rollout.dump.samples[place].get("response")
     yield Found(
         f"{len(garble.garbled)} of {garble.judged} responses of rollout {rollout.dump.rollout_id} are garbled "
-        f"({reason}), and {len(before.garbled)} of {before.judged} of rollout {rollout.first.rollout_id} were",
-        Where(
-            str(rollout.path), item=f"sample {place} response", value=shown(text[:80]) if isinstance(text, str) else ""
-        ),
+        f"({garble.garbled[0][1]}), and {len(before.garbled)} of {before.judged} of rollout "
+        f"{rollout.first.rollout_id} were",
+        garbled_where(rollout, garble),
     )
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 
 import numpy as np
 
 from repro.doctor.artefacts.kinds import Launch, Series, Tokenizer, TrainStep
-from repro.doctor.facts.curves import Kind, first_kl, is_moe, kl_where, replays_routing, setting
+from repro.doctor.facts.curves import INSTRUCT, Kind, first_kl, is_moe, kl_where, replays_routing, setting
 from repro.doctor.facts.sources import GUIDES, MILES, SLIME, SLIME_ARGS
 from repro_golden.base.checks import Found, Severity, Where, rule
 from repro_golden.dumps.train.tokens import counted, has_column, sample_means, sample_name
@@ -19,7 +18,6 @@ _ELEVATED = 0.7
 temperature 1 from prompts that it knows, an instruct model has 0.2 to 0.6."""
 _LARGE = 1.5
 """From there on it is `log-probs-large`."""
-_INSTRUCT = re.compile(r"instruct|chat|(?:^|[-_/])it(?:[-_/]|$)|think", re.IGNORECASE)
 
 
 @rule(
@@ -39,7 +37,7 @@ def _chat_template_log_probs(series: Series, launch: Launch | None, tokenizer: T
         return
     model = setting(launch, series, "--hf-checkpoint") or ""
     applied = launch is not None and launch.has("--apply-chat-template")
-    instruct = bool(_INSTRUCT.search(model)) or applied or (tokenizer is not None and "instruct" in str(tokenizer.path))
+    instruct = bool(INSTRUCT.search(model)) or applied or (tokenizer is not None and "instruct" in str(tokenizer.path))
     yield Found(
         f"the mean log-prob of rollout 0 is {mean:.3g} per token, "
         + ("and an instruct model is above -0.7" if instruct else "which an instruct model does not have"),

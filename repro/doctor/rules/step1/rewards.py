@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from repro.doctor.artefacts.kinds import Launch, Rollout, Series
 from repro.doctor.facts.curves import curve, falls
 from repro.doctor.facts.sources import SLIME
-from repro.doctor.facts.texts import Group, began, groups_of, reward_of
+from repro.doctor.facts.texts import began, groups_of, reward_of
 from repro_golden.base.checks import Found, Where, rule
 from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.rollout.files import RolloutDump
@@ -64,17 +64,17 @@ def _reward_constant(rollout: Rollout, launch: Launch | None) -> Iterator[Found]
     key = launch.value("--reward-key") if launch else None
     estimator = launch.value("--advantage-estimator") if launch else None
 
-    def constant(dump: RolloutDump) -> list[Group] | None:
-        groups = [group for group in groups_of(dump, key) or () if len(group.rewards) > 1]
-        if len(groups) < 2 or any(len(set(group.rewards)) > 1 for group in groups):
+    def constant(dump: RolloutDump) -> list[list[float]] | None:
+        groups = [rewards for rewards in groups_of(dump, key) if len(rewards) > 1]
+        if len(groups) < 2 or any(len(set(rewards)) > 1 for rewards in groups):
             return None
-        same = len({group.rewards[0] for group in groups}) == 1
+        same = len({rewards[0] for rewards in groups}) == 1
         return groups if same or estimator in _BY_GROUP else None
 
     if rollout.dump.evaluation or (groups := began(rollout, constant)) is None:
         return
-    values = sorted({group.rewards[0] for group in groups})
-    count = sum(len(group.rewards) for group in groups)
+    values = sorted({rewards[0] for rewards in groups})
+    count = sum(map(len, groups))
     what = (
         f"all {count} rewards are {values[0]:g}" if len(values) == 1 else f"each of {len(groups)} groups has one reward"
     )

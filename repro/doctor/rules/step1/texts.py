@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from repro.doctor.artefacts.kinds import Hit, Launch, Log, Rollout, Tokenizer
+from repro.doctor.facts.curves import INSTRUCT
 from repro.doctor.facts.sources import SLIME
 from repro.doctor.facts.templates import foreign, verdicts
 from repro.doctor.facts.texts import (
@@ -15,6 +16,7 @@ from repro.doctor.facts.texts import (
     SINGLE,
     Garble,
     began,
+    garbled_where,
     judge,
     judged,
     response_tokens,
@@ -27,7 +29,6 @@ from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.rollout.files import RolloutDump
 
 _MOST = 0.5
-_INSTRUCT = re.compile(r"instruct|chat|(?:^|[-_/])it(?:[-_/]|$)|think", re.IGNORECASE)
 _APPLY = "--apply-chat-template"
 _SOURCES = (
     "Miles guide: Debugging", "Miles FAQ", "slime guide: Debugging", "THUDM/slime@624b824a8 slime/utils/data.py:248",
@@ -52,7 +53,7 @@ def _chat_template_missing(rollout: Rollout, tokenizer: Tokenizer, launch: Launc
     if not bare or len(bare) <= _MOST * len(prompts):
         return
     model = (launch.value("--hf-checkpoint") if launch else None) or ""
-    instruct = bool(_INSTRUCT.search(model) or _INSTRUCT.search(tokenizer.path.name))
+    instruct = bool(INSTRUCT.search(model) or INSTRUCT.search(tokenizer.path.name))
     place, how, text = bare[0]
     other = foreign(text, marks) if how == "other" else None
     what = f"have the marks of another template ({other})" if other else "have no chat template applied"
@@ -109,14 +110,6 @@ def _said(garble: Garble) -> str:
     return f"{count} of {garble.judged} responses are garbled; of the first one, {garble.garbled[0][1]}"
 
 
-def _where(rollout: Rollout, garble: Garble) -> Where:
-    place = garble.garbled[0][0]
-    text = rollout.dump.samples[place].get("response")
-    return Where(
-        str(rollout.path), item=f"sample {place} response", value=shown(text[:80]) if isinstance(text, str) else ""
-    )
-
-
 @rule(
     title="Responses of the first rollout that are no text: stray characters, loops, scripts mixed, no word twice",
     severity="warning",
@@ -144,7 +137,7 @@ def _garbled_first_rollout(rollout: Rollout) -> Iterator[Found]:
         return
     sure = garble.by_text > _MOST * garble.judged and number == 0
     severity: Severity = "error" if sure else "warning"
-    yield Found(_said(garble) + later, _where(rollout, garble), severity)
+    yield Found(_said(garble) + later, garbled_where(rollout, garble), severity)
 
 
 _LINES = 8
