@@ -89,9 +89,5 @@ def _fits(path: Path) -> bool:
     return path.suffix == ".toml" and path.parent.name == "cases" and path.is_file()
 
 
-def _read(path: Path) -> Iterator[object]:
-    yield from artefacts_of(read_case(path), path.resolve().parents[2])
-
-
-CASE = Reader("case", _fits, _read)
+CASE = Reader("case", _fits, lambda path: artefacts_of(read_case(path), path.resolve().parents[2]))
 """A case file, which lies in ``golden/cases`` of its repository."""

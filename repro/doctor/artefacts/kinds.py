@@ -289,10 +289,6 @@ class Log:
         """The evidence for a line."""
         return Where(str(self.path), hit.line, value=hit.text[:160])
 
-    def first(self, *phrases: str) -> Hit | None:
-        """The first line that holds one of the phrases."""
-        return min((self.hits[p][0] for p in phrases if self.hits.get(p)), default=None)
-
 
 # -- traces
 

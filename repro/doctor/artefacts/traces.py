@@ -51,10 +51,6 @@ def _holds(path: Path, *keys: bytes) -> bool:
 # -- traces
 
 
-def _is_trace(path: Path) -> bool:
-    return _holds(path / "header.json", b'"recorder"', b'"scheme"')
-
-
 def _trace(folder: Path) -> Trace:
     """Open a trace that may hold anything.
 
@@ -178,12 +174,9 @@ def _read_foreign(path: Path) -> Iterator[GoldenValues]:
         values = table.get("values") if isinstance(table, dict) else None
         if not isinstance(values, dict):
             raise ReproError(f"{path}: {json.dumps(name)[:80]} has no values by step: write the golden values again")
-        metrics[name] = {int(step): _number(value) for step, value in values.items() if _is_step(step)}
+        steps = [step for step in values if step.isascii() and step.isdecimal() and len(step) < 19]
+        metrics[name] = {int(step): _number(values[step]) for step in steps}
     yield GoldenValues(path, metrics)
-
-
-def _is_step(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) < 19
 
 
 def _number(value: Any) -> float:
@@ -194,6 +187,6 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-TRACE = Reader("trace", _is_trace, _read_trace)
+TRACE = Reader("trace", lambda path: _holds(path / "header.json", b'"recorder"', b'"scheme"'), _read_trace)
 GOLDEN = Reader("golden run", _is_golden, _read_golden)
 FOREIGN_GOLDEN = Reader("golden values", _is_foreign, _read_foreign)

@@ -334,8 +334,7 @@ def _flags(placed: Sequence[Placed]) -> list[Flag]:
             flags.append((name, [value] if equals else [], where))
         elif flags and not _SOME.fullmatch(word) and word != "--":
             flags[-1][1].append(word)
-    return [Flag(name, tuple(values), _said(where, name, values)) for name, values, where in flags]
-
-
-def _said(where: Where, name: str, values: Sequence[str]) -> Where:
-    return Where(where.path, where.line, name, " ".join(values)[:200])
+    return [
+        Flag(name, tuple(values), Where(where.path, where.line, name, " ".join(values)[:200]))
+        for name, values, where in flags
+    ]

@@ -10,7 +10,6 @@ from repro.doctor.artefacts.kinds import Launch, MegatronCheckpoint
 
 __all__ = [
     "PATHS",
-    "calculated",
     "exists",
     "flag_of",
     "flagged",
@@ -36,11 +35,6 @@ def named(launch: Launch, flag: str) -> Path | None:
     """The path that a flag names; None where it is not given or only a shell knows it."""
     value = launch.value(flag)
     return Path(value) if value and "\0" not in value else None
-
-
-def calculated(launch: Launch, flag: str) -> bool:
-    """Whether a flag is given with a value that only a shell knows."""
-    return launch.has(flag) and launch.value(flag) is None
 
 
 def exists(path: Path) -> bool:

@@ -12,7 +12,6 @@ from typing import Any
 from repro.doctor.artefacts.checkpoints.megatron import RELEASE, TRACKER, iteration_of
 from repro.doctor.artefacts.kinds import Launch, MegatronCheckpoint
 from repro.doctor.facts.checkpoints.launches import (
-    calculated,
     exists,
     flag_of,
     flagged,
@@ -71,10 +70,6 @@ _SOFT = frozenset({"--moe-router-topk", "--rotary-base"})
 """These do not change a shape: loading succeeds, and the model is another one."""
 
 
-def _number(value: Any) -> bool:
-    return type(value) in (int, float)
-
-
 def _found(launch: Launch, checkpoint: MegatronCheckpoint, flag: str, asked: str, held: str, *, sure: bool) -> Found:
     what = "loads, and is another model" if flag in _SOFT else "does not load"
     message = f"saved with {flag[2:].replace('-', '_')} {held}, and the launch says {asked}: it {what}"
@@ -101,7 +96,7 @@ def _checkpoint_model_args(launch: Launch, checkpoint: MegatronCheckpoint) -> It
     for flag in _NUMBERS:
         asked = launch.number(flag) if launch.has(flag) else None
         held = args.get(flag[2:].replace("-", "_"))
-        if asked is not None and _number(held) and asked != held:
+        if asked is not None and type(held) in (int, float) and asked != held:
             yield _found(launch, checkpoint, flag, f"{asked:g}", f"{held:g}", sure=sure)
     if not is_whole(launch) or not any(launch.value(flag) for flag in ("--num-layers", "--hidden-size")):
         return  # the model's flags come from elsewhere: a switch that is not seen here says nothing
@@ -378,7 +373,11 @@ def _ref_load_missing(launch: Launch) -> Iterator[Found]:
 )
 def _resume_elsewhere(launch: Launch, checkpoint: MegatronCheckpoint | None) -> Iterator[Found]:
     save, load = named(launch, "--save"), named(launch, "--load")
-    if save is None or calculated(launch, "--load") or (load is not None and same(save, load)):
+    if (
+        save is None
+        or (launch.has("--load") and launch.value("--load") is None)
+        or (load is not None and same(save, load))
+    ):
         return
     held = has_checkpoints(save)
     if not held and checkpoint is not None and not exists(save):

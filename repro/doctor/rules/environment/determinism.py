@@ -255,11 +255,6 @@ _NAMES = (*SET, "PYTHONHASHSEED", "CUDA_DEVICE_MAX_CONNECTIONS")
 _CLUSTER = re.compile(r"^[^#\n]*\bray\s+start\b", re.M)
 
 
-def _clusters(launch: Launch) -> list[int]:
-    """Lines that start a part of the cluster from this shell."""
-    return [launch.text.count("\n", 0, match.start()) + 1 for match in _CLUSTER.finditer(launch.text)]
-
-
 def _set_too_late(launch: Launch, name: str, variable: Variable, clusters: list[int]) -> Iterator[Found]:
     here = variable.where.path == str(launch.path) and variable.where.line is not None
     line, nodes = variable.where.line or 0, size(launch, "--actor-num-nodes")
@@ -291,7 +286,8 @@ def _set_too_late(launch: Launch, name: str, variable: Variable, clusters: list[
 def _determinism_late(launch: Launch) -> Iterator[Found]:
     if not launch.submitted or asked(launch) is None:
         return
-    clusters = _clusters(launch)
+    # lines that start a part of the cluster from this shell
+    clusters = [launch.text.count("\n", 0, match.start()) + 1 for match in _CLUSTER.finditer(launch.text)]
     for name in _NAMES:
         variable = seen(launch, name)
         if variable is None or variable.origin not in ("export", "prefix"):

@@ -381,8 +381,9 @@ def _of_rows(golden: Golden, told: set[str]) -> Iterator[Found]:
         proofs = not_vacuous(golden.trace, recorded=_recorded(golden.record))
     except (ReproError, ValueError):
         return
+    metrics = {item.split(" ", 2)[-1] for item in told}  # ``step 3 grad_norm`` is one of grad_norm
     for proof in proofs:
-        if proof.passed or (proof.name == "all values finite" and any(word in proof.detail for word in _names(told))):
+        if proof.passed or (proof.name == "all values finite" and any(metric in proof.detail for metric in metrics)):
             continue
         unseen = proof.detail.startswith("no gradient was observed") or proof.detail.startswith("0 of 0 ")
         yield Found(
@@ -390,11 +391,6 @@ def _of_rows(golden: Golden, told: set[str]) -> Iterator[Found]:
             Where(str(golden.path / "trace"), item=proof.name),
             severity="warning" if unseen else None,
         )
-
-
-def _names(reported: set[str]) -> set[str]:
-    """Metrics that were reported already: ``step 3 grad_norm`` is one of grad_norm."""
-    return {item.split(" ", 2)[-1] for item in reported}
 
 
 def _recorded(record: Mapping[str, object]) -> bool:
