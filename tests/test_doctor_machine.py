@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from repro.doctor.artefacts.kinds import Machine
 from repro.doctor.artefacts.machine import FREEZE, VARIABLES, machine_of
-from repro.doctor.artefacts.package_lists import Packages, read_packages
+from repro.doctor.artefacts.package_lists import read_packages
 from repro_golden.base.errors import ReproError
 
 
@@ -149,7 +149,7 @@ def outcome(path: Path) -> str:
     except ReproError as error:
         return "several lines" if "\n" in str(error) else "one line"
     texts = all(isinstance(one, str) for pair in said.packages.items() for one in pair)
-    return "packages" if isinstance(said, Packages) and texts else "nonsense"
+    return "packages" if isinstance(said, Machine) and texts else "nonsense"
 
 
 class TestLists:

@@ -20,7 +20,7 @@ from repro_golden.base.files import open_regular
 from repro_golden.case.identity import BITS_VARIABLES
 from repro_golden.replay.children import Child, ChildFailure
 
-__all__ = ["FREEZE", "MODULES", "VARIABLES", "last_line", "machine_of", "printable"]
+__all__ = ["FREEZE", "MODULES", "VARIABLES", "interpreter", "last_line", "machine_of", "printable"]
 
 MODULES = (
     "apex", "cv2", "deep_ep", "flash_attn", "flash_attn_3", "flash_attn_interface", "flashinfer", "mbridge", "megatron",
@@ -119,10 +119,7 @@ def machine_of(python: str | None) -> Machine:
     Raises:
         ReproError: it is not there, does not start, is too old, or gives no answer in time.
     """
-    program = shutil.which(python) if python else sys.executable
-    if not program:
-        raise ReproError(f"there is no interpreter {python}: give --python its path")
-    program = str(Path.cwd() / program)  # the child starts elsewhere; not resolved: an environment is known by its link
+    program = interpreter(python)
     with tempfile.TemporaryDirectory(prefix="repro-machine-") as scratch:
         folder = Path(scratch)
         answer = _answer(program, folder)
@@ -137,6 +134,18 @@ def machine_of(python: str | None) -> Machine:
         gpus=gpus,
         python=str(answer.get("python", "")),
     )
+
+
+def interpreter(python: str | None) -> str:
+    """The path of an interpreter, of this one for None. Not resolved: an environment is known by its link.
+
+    Raises:
+        ReproError: it is not there.
+    """
+    program = shutil.which(python) if python else sys.executable
+    if not program:
+        raise ReproError(f"there is no interpreter {python}: give --python its path")
+    return str(Path.cwd() / program)  # a child starts elsewhere
 
 
 def _answer(program: str, folder: Path) -> dict[str, Any]:
@@ -189,9 +198,4 @@ def _whole(value: object) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-def _read(path: Path) -> tuple[Machine]:
-    listing = read_packages(path)
-    return (Machine(str(path), listing.packages, python=listing.python, complete=listing.complete),)
-
-
-FREEZE = Reader("package list", fits, _read)
+FREEZE = Reader("package list", fits, lambda path: [read_packages(path)])

@@ -6,17 +6,17 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from repro.doctor.artefacts.kinds import Machine
 from repro_golden.base.errors import ReproError
 from repro_golden.base.files import open_regular
 
-__all__ = ["Packages", "fits", "read_packages"]
+__all__ = ["fits", "read_packages"]
 
 _LARGEST = 64 << 20
 _HEAD = 1 << 16
@@ -32,21 +32,6 @@ _EDITABLE = re.compile(r"# Editable .*\(([A-Za-z0-9][\w.-]*)==([^\s()]+)\)")
 _EGG = re.compile(r"[#&]egg=([A-Za-z0-9][\w.-]*)")
 _NAMED = re.compile(r"freeze|(?:pip|conda|uv)[_-]?list|packages|environment|env[_.-]", re.IGNORECASE)
 _WANTED = re.compile(r"requirements|constraints", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Packages:
-    """What a list says.
-
-    Attributes:
-        packages: Versions by normalised name; '' for one that is installed from a place without a version.
-        complete: Whether it lists everything that is installed.
-        python: The interpreter's version, where it says so.
-    """
-
-    packages: Mapping[str, str]
-    complete: bool
-    python: str = ""
 
 
 def fits(path: Path) -> bool:
@@ -74,8 +59,8 @@ def fits(path: Path) -> bool:
     return pins >= (1 if named else 3) and len(known) * 10 >= len(lines) * 6
 
 
-def read_packages(path: Path) -> Packages:
-    """Read a list of packages.
+def read_packages(path: Path) -> Machine:
+    """What a list of packages says of a machine; a package that is installed from a place without a version has ''.
 
     Raises:
         ReproError: it cannot be read, is too large, or is a damaged lock file.
@@ -98,17 +83,17 @@ def read_packages(path: Path) -> Packages:
     return _listed(path, text)
 
 
-def _locked(path: Path, text: str) -> Packages:
+def _locked(path: Path, text: str) -> Machine:
     """A lock file: what is in it need not be installed, because extras and platforms choose."""
     try:
         raw = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         raise ReproError(f"{path} is no lock file ({' '.join(str(error)[:120].split())}): lock again") from None
     entries = raw.get("package")
-    return Packages(_unambiguous(entries if isinstance(entries, list) else []), complete=False)
+    return Machine(str(path), _unambiguous(entries if isinstance(entries, list) else []), complete=False)
 
 
-def _json(path: Path, text: str) -> Packages:
+def _json(path: Path, text: str) -> Machine:
     """What `pip list --format json` and `conda list --json` print."""
     try:
         raw = json.loads(text)
@@ -117,7 +102,7 @@ def _json(path: Path, text: str) -> Packages:
     if not isinstance(raw, list):
         raise ReproError(f"{path} holds no list of packages: list them again")
     versions = _unambiguous(raw)
-    return Packages(versions, complete=True, python=versions.get("python", ""))
+    return Machine(str(path), versions, python=versions.get("python", ""))
 
 
 def _unambiguous(entries: list[object]) -> dict[str, str]:
@@ -130,7 +115,7 @@ def _unambiguous(entries: list[object]) -> dict[str, str]:
     return {name: next(iter(candidates)) for name, candidates in versions.items() if len(candidates) == 1}
 
 
-def _listed(path: Path, text: str) -> Packages:
+def _listed(path: Path, text: str) -> Machine:
     table, conda = _TABLE.match(text), _CONDA.search(text[:4096])
     parse: Callable[[str], tuple[str, str] | None] = _row if table or conda else _entry
     pins: dict[str, str] = {}
@@ -143,7 +128,7 @@ def _listed(path: Path, text: str) -> Packages:
     pins.pop("package", None)
     pinned = not _WANTED.search(path.name) and all(_entry(line) is not None for line in lines) and len(pins) >= _MANY
     complete = bool(table or conda or (_NAMED.search(path.name) and not _WANTED.search(path.name)) or pinned)
-    return Packages(pins, complete, pins.get("python", "") if conda else "")
+    return Machine(str(path), pins, python=pins.get("python", "") if conda else "", complete=complete)
 
 
 def _joined(text: str) -> Iterator[str]:

@@ -6,8 +6,6 @@ import json
 import math
 import os
 import re
-import shutil
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.doctor.artefacts.kinds import RewardFunction
-from repro.doctor.artefacts.machine import last_line, printable
+from repro.doctor.artefacts.machine import interpreter, last_line, printable
 from repro_golden.base.canonical import decode_float
 from repro_golden.base.credentials import handed_on
 from repro_golden.base.errors import NotVerifiableError, ReproError
@@ -138,14 +136,12 @@ def reward_function(
     if not _NAME.fullmatch(name):
         raise ReproError(f"--reward {name[:100]!r} names no function: write package.module:function")
     module, _, function = name.rpartition(":" if ":" in name else ".")
-    program = shutil.which(python) if python else sys.executable
-    if not program:
-        raise ReproError(f"there is no interpreter {python}: give --python its path")
+    program = interpreter(python)
     known = {"custom_rm_path": f"{module}.{function}", "reward_key": None, "rm_type": None, **(arguments or {})}
 
     def score(samples: Sequence[Mapping[str, Any]]) -> list[Any]:
         asked = {"module": module, "function": function, "arguments": known, "samples": [_sent(s) for s in samples]}
-        return _called(name, str(Path.cwd() / program), root, asked, limit)
+        return _called(name, program, root, asked, limit)
 
     return RewardFunction(name, score)
 
