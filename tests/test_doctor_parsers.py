@@ -13,7 +13,7 @@ from doctor_flags_kit import BATCH, findings, launch, script
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from repro.doctor.artefacts.kinds import Checkout, ParserDump
+from repro.doctor.artefacts.kinds import ParserDump
 from repro.doctor.artefacts.parsers import PARSERS
 from repro.doctor.facts.known_flags import ALSO, KNOWN, near_miss
 from repro_golden.base.errors import ReproError
@@ -90,9 +90,7 @@ def checkout(folder: Path, system: str = "slime") -> Path:
 @pytest.mark.parametrize("system", ["slime", "miles", "relax"])
 def test_a_checkout_registers_flags(tmp_path: Path, system: str) -> None:
     """By its source: certain of what is there, not of what is missing."""
-    place, parsers = PARSERS.read(checkout(tmp_path, system))
-    assert isinstance(place, Checkout)
-    assert place.system == system
+    (parsers,) = PARSERS.read(checkout(tmp_path, system))
     assert isinstance(parsers, ParserDump)
     assert parsers.options == {"--rollout-batch-size", "--global-batch-size"}
     assert not parsers.complete

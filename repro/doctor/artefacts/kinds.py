@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy.typing as npt
 
-from repro.doctor.artefacts.launch_kinds import Checkout, Flag, Launch, Origin, ParserDump, PythonCode, Variable
+from repro.doctor.artefacts.launch_kinds import Flag, Launch, Origin, ParserDump, PythonCode, Variable
 from repro_golden.base.checks import Where
 from repro_golden.base.systems import System
 from repro_golden.dumps.rollout.files import RolloutDump
@@ -17,7 +17,7 @@ from repro_golden.dumps.train.joining import Joined
 from repro_golden.trace import Trace
 
 __all__ = [
-    "Aside", "Checkout", "Flag", "Golden", "GoldenValues", "HfCheckpoint", "HfConfig", "Hit", "Launch", "Log",
+    "Aside", "Flag", "Golden", "GoldenValues", "HfCheckpoint", "HfConfig", "Hit", "Launch", "Log",
     "Machine", "MegatronCheckpoint", "Metrics", "NotRead", "Origin", "ParserDump", "PromptData", "PythonCode", "Reader",
     "RewardFunction", "Rollout", "Series", "TensorInfo", "TensorStats", "Tokenizer", "TraceRun", "TrainStep",
     "Variable",
@@ -58,7 +58,6 @@ class MegatronCheckpoint:
         files: Names of the files of each iteration's folder, relative to it, with their sizes in bytes.
         args: Arguments that the newest iteration was saved with (``common.pt``); None where it has none or they could
             not be read.
-        release: Whether there is a folder ``release``.
         extents: By iteration, how many bytes each ``.distcp`` file must have at least by its ``.metadata``. An
             iteration whose ``.metadata`` was not or cannot be read is absent.
         damage: Files that could not be read, relative to `path`, with the reason.
@@ -72,7 +71,6 @@ class MegatronCheckpoint:
     iterations: tuple[int, ...]
     files: Mapping[int, Mapping[str, int]]
     args: Mapping[str, Any] | None
-    release: bool = False
     extents: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     damage: Mapping[str, str] = field(default_factory=dict)
 

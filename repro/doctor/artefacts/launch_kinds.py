@@ -12,7 +12,7 @@ import numpy as np
 from repro_golden.base.checks import Where
 from repro_golden.base.systems import System
 
-__all__ = ["Checkout", "Flag", "Launch", "Origin", "ParserDump", "PythonCode", "Step", "Variable", "Way"]
+__all__ = ["Flag", "Launch", "Origin", "ParserDump", "PythonCode", "Step", "Variable", "Way"]
 
 
 @dataclass(frozen=True)
@@ -152,19 +152,6 @@ class ParserDump:
     complete: bool
     ignored: tuple[str, ...] = ()
     abbreviates: bool = False
-
-
-@dataclass(frozen=True)
-class Checkout:
-    """A checkout of slime, Miles or Relax (only what rules need of it).
-
-    Attributes:
-        path: Its root.
-        system: Which.
-    """
-
-    path: Path
-    system: System
 
 
 class Way(NamedTuple):

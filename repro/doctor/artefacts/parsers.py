@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from repro.doctor.artefacts.kinds import Checkout, ParserDump, Reader
+from repro.doctor.artefacts.kinds import ParserDump, Reader
+from repro.doctor.artefacts.launches.system import checkout_of
 from repro_golden.base.errors import ReproError
-from repro_golden.base.systems import SYSTEMS, System
+from repro_golden.base.systems import System
 
 __all__ = ["ENGINE", "PARSERS"]
 
@@ -31,7 +32,7 @@ _USAGE = re.compile(rb"\Ausage: |\n(usage: |options:|optional arguments:)")
 
 def _fits(path: Path) -> bool:
     if path.is_dir():
-        return _system(path) is not None or any(_DUMP.fullmatch(name) for name in _names(path))
+        return checkout_of(path) is not None or any(_DUMP.fullmatch(name) for name in _names(path))
     if _DUMP.fullmatch(path.name):
         return path.is_file()
     if path.suffix not in ("", ".txt", ".help", ".log", ".out") or not path.is_file():
@@ -42,12 +43,12 @@ def _fits(path: Path) -> bool:
     return b"\0" not in head and _USAGE.search(head) is not None and len(_helped(head.decode(errors="replace"))) > 5
 
 
-def _read(path: Path) -> Iterable[ParserDump | Checkout]:
+def _read(path: Path) -> Iterable[ParserDump]:
     try:
         if path.is_dir():
-            system = _system(path)
+            system = checkout_of(path)
             if system is not None:
-                return [Checkout(path, system), _of_source(path, system)]
+                return [_of_source(path, system)]
             files = [path / name for name in sorted(_names(path)) if _DUMP.fullmatch(name)]
             return [_of_replay(path, files)]
         if _DUMP.fullmatch(path.name):
@@ -134,13 +135,6 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 # -- a checkout
-
-
-def _system(path: Path) -> System | None:
-    for system in SYSTEMS:
-        if (path / system / "utils" / "arguments.py").is_file():
-            return system
-    return None
 
 
 def _of_source(path: Path, system: System) -> ParserDump:

@@ -69,7 +69,6 @@ def read_megatron(path: Path) -> MegatronCheckpoint:
         iterations=tuple(sorted(i for i in folders if i != RELEASE)),
         files=files,
         args=args,
-        release=RELEASE in folders,
         extents=extents,
         damage=damage,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from repro.doctor.artefacts.kinds import Flag, Variable
 from repro_golden.base.systems import SYSTEMS, System
 
-__all__ = ["ENTRY", "MODULE", "flag_names", "of_trainer", "system_of"]
+__all__ = ["ENTRY", "MODULE", "checkout_of", "flag_names", "of_trainer", "system_of"]
 
 ENTRY = re.compile(
     r"(?:.*?/)??(relax/entrypoints/train\.py|train_async\.py|train_multi_lora_async\.py|train\.py)\Z", re.S
@@ -112,11 +112,12 @@ def _checkout(path: Path) -> System | None:
         folders = path.resolve().parents
     except (OSError, RuntimeError):
         return None
-    for folder in folders[:6]:
-        for name in SYSTEMS:
-            if (folder / name / "utils" / "arguments.py").is_file():
-                return name
-    return None
+    return next((system for folder in folders[:6] if (system := checkout_of(folder))), None)
+
+
+def checkout_of(folder: Path) -> System | None:
+    """Whose checkout a folder is; None for others."""
+    return next((name for name in SYSTEMS if (folder / name / "utils" / "arguments.py").is_file()), None)
 
 
 def _system(name: str) -> System:
