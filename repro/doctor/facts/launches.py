@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Launch, Log, Variable
-from repro.doctor.artefacts.logs.lines import OutOfMemory, argument, by, told
+from repro.doctor.artefacts.logs.lines import argument, by, colocated, memory_errors, told
 from repro_golden.base.checks import Certainty, Found, Severity
 
 __all__ = [
@@ -147,9 +148,13 @@ def known_text(variable: Variable | None) -> str | None:
 # -- GPU memory that ran out where trainer and engines share GPUs
 
 
-def ran_out(log: Log, launch: Launch | None, error: OutOfMemory, when: str) -> Found:
-    """That it did: whose, when in the cycle of sampling and training, and what the engines keep."""
+def ran_out(log: Log, launch: Launch | None, rollouts: int, when: str) -> Iterator[Found]:
+    """That it did, the first time after so many rollouts: whose, when in the cycle, and what the engines keep."""
+    error = next((error for error in memory_errors(log, launch) if error.rollouts == rollouts), None)
+    if error is None or not colocated(launch, log):
+        return
     side = "an inference engine" if error.engine else "the trainer"
     fraction = argument("sglang_mem_fraction_static", launch, log)
     now = f"; --sglang-mem-fraction-static is {fraction}" if fraction else ""
-    return told(log, error.hit, f"GPU memory ran out in {side}{by(error.hit, ', ')}, {when}{now}")
+    message = f"GPU memory ran out in {side}{by(error.hit, ', ')}, {when.format(error.steps)}{now}"
+    yield told(log, error.hit, message)

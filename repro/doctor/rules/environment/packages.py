@@ -69,8 +69,8 @@ def _numpy_2(machine: Machine, launch: Launch | None) -> Iterable[Found]:
     where = Where(machine.source, item="numpy", value=version)
     if launch is not None:
         if launch.system in _ASSERTING and megatron(launch):
-            severity, certainty = absent(launch, "error")
-            yield Found(f"{launch.system} asserts numpy 1, and {version} is installed", where, severity, certainty)
+            message = f"{launch.system} asserts numpy 1, and {version} is installed"
+            yield Found(message, where, *absent(launch, "error"))
         return
     installed = [name for name in _ASSERTING if name in machine.packages or name in machine.modules]
     if installed:

@@ -39,8 +39,7 @@ def _async_ppo(launch: Launch) -> Iterator[Found]:
     refused = launch.system == "miles"
     message = "train_async.py with --advantage-estimator ppo and no correction for the older policy"
     message += ": Miles stops" if refused else ""
-    severity, certainty = absent(launch, "error" if refused else "warning")
-    yield Found(message, launch.where("--advantage-estimator"), severity, certainty)
+    yield Found(message, launch.where("--advantage-estimator"), *absent(launch, "error" if refused else "warning"))
 
 
 @rule(
@@ -82,9 +81,9 @@ def _debug_modes_exclusive(launch: Launch) -> Iterator[Found]:
         # a rollout function of one's own may need no engine
         if sft(launch):
             return
-        severity, certainty = absent(launch, "warning", "likely")
         message = f"{_TRAIN} is given without {_LOAD}: no engine is started that could sample"
-        yield Found(message, launch.where(_TRAIN), severity, certainty, f"give {_LOAD} DIR/{{rollout_id}}.pt")
+        cure = f"give {_LOAD} DIR/{{rollout_id}}.pt"
+        yield Found(message, launch.where(_TRAIN), *absent(launch, "warning", "likely"), cure=cure)
 
 
 _PAIRS: tuple[tuple[str, str, tuple[System, ...]], ...] = (
@@ -181,6 +180,9 @@ def _r3_partial_rollout(launch: Launch) -> Iterator[Found]:
         yield Found(message, launch.where("--partial-rollout"))
 
 
+_TRANSPORT = "--update-weight-transport"
+
+
 @rule(
     title="--release-train (slime) without what it needs",
     severity="error",
@@ -192,23 +194,18 @@ def _r3_partial_rollout(launch: Launch) -> Iterator[Found]:
 def _release_train(launch: Launch) -> Iterator[Found]:
     if not launch.has("--release-train"):
         return
-    if not launch.has("--save"):
-        yield Found(
-            "--release-train needs --save: the next actor reloads from there",
-            launch.where("--release-train"),
-            *absent(launch, "error"),
-        )
-    if not launch.has("--update-weight-transport"):
-        message = "--release-train needs --update-weight-transport disk"
-        yield Found(message, launch.where("--release-train"), *absent(launch, "error"))
-    elif launch.value("--update-weight-transport") == "nccl":
-        yield Found("--release-train with --update-weight-transport nccl", launch.where("--update-weight-transport"))
-    if launch.value("--update-weight-mode") == "delta":
-        yield Found("--release-train with --update-weight-mode delta", launch.where("--update-weight-mode"))
-    if critic(launch):
-        yield Found("--release-train with a critic (--advantage-estimator ppo)", launch.where("--advantage-estimator"))
-    if launch.has("--keep-old-actor"):
-        yield Found("--release-train with --keep-old-actor", launch.where("--keep-old-actor"))
+    for flag, what in (("--save", "--save: the next actor reloads from there"), (_TRANSPORT, f"{_TRANSPORT} disk")):
+        if not launch.has(flag):
+            where = launch.where("--release-train")
+            yield Found(f"--release-train needs {what}", where, *absent(launch, "error"))
+    for flag, there, what in (
+        (_TRANSPORT, launch.value(_TRANSPORT) == "nccl", f"{_TRANSPORT} nccl"),
+        ("--update-weight-mode", launch.value("--update-weight-mode") == "delta", "--update-weight-mode delta"),
+        ("--advantage-estimator", critic(launch), "a critic (--advantage-estimator ppo)"),
+        ("--keep-old-actor", launch.has("--keep-old-actor"), "--keep-old-actor"),
+    ):
+        if there:
+            yield Found(f"--release-train with {what}", launch.where(flag))
 
 
 class _Need(NamedTuple):

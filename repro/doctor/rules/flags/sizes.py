@@ -195,10 +195,9 @@ def _gpu_count(launch: Launch, machine: Machine | None) -> Iterator[Found]:
     if not launch.has(*_SIZES):
         return
     if samples(launch) and not launch.has("--colocate") and not launch.has(_ROLLOUT):
-        severity, certainty = absent(launch, "error")
         message = f"neither --colocate nor {_ROLLOUT} is given: sampling has no GPUs"
         cure = f"give --colocate to sample on the GPUs of training, or {_ROLLOUT} N for GPUs of its own"
-        yield Found(message, Where(str(launch.path), item="--colocate"), severity, certainty, cure)
+        yield Found(message, Where(str(launch.path), item="--colocate"), *absent(launch, "error"), cure=cure)
         return
     need = _needed(launch)
     if need is None:

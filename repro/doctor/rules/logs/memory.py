@@ -194,12 +194,7 @@ def _oom_engine(log: Log, launch: Launch | None) -> Iterator[Found]:
     phrases=(*MEMORY, SYNC),
 )
 def _oom_first_step(log: Log, launch: Launch | None) -> Iterator[Found]:
-    if not colocated(launch, log):
-        return
-    error = next((error for error in memory_errors(log, launch) if error.rollouts < 1), None)
-    if error:
-        when = f"before the first rollout was trained on, after {error.steps} of its optimizer steps"
-        yield ran_out(log, launch, error, when)
+    yield from ran_out(log, launch, 0, "before the first rollout was trained on, after {} of its optimizer steps")
 
 
 @rule(
@@ -213,12 +208,8 @@ def _oom_first_step(log: Log, launch: Launch | None) -> Iterator[Found]:
     phrases=(*MEMORY, SYNC),
 )
 def _oom_second_step(log: Log, launch: Launch | None) -> Iterator[Found]:
-    if not colocated(launch, log):
-        return
-    error = next((error for error in memory_errors(log, launch) if error.rollouts == 1), None)
-    if error:
-        when = f"after the first rollout was trained on ({error.steps} optimizer steps) and before the second was"
-        yield ran_out(log, launch, error, when)
+    when = "after the first rollout was trained on ({} optimizer steps) and before the second was"
+    yield from ran_out(log, launch, 1, when)
 
 
 def _oom_training_ladder(launch: Launch | None, log: Log) -> str:
