@@ -34,7 +34,7 @@ from repro.doctor.facts.checkpoints.names import (
     ranges,
     text_values,
 )
-from repro.doctor.facts.sources import GUIDES, SLIME
+from repro.doctor.facts.sources import GUIDES, SLIME_INT4
 from repro.text import count
 from repro_golden.base.checks import Certainty, Found, Where, rule
 
@@ -73,10 +73,7 @@ def _grave(weight: Taken, checkpoint: HfCheckpoint) -> bool:
     certainty="certain",
     why="the engine does not know the packed names and keeps what it had, without an error",
     cure=f"put every matrix that is no Linear into quantization_config.ignore; for MoE models like GLM: {_LIST}",
-    sources=(
-        "slime guide: Debugging",
-        f"{SLIME} slime/backends/megatron_utils/megatron_to_hf/processors/quantizer_compressed_tensors.py",
-    ),
+    sources=("slime guide: Debugging", SLIME_INT4),
 )
 def _int4_ignore(checkpoint: HfCheckpoint, launch: Launch | None) -> Iterator[Found]:
     ignoring = ignoring_of(checkpoint.config)
@@ -156,10 +153,7 @@ def _int4_ignore_pattern(checkpoint: HfCheckpoint) -> Iterator[Found]:
     certainty="certain",
     why="SGLang knows no packed router and skips it without a word: all gate weights are zeros after the first sync",
     cure='add "re:.*mlp\\\\.gate\\\\..*" to quantization_config.ignore of config.json',
-    sources=(
-        "slime guide: Debugging",
-        f"{SLIME} slime/backends/megatron_utils/megatron_to_hf/processors/quantizer_compressed_tensors.py",
-    ),
+    sources=("slime guide: Debugging", SLIME_INT4),
 )
 def _int4_router(checkpoint: HfCheckpoint, launch: Launch | None) -> Iterator[Found]:
     ignoring = ignoring_of(checkpoint.config)

@@ -12,7 +12,7 @@ from repro.doctor.artefacts.launches.system import flag_names
 from repro.doctor.artefacts.parsers import ENGINE
 from repro.doctor.facts.known_flags import ALSO, KNOWN, near_miss, twin
 from repro.doctor.facts.launches import severed
-from repro.doctor.facts.sources import MILES_ARGS, SLIME, SLIME_ARGS
+from repro.doctor.facts.sources import MILES_ARGS, SLIME, SLIME_ARGS, SLIME_IGNORES
 from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
 
 
@@ -61,7 +61,7 @@ def _continuation_lost(launch: Launch) -> Iterator[Found]:
     certainty="certain",
     why="the run went on as if the flag were not there, and said nothing",
     cure="correct or drop the flag",
-    sources=(f"{SLIME} slime/backends/megatron_utils/arguments.py:195 (ignore_unknown_args=True)",),
+    sources=(SLIME_IGNORES,),
 )
 def _flag_ignored(parsers: ParserDump) -> Iterator[Found]:
     for name in parsers.ignored:
@@ -164,11 +164,7 @@ def _meant(word: str) -> str:
     certainty="likely",
     why="slime's parser ignores what it does not know: the run starts, without what the flag asks for",
     cure="correct it. `python train.py --help > help.txt`, given to the doctor too, makes this certain",
-    sources=(
-        SLIME_ARGS,
-        MILES_ARGS,
-        f"{SLIME} slime/backends/megatron_utils/arguments.py:195 (ignore_unknown_args=True)",
-    ),
+    sources=(SLIME_ARGS, MILES_ARGS, SLIME_IGNORES),
 )
 def _flag_typo(launch: Launch, parsers: ParserDump | None) -> Iterator[Found]:
     for flag in launch.given:
@@ -197,10 +193,7 @@ def _flag_typo(launch: Launch, parsers: ParserDump | None) -> Iterator[Found]:
     certainty="certain",
     why="slime's parser ignores what it does not know: the run starts, without what the flag asks for",
     cure="correct or drop the flag; `python train.py --help` lists those that there are",
-    sources=(
-        f"{SLIME} slime/backends/megatron_utils/arguments.py:195 (ignore_unknown_args=True)",
-        f"{SLIME_ARGS}:1607",
-    ),
+    sources=(SLIME_IGNORES, f"{SLIME_ARGS}:1607"),
     any_program=True,
 )
 def _flag_unknown(launch: Launch, parsers: ParserDump) -> Iterator[Found]:
@@ -265,11 +258,7 @@ _GHOSTS = {
     certainty="certain",
     why="the trainer's parser ignores what it does not know, without a word: the run goes on as if it were not there",
     cure="drop it, and take the flag that exists",
-    sources=(
-        "Miles guide: Debugging",
-        "slime guide: Troubleshooting",
-        f"{SLIME} slime/backends/megatron_utils/arguments.py:195 (ignore_unknown_args=True)",
-    ),
+    sources=("Miles guide: Debugging", "slime guide: Troubleshooting", SLIME_IGNORES),
 )
 def _ghost_flag(launch: Launch, parsers: ParserDump | None) -> Iterator[Found]:
     for name, flag in launch.flags.items():
