@@ -9,13 +9,14 @@ code). Numbers and commits are those of the machine that wrote the page: they co
 from __future__ import annotations
 
 import re
-import subprocess
+import shlex
 import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import warm_kit
 from conftest import SOURCE, environment
 from transcript_kit import pattern, typed
 
@@ -93,10 +94,9 @@ def run(page: Path, folder: Path) -> list[tuple[str, str]]:
             (folder / block.title).write_text(block.text, encoding="utf-8")
         elif block.language == "console":
             for command, expected, code in typed(block.text):
-                done = subprocess.run(
-                    ["bash", "-c", command], cwd=folder, env=environ, text=True, timeout=500,
-                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-                )  # fmt: skip
+                repro = re.fullmatch(r"repro( [^|&;<>$`*?(){}]+)", command)  # nothing that a shell would read
+                words = [sys.executable, "-m", "repro", *shlex.split(repro[1])] if repro else ["bash", "-c", command]
+                done = warm_kit.run(words, folder, environ, 500, merged=True)
                 ran.append((command, done.stdout))
                 printed = "".join(f"{masked(line)}\n" for line in done.stdout.splitlines())
                 while expected and not expected[-1]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_kit
 from conftest import Repo
 
 from repro_golden.case.file import Case
@@ -62,7 +63,7 @@ def case_of(ranks: int = 2, *, steps: int = 3, timeout: float = 120.0, **config:
 
 def run(case: Case, place: Place, *asked: Run, log: str = "log") -> list[RunResult]:
     """Make runs."""
-    return launch(case, place, asked, place.root / log)
+    return warm_kit.called(launch)(case, place, asked, place.root / log)
 
 
 def traced(case: Case, place: Place, name: str, steps: int = 3, **asked: Any) -> Trace:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import history_kit
 import pytest
+import warm_kit
 from conftest import Repo, environment
 
 from repro_bisect.axes.commits import typed
@@ -47,10 +48,8 @@ def test_the_line_does_the_same_again_in_another_shell(repo: Repo) -> None:
     """Ends are commits, the interpreter's path is absolute, and what decided bits or was imported stands before it."""
     shell = environment() | {"NVIDIA_TF32_OVERRIDE": "0", "PYTHONPATH": "../lib"}
     words = ["bisect", "HEAD~2..", "--when", "exit", "--json", "-j", "1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "repro", *words, "--", "../venv/bin/python", "train.py"],
-        cwd=repo.root / "sub", env=shell, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    program = ("--", "../venv/bin/python", "train.py")
+    done = warm_kit.run([sys.executable, "-m", "repro", *words, *program], repo.root / "sub", shell)
     first = json.loads(done.stdout)
     assert first["culprit"]["subject"] == "code 1", done.stderr
     line = first["reproduce"]
@@ -75,10 +74,8 @@ def test_a_python_that_no_word_names_is_said(repo: Repo) -> None:
     (repo.root / "lib" / "scale.py").write_text("CODE = 0\n")
     repo.commit("code 0")
     shell = environment() | {"VIRTUAL_ENV": str(repo.root / "venv"), "NVIDIA_TF32_OVERRIDE": "0", "PYTHONPATH": "lib"}
-    done = subprocess.run(
-        [sys.executable, "-m", "repro", "bisect", f"HEAD..{good}", "--when", "exit", "--", "sh", "run.sh"],
-        cwd=repo.root, env=shell, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    words = ["bisect", f"HEAD..{good}", "--when", "exit", "--", "sh", "run.sh"]
+    done = warm_kit.run([sys.executable, "-m", "repro", *words], repo.root, shell)
     assert done.returncode == 2  # HEAD is no ancestor; the Python is said before anything is run
     assert "repro: the program runs in venv/bin/python" in done.stderr
 
@@ -86,17 +83,15 @@ def test_a_python_that_no_word_names_is_said(repo: Repo) -> None:
 def test_what_only_changes_the_telling_is_left_out(repo: Repo) -> None:
     """Options of how fast, where to and in which form are not part of what is reproduced; defaults are not said."""
     shell = environment() | {"NVIDIA_TF32_OVERRIDE": "0", "PYTHONPATH": "lib"}
-    words = ["--first-parent", "--path", "lib", "--no-explain", "--confidence", "0.9", "--ranks", "1", "--fresh"]
-    told = ["--export", "log", "--out", "out", "-j", "1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "repro", "bisect", "HEAD~2..HEAD", "--when", "exit", *words, *told, "--json", "--",
-         "venv/bin/python", "train.py"],
-        cwd=repo.root, env=shell, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    said = ["--first-parent", "--path", "lib", "--no-explain", "--confidence", "0.9", "--ranks", "1", "--fresh"]
+    told = ["--export", "log", "--out", "out", "-j", "1", "--json", "--", "venv/bin/python", "train.py"]
+    words = ["bisect", "HEAD~2..HEAD", "--when", "exit", *said, *told]
+    done = warm_kit.run([sys.executable, "-m", "repro", *words], repo.root, shell)
     assert done.returncode == 0, done.stderr
     line = json.loads(done.stdout)["reproduce"]
-    said, _, _ = line.partition(" -- ")
-    assert said.endswith("--when exit --path lib --first-parent --confidence 0.9 --no-explain --ranks 1")
+    assert line.partition(" -- ")[0].endswith(
+        "--when exit --path lib --first-parent --confidence 0.9 --no-explain --ranks 1"
+    )
 
 
 def test_a_tag_does_not_take_the_place_of_a_commit(repo: Repo) -> None:

@@ -3,12 +3,12 @@ from __future__ import annotations
 import json
 import re
 import struct
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import warm_kit
 from attach_kit import PROGRAMS, TORCHRUN, Programs, names, row
 
 from repro_golden.trace import Trace
@@ -44,7 +44,7 @@ def how(name: str, outputs: int = 2) -> Any:
 
 def diff(programs: Programs, a: str, b: str) -> tuple[int, dict[str, Any]]:
     command = [sys.executable, "-m", "repro", "diff", "--json", a, b]
-    done = subprocess.run(command, cwd=programs.folder, capture_output=True, text=True, check=False)
+    done = warm_kit.run(command, programs.folder)
     return done.returncode, json.loads(done.stdout)
 
 

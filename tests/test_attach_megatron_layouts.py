@@ -151,7 +151,7 @@ def test_planted_on_one_rank(layouts: Layouts) -> None:
     first, *_ = differing(good, bad, 1)
     assert first == ("grad", "decoder.layers.0.mlp.linear_fc2.weight")
     command = [sys.executable, "-m", "repro", "diff", "tp2", "bumped"]
-    done = subprocess.run(command, cwd=layouts.folder, capture_output=True, text=True, check=False)
+    done = warm_kit.run(command, layouts.folder)
     assert done.returncode == 1 and first[1] in done.stdout, done.stdout + done.stderr
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 
@@ -148,7 +147,7 @@ def test_a_pattern_that_cannot_serve_is_refused(tmp_path: Path) -> None:
     """A regular expression that is none, or names no metric, is one line, and the program is not started."""
     for pattern in ("loss=(", "loss=(.*)"):
         command = [sys.executable, "-m", "repro", "trace", "--out", "trace", "--metric", pattern, "--", "touch", "ran"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = warm_kit.run(command, tmp_path)
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert not (tmp_path / "ran").exists()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import warm_kit
 from conftest import Repo
 from history_kit import CASE, edit, note, start
 from test_bad_input import only_line
@@ -491,4 +492,4 @@ def test_a_script_that_the_case_names_is_code(tmp_path: Path) -> None:
     checkout, case = find_checkout(repo.root), find_case(repo.root, "toy")
     assert checkout.paths(case) == ["src", "configs/small.yaml", "train.py"]
     edit(repo, "scale = 1.0\n", "scale = 2.0\n", "The script")
-    assert compare_commits(checkout, case, "HEAD~1", "HEAD", lambda _: None, Options(jobs=1)).verdict == "moved"
+    assert warm_kit.called(compare_commits)(checkout, case, "HEAD~1", "HEAD", print, Options(jobs=1)).verdict == "moved"

@@ -6,10 +6,10 @@ import json
 import shlex
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
+import warm_kit
 from conftest import Repo, environment
 from history_kit import start
 from hypothesis import given
@@ -144,7 +144,7 @@ def case(**subject: object) -> Case:
 def run(repo: Repo, case: Case, out: Path, asked: Run | None = None, place: Place | None = None) -> RunResult:
     """One run of a command, recorded in `out`."""
     asked = asked or Run(3, trace=str(out / "trace"))
-    (result,) = launch(case, place or Place(repo.root), [asked], out / "log", cancel=threading.Event())
+    (result,) = warm_kit.called(launch)(case, place or Place(repo.root), [asked], out / "log")
     return result
 
 

@@ -192,9 +192,9 @@ def test_no_rank_outlives_a_killed_parent(tmp_path: Path) -> None:
     place = place_of(tmp_path / "root")
     mark = uuid.uuid4().hex
     code = (
-        "import sys; from pathlib import Path; from ranks_kit import case_of, traced; "
-        "from repro_golden.replay.children import Place\n"
-        "traced(case_of(2, fault={'rank': 1, 'step': 0, 'how': 'hang'}), Place(Path(sys.argv[1])), 'trace')"
+        "import sys; from pathlib import Path; from ranks_kit import Place, Run, case_of, launch\n"
+        "root = Path(sys.argv[1]); case = case_of(2, fault={'rank': 1, 'step': 0, 'how': 'hang'})\n"
+        "launch(case, Place(root), [Run(3, trace=str(root / 'trace'))], root / 'trace.log')"
     )
     variables = environment() | {MARK: mark, "PYTHONPATH": str(SOURCE / "tests")}
     parent = subprocess.Popen([sys.executable, "-c", code, str(place.root)], env=variables)

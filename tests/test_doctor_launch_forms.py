@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import warm_kit
 from doctor_flags_kit import launch
 
 from repro.doctor.artefacts.launches.scripts import LAUNCH, launch_of_argv, read_launch
@@ -378,7 +378,7 @@ def test_what_of_a_script_was_not_read_is_told(tmp_path: Path) -> None:
         "reading it ended early (too many statements): what follows was not examined"
     ]
     path.write_text("echo --nothing train.py\n")
-    done = subprocess.run([sys.executable, "-m", "repro", "doctor", path], capture_output=True, text=True, check=False)
+    done = warm_kit.run([sys.executable, "-m", "repro", "doctor", str(path)], tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith("it starts no trainer: no command of it that could be read has flags\n")
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm_kit
 from conftest import Repo, environment
 from history_kit import CASE, TRAIN, start
 from trace_kit import tensor_row, write
@@ -42,10 +43,7 @@ plots:
 def dvc(repo: Repo, *arguments: str) -> subprocess.CompletedProcess[str]:
     """One dvc command, as a user runs it, with repro on the PATH."""
     path = f"{Path(sys.executable).parent}:{environment()['PATH']}"
-    return subprocess.run(
-        [sys.executable, "-m", "dvc", *arguments],
-        cwd=repo.root, env=environment() | {"PATH": path}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return warm_kit.run([sys.executable, "-m", "dvc", *arguments], repo.root, environment() | {"PATH": path})
 
 
 def golden_bytes(repo: Repo) -> dict[str, bytes]:

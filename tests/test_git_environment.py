@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import warm_kit
 from conftest import Repo, environment
 from history_kit import start
 
@@ -38,18 +39,13 @@ def git_folder(repo: Repo) -> Path:
 
 
 def started(root: Path, variables: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "repro", *arguments],
-        cwd=root, capture_output=True, text=True, timeout=100, env=environment() | variables, check=False,
-    )  # fmt: skip
+    return warm_kit.run([sys.executable, "-m", "repro", *arguments], root, environment() | variables, timeout=100)
 
 
 def finds(repo: Repo, variables: dict[str, str], spec: str, culprit: str) -> None:
     """The culprit is found, and neither the index nor the files nor HEAD change."""
     before = ((git_folder(repo) / "index").read_bytes(), (git_folder(repo) / "HEAD").read_bytes())
-    done = started(
-        repo.root, variables, "bisect", "--no-explain", spec, "--when", "exit", "--json", "-j", "1", *COMMAND
-    )
+    done = started(repo.root, variables, "bisect", "--quick", spec, "--when", "exit", "--json", "-j", "1", *COMMAND)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["culprit"]["commit"] == culprit
     assert ((git_folder(repo) / "index").read_bytes(), (git_folder(repo) / "HEAD").read_bytes()) == before
@@ -78,7 +74,7 @@ def test_a_pre_commit_hook(tmp_path: Path) -> None:
     """A hook that bisects before `git commit -a`, which has an index of its own: the commit holds what it should."""
     repo, spec, culprit = with_culprit(tmp_path)
     command = " ".join(
-        f"'{part}'" for part in (sys.executable, "-m", "repro", "bisect", "--no-explain", spec, "--when", "exit")
+        f"'{part}'" for part in (sys.executable, "-m", "repro", "bisect", "--quick", spec, "--when", "exit")
     )
     test = " ".join(f'"{part}"' for part in COMMAND)
     hook = repo.root / ".git" / "hooks" / "pre-commit"

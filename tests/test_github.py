@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import warm_kit
 from conftest import environment
 
 from repro.pulls.github import PullComments, annotation
@@ -318,8 +319,7 @@ def test_marks_of_a_job(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 def post(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """The command, outside any repository."""
     clear = {k: v for k, v in environment().items() if not k.startswith(("GITHUB_", "GH_"))}
-    return subprocess.run([sys.executable, "-m", "repro", "report", "post", *arguments], cwd=folder, text=True,
-                          env=clear | variables, capture_output=True, timeout=60, check=False)  # fmt: skip
+    return warm_kit.run([sys.executable, "-m", "repro", "report", "post", *arguments], folder, clear | variables)
 
 
 def test_a_comment_that_was_written_before_is_posted(served: Server, tmp_path: Path) -> None:

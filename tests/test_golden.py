@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import warm_kit
 from conftest import Repo
 
 from repro_golden.base.checks import Proof
@@ -86,7 +87,7 @@ def test_a_recorded_state_resumes_the_run(recorded: Repo, tmp_path: Path) -> Non
         trace=str(tmp_path / "trace"),
         load=str(run.parent / "states" / "1"),
     )
-    launch(case, Place(recorded.root), [resumed], tmp_path / "log")
+    warm_kit.called(launch)(case, Place(recorded.root), [resumed], tmp_path / "log")
     golden, again = Trace(run.parent / "trace"), Trace(tmp_path / "trace")
     assert [s.step for s in again.steps] == [1, 2] and again.header.first_step == 1
     assert again.steps[1].root == golden.steps[2].root

@@ -8,15 +8,18 @@ from typing import Any
 
 import flaky_kit
 import pytest
+import warm_kit
 from conftest import Repo
 from trace_kit import tensor_row, write
 
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.executors import Outcome, Task
+from repro_golden import subjects
 from repro_golden.case.file import Case
 from repro_golden.replay.children import ChildFailure, Run
 from repro_golden.repository.checkout import Place
-from repro_golden.subjects import exit_code, launch
+
+launch, exit_code = warm_kit.called(subjects.launch), warm_kit.called(subjects.exit_code)
 
 TRAIN = """\
 import sys

@@ -234,9 +234,7 @@ def test_json_is_all_that_stdout_gets(tmp_path: Path) -> None:
     program = python(tmp_path, TRAIN + "train(2)\n" + END)
     told = [*TRACE[:-1], "--steps", "3", "--json", "--"]
     for code, words in ((7, program), (2, ["no-such-program"])):
-        done = subprocess.run(
-            [*told, *words], cwd=tmp_path, env=environment() | QUICK, capture_output=True, text=True, check=False
-        )
+        done = warm_kit.run([*told, *words], tmp_path, environment() | QUICK)
         data = json.loads(done.stdout)
         assert done.returncode == data["exit_code"] == code, done.stderr
         if code == 7:
@@ -304,7 +302,7 @@ except ImportError:
 def test_help() -> None:
     """The list of commands has `trace`, and its own help an example."""
     for arguments, words in (("--help",), "trace "), (("trace", "--help"), "Example: repro trace --out"):
-        done = subprocess.run([sys.executable, "-m", "repro", *arguments], capture_output=True, text=True, check=True)
+        done = warm_kit.run([sys.executable, "-m", "repro", *arguments], Path.cwd())
         assert any(line.strip().startswith(words) for line in done.stdout.splitlines())
 
 

@@ -6,6 +6,7 @@ is not the same: a program's own start-up flags and variables that Python, the l
 start. What has such goes cold by itself (`_warmable`), and a test whose claim is a cold start asks for one.
 
     warm_kit.run([sys.executable, "-m", "repro", "golden", "verify"], cwd, variables, timeout)
+    launch = warm_kit.called(launch)  # a function of ours that starts programs
 
 Run as a program it is the server, which ends with its standard input.
 """
@@ -25,6 +26,7 @@ import json
 import logging
 import multiprocessing.process
 import os
+import pickle
 import runpy
 import shutil
 import signal
@@ -40,7 +42,10 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 BASE = ("torch", "torch._dynamo", "safetensors.torch", "numba", "xxhash", "pyarrow.parquet")
 """What programs import, and the recorder in them. Optimizers import torch._dynamo when they first step."""
@@ -71,7 +76,11 @@ SEED = "0"
 
 
 def run(
-    command: Sequence[str], cwd: Path, variables: Mapping[str, str] | None = None, timeout: float = 300
+    command: Sequence[str],
+    cwd: Path,
+    variables: Mapping[str, str] | None = None,
+    timeout: float = 300,
+    merged: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """A program in `cwd`, as `subprocess.run` with `capture_output` and `text` has it.
 
@@ -81,6 +90,7 @@ def run(
         cwd: Where it starts.
         variables: All of its environment; by default our own.
         timeout: Seconds that it may take.
+        merged: Stderr goes where stdout goes.
 
     Raises:
         subprocess.TimeoutExpired: it did not end in time, and was killed.
@@ -88,14 +98,15 @@ def run(
     variables = os.environ | {"PYTHONHASHSEED": SEED} if variables is None else variables
     if not _warmable(command, variables):
         return subprocess.run(
-            command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=timeout, check=False
-        )
+            command, cwd=cwd, env=variables, text=True, timeout=timeout, check=False, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if merged else subprocess.PIPE,
+        )  # fmt: skip
     with (
         socket.socket(socket.AF_UNIX) as connection, open(os.devnull, "rb") as nothing,  # noqa: PTH123
         tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err,
     ):  # fmt: skip
         connection.connect(_server())
-        socket.send_fds(connection, [b"!"], [nothing.fileno(), out.fileno(), err.fileno()])
+        socket.send_fds(connection, [b"!"], [nothing.fileno(), out.fileno(), (out if merged else err).fileno()])
         asked = {"command": [*command], "cwd": str(cwd), "variables": dict(variables)}
         connection.sendall(json.dumps(asked).encode() + b"\n")
         with connection.makefile() as answers:
@@ -111,6 +122,41 @@ def run(
             file.seek(0)
             texts.append(file.read().decode(errors="surrogateescape").replace("\r\n", "\n").replace("\r", "\n"))
     return subprocess.CompletedProcess([*command], code, *texts)
+
+
+_CALL = """\
+import pickle, sys
+with open(sys.argv[1], "rb") as file:
+    function, arguments, keywords = pickle.load(file)
+try:
+    ended = function(*arguments, **keywords), None
+except Exception as error:
+    ended = None, error
+with open(sys.argv[1], "wb") as file:
+    pickle.dump(ended, file)
+"""
+
+
+def called(function: Callable[P, T]) -> Callable[P, T]:
+    """A function of ours, called in a process of its own, where what it starts begins warm as that of a command does.
+
+    What it is given, returns and raises is pickled; variables and the folder are this process's.
+    """
+
+    @functools.wraps(function)
+    def call(*arguments: P.args, **keywords: P.kwargs) -> T:
+        with tempfile.NamedTemporaryFile() as file:
+            path = Path(file.name)
+            path.write_bytes(pickle.dumps((function, arguments, keywords)))
+            done = run([sys.executable, "-c", _CALL, file.name], Path.cwd())
+            assert done.returncode == 0, done.stderr
+            returned, error = pickle.loads(path.read_bytes())  # noqa: S301 - what our own process wrote
+        if error is not None:
+            raise error
+        value: T = returned
+        return value
+
+    return call
 
 
 @cache
@@ -227,7 +273,7 @@ def become(command: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
     os.environ.clear()
     os.environ.update(variables)
     kind, rest = _parsed(command)
-    execute = _execute_warm if (kind, rest[0]) == ("-m", "repro") else _execute_cold
+    execute = _execute_warm if (kind, rest[0]) in (("-m", "repro"), ("-c", _CALL)) else _execute_cold
     subprocess.Popen._execute_child = execute  # type: ignore[attr-defined]
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -246,7 +292,7 @@ def become(command: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
         torch.set_num_threads(threads)
     multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined] # noqa: PTH109 - as it has it
     sys.modules["numpy"].random.seed()  # a process of its own has numbers of its own
-    gone = OURS[3:] if _ours(kind, rest) else OURS
+    gone = OURS[3:] if _ours(kind, rest) or rest[0] == _CALL else OURS
     main = {rest[0], f"{rest[0]}.__main__"} - {name for name in rest[:1] if hasattr(sys.modules.get(name), "__path__")}
     for name in [name for name in sys.modules if name.partition(".")[0] in gone or name in main]:
         del sys.modules[name]
