@@ -19,6 +19,7 @@ from once_kit import once
 
 from repro_golden.repository.checkout import find_checkout
 from repro_golden.repository.worktrees import folder_for
+from repro_golden.store.dvc import Dvc
 
 SOURCE = Path(__file__).parent.parent
 
@@ -114,6 +115,12 @@ def environment() -> dict[str, str]:
     keep = {k: v for k, v in os.environ.items() if not k.startswith(_LEFT_OUT) and k not in _SET_BY_IMPORTS}
     ours = {"DVC_NO_ANALYTICS": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
     return keep | ours | {"PYTHONHASHSEED": warm_kit.SEED}
+
+
+@pytest.fixture
+def warm_dvc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DVC begins warm, also where the tests' own process asks for it."""
+    monkeypatch.setattr(Dvc, "run", warm_kit.called(Dvc.run))
 
 
 def patient(seconds: float) -> float:

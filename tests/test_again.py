@@ -109,12 +109,11 @@ def test_the_same_bisect_again_replays_nothing(tmp_path: Path) -> None:
     made = history_kit.start(tmp_path, case=None)
     history_kit.note(made, "nothing")
     history_kit.edit(made, "{loss.item()!r}", "{2 * loss.item()!r}", "Twice")
-    history_kit.note(made, "nothing more")
     costs = []
     for _ in range(2):
-        done = made.repro("bisect", "HEAD~3..HEAD", "--no-explain", "--json", *LOSS, "--", "python", "train.py")
+        done = made.repro("bisect", "HEAD~2..HEAD", "--no-explain", "--json", *LOSS, "--", "python", "train.py")
         data = json.loads(done.stdout)
         assert (data["culprit"]["subject"], data["divergence"]["signal"]) == ("Twice", "loss"), done.stderr
         costs.append(data["cost"])
-    assert costs[0]["confirmation"]["probes"] > 0, costs
+    assert costs[0]["search"]["probes"] > 0 and costs[0]["confirmation"]["probes"] > 0, costs
     assert costs[1]["search"]["probes"] == costs[1]["confirmation"]["probes"] == 0, costs

@@ -119,7 +119,7 @@ def crash(repo: Repo) -> None:
 def hang(repo: Repo) -> None:
     log_p = "    log_p = torch.log_softmax"
     repo.edit("core/repro_core/rl/loss.py", log_p, f"    __import__('time').sleep(99)\n{log_p}")
-    repo.edit("golden/cases/mini.toml", 'timeout = "3m"', 'timeout = "10s"')
+    repo.edit("golden/cases/mini.toml", 'timeout = "3m"', 'timeout = "4s"')
 
 
 def other_contract(repo: Repo) -> None:
@@ -146,7 +146,7 @@ BAD: dict[str, tuple[Callable[[Repo], None], tuple[str, ...], int, tuple[str, ..
     "no pointer": (no_pointer, VERIFY, 2, ("has no mini.dvc", "git checkout")),
     "empty pointer": (empty_pointer, VERIFY, 2, ("names no output", "git checkout")),
     "crash": (crash, VERIFY, 2, ("OSError: no", "output in")),
-    "hang": (hang, VERIFY, 2, ("no end within 10 s",)),
+    "hang": (hang, VERIFY, 2, ("no end within 4 s",)),
     "other contract": (other_contract, VERIFY, 2, ("CONTRACT 77 is unknown",)),
     "dirty DVC file": (
         missing_rollout,

@@ -17,6 +17,8 @@ from repro_golden.store.dvc import Dvc
 from repro_golden.store.golden import Store
 from repro_golden.trace import Trace
 
+pytestmark = pytest.mark.usefixtures("warm_dvc")
+
 
 def replaced(tmp_path: Path) -> tuple[Store, list[Path], list[str]]:
     """A store whose golden run replaced another one; folders of both, the newer first, and their chains."""

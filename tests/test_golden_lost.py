@@ -12,6 +12,8 @@ from repro_golden.base.errors import MachineFailureError
 from repro_golden.store.dvc import Dvc
 from repro_golden.store.pulled import is_whole, lacking
 
+pytestmark = pytest.mark.usefixtures("warm_dvc")
+
 
 class Kept:
     """A folder that real DVC keeps, with a remote that is a folder."""

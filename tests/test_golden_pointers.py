@@ -15,6 +15,8 @@ from repro_golden.store.dvc import Dvc
 from repro_golden.store.golden import Store
 from repro_golden.store.pulled import CODE, noted, pointer_of
 
+pytestmark = pytest.mark.usefixtures("warm_dvc")
+
 CODE_OF = {"commit": "c" * 40, "tree": "d" * 40}
 STAGE = "stages:\n  prep:\n    cmd: echo hi > hi.txt\n    outs: [hi.txt]\n"
 

@@ -29,6 +29,8 @@ from repro_golden.store.pulled import check_pulled, drop_damaged
 from repro_golden.subjects.environments.builds import identity_in
 from repro_golden.trace import Trace
 
+pytestmark = pytest.mark.usefixtures("warm_dvc")
+
 TAKEN = "is being recorded by process {}: wait for it, or end it, and run again"
 
 
@@ -361,7 +363,7 @@ class Ending(Dvc):
         self.calls -= 1
         if self.calls < 0:
             raise KeyboardInterrupt
-        super().add(*paths)
+        Dvc(self.root).add(*paths)
 
 
 @pytest.mark.parametrize("calls", [0, 1])

@@ -179,7 +179,8 @@ def test_refusals_are_the_same() -> None:
 @pytest.mark.whole
 def test_memory_is_bounded() -> None:
     """Reading a tensor of 128 MiB takes a few MiB more, whatever its strides."""
-    out = in_a_process("""
+    out = in_a_process(
+        """
         import re, torch
         from pathlib import Path
         from repro_golden.fingerprint.plain import PlainCollector
@@ -194,19 +195,26 @@ def test_memory_is_bounded() -> None:
         before = peak()
         scan(x), scan(x.T), scan(x[:, 1:])
         print(peak() - before)
-    """)
+    """,
+        "-W",
+        "ignore",
+    )
     assert int(out) <= 4
 
 
 def test_the_fast_path_is_taken_where_it_can_be() -> None:
     """With NumPy the fast collector serves, and without it, where nothing else is told, the plain one."""
     assert type(collector()) is Collector
-    out = in_a_process("""
+    out = in_a_process(
+        """
         import sys
         sys.modules["numpy"] = None
         from repro_golden.trace.signals import collector
         print(type(collector()).__name__)
-    """)
+    """,
+        "-W",
+        "ignore",
+    )
     assert out == "PlainCollector\n"
 
 

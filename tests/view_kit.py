@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
 import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+import warm_kit
 from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
 
@@ -91,9 +92,8 @@ def agree(
     return found
 
 
-def in_a_process(script: str) -> str:
-    """What a script prints, in a process whose memory, threads and forks are its own."""
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+def in_a_process(script: str, *flags: str) -> str:
+    """What a script prints, in a process whose memory, threads and forks are its own; cold where Python has flags."""
+    done = warm_kit.run([sys.executable, *flags, "-c", textwrap.dedent(script)], Path.cwd(), timeout=120)
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
     return done.stdout

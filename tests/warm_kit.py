@@ -125,9 +125,10 @@ def run(
 
 
 _CALL = """\
-import pickle, sys
+import importlib, operator, pickle, sys
+function = operator.attrgetter(sys.argv[3])(importlib.import_module(sys.argv[2]))
 with open(sys.argv[1], "rb") as file:
-    function, arguments, keywords = pickle.load(file)
+    arguments, keywords = pickle.load(file)
 try:
     ended = function(*arguments, **keywords), None
 except Exception as error:
@@ -147,8 +148,9 @@ def called(function: Callable[P, T]) -> Callable[P, T]:
     def call(*arguments: P.args, **keywords: P.kwargs) -> T:
         with tempfile.NamedTemporaryFile() as file:
             path = Path(file.name)
-            path.write_bytes(pickle.dumps((function, arguments, keywords)))
-            done = run([sys.executable, "-c", _CALL, file.name], Path.cwd())
+            path.write_bytes(pickle.dumps((arguments, keywords)))
+            words = [_CALL, file.name, function.__module__, function.__qualname__]
+            done = run([sys.executable, "-c", *words], Path.cwd())
             assert done.returncode == 0, done.stderr
             returned, error = pickle.loads(path.read_bytes())  # noqa: S301 - what our own process wrote
         if error is not None:
