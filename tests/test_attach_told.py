@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import warm_kit
+from attach_kit import TORCHRUN
 from conftest import environment
 
 from repro_golden.compare.traces import compare, first_difference
@@ -321,8 +322,7 @@ torch.distributed.destroy_process_group()
 @pytest.mark.whole
 def test_a_gradient_that_is_still_to_be_added_up_stands_by_rank(tmp_path: Path) -> None:
     """Torch's own recipe of tensor parallelism leaves the norm's gradients as sums over ranks: each rank's is read."""
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    first, other = traces(tmp_path, PARTIAL, launch=launch)
+    first, other = traces(tmp_path, PARTIAL, launch=TORCHRUN)
     names = {row.name for row in first.rows(0) if row.phase == "grad"}
     assert {"0.weight@0", "0.weight@1", "1.weight", "2.bias"} <= names and "0.weight" not in names
     divergence = compare(first, other).divergence
@@ -347,7 +347,6 @@ def test_a_metric_of_some_steps_is_judged_where_it_is_told(tmp_path: Path) -> No
 )
 def test_a_view_of_what_was_written_since_stops_no_recording(tmp_path: Path, program: str) -> None:
     """Torch refuses to tell what computed it; the first FSDP keeps such views of its flat parameters."""
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2") if program == FLAT else ()
-    first, other = traces(tmp_path, program, launch=launch)
+    first, other = traces(tmp_path, program, launch=TORCHRUN if program == FLAT else ())
     assert len(first.steps) == 3 and not compare(first, other).equal
     assert program != FLAT or all("grad_norm" in step.metrics for step in first.steps)  # it clips by itself

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from view_kit import CUDA, in_a_process
+from view_kit import CUDA, in_a_cold_process
 
 from repro_golden.fingerprint import Lanes, _numba, add, backends, cpu, fingerprint, merge, reference, scan, shares
 from repro_golden.fingerprint.cpu import Cpu
@@ -134,8 +134,7 @@ def test_threads_that_fingerprint_at_once_do_not_meet() -> None:
 
 def test_a_forked_process_has_threads_of_its_own() -> None:
     """After its parent has used threads, a forked child fingerprints large tensors, and so does the parent."""
-    out = in_a_process(
-        """
+    out = in_a_cold_process("""
         import faulthandler, os, torch
         from repro_golden.fingerprint import cpu, fingerprint
         cpu.threads_of_this_process = lambda: 3
@@ -149,27 +148,20 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
         if not child:
             os._exit(7)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    """,
-        "-W",
-        "ignore",
-    )
+    """)
     assert out == "7\n"
 
 
 def test_a_large_tensor_has_its_fingerprint_while_python_ends() -> None:
     """At exit no pool of threads takes work any more, and a recorder still reads what the program leaves behind."""
-    out = in_a_process(
-        """
+    out = in_a_cold_process("""
         import atexit, torch
         from repro_golden.fingerprint import cpu, fingerprint
         cpu.threads_of_this_process = lambda: 3
         x = torch.arange(2_000_000, dtype=torch.float64)
         expected = fingerprint(x)
         atexit.register(lambda: print(fingerprint(x) == expected))
-    """,
-        "-W",
-        "ignore",
-    )
+    """)
     assert out == "True\n"
 
 
@@ -203,8 +195,7 @@ def test_an_expanded_tensor_of_more_than_2_31_elements() -> None:
 @pytest.mark.whole
 def test_memory_is_bounded() -> None:
     """A contiguous tensor is not copied, and of any other no more than the buffer holds is at a time."""
-    out = in_a_process(
-        """
+    out = in_a_cold_process("""
         import re, torch
         from pathlib import Path
         from repro_golden.fingerprint import scan
@@ -217,10 +208,7 @@ def test_memory_is_bounded() -> None:
         print(peak() - before)
         scan(x.T), scan(x[:, 1:]), scan(x.T[1:, 1:]), scan(x[:, 0].expand(8192, 8192).T)
         print(peak() - before)
-    """,
-        "-W",
-        "ignore",
-    )
+    """)
     contiguous, others = map(int, out.split())
     assert contiguous <= 4 and others <= (backends.BUFFER >> 20) + 8, out
 

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from torch import Tensor
-from view_kit import CPU, DEVICE, DTYPES, View, in_a_process, view
+from view_kit import CPU, DEVICE, DTYPES, View, in_a_cold_process, view
 
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import Collector, Placement, Scan, dtype_name, reference
@@ -179,8 +179,7 @@ def test_refusals_are_the_same() -> None:
 @pytest.mark.whole
 def test_memory_is_bounded() -> None:
     """Reading a tensor of 128 MiB takes a few MiB more, whatever its strides."""
-    out = in_a_process(
-        """
+    out = in_a_cold_process("""
         import re, torch
         from pathlib import Path
         from repro_golden.fingerprint.plain import PlainCollector
@@ -195,26 +194,19 @@ def test_memory_is_bounded() -> None:
         before = peak()
         scan(x), scan(x.T), scan(x[:, 1:])
         print(peak() - before)
-    """,
-        "-W",
-        "ignore",
-    )
+    """)
     assert int(out) <= 4
 
 
 def test_the_fast_path_is_taken_where_it_can_be() -> None:
     """With NumPy the fast collector serves, and without it, where nothing else is told, the plain one."""
     assert type(collector()) is Collector
-    out = in_a_process(
-        """
+    out = in_a_cold_process("""
         import sys
         sys.modules["numpy"] = None
         from repro_golden.trace.signals import collector
         print(type(collector()).__name__)
-    """,
-        "-W",
-        "ignore",
-    )
+    """)
     assert out == "PlainCollector\n"
 
 

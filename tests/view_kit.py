@@ -97,3 +97,8 @@ def in_a_process(script: str, *flags: str) -> str:
     done = warm_kit.run([sys.executable, *flags, "-c", textwrap.dedent(script)], Path.cwd(), timeout=120)
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
     return done.stdout
+
+
+def in_a_cold_process(script: str) -> str:
+    """The same, where nothing was imported, no thread was started and no memory was taken before."""
+    return in_a_process(script, "-W", "ignore")
