@@ -52,10 +52,11 @@ def kept(tmp_path: Path) -> Repo:
     """A repository with a folder behind a pointer, whose default remote is `tmp_path / "remote"`."""
     repo = Repo(tmp_path / "repo")
     folder = repo.root / "golden" / "runs" / "m" / "toy"
-    folder.mkdir(parents=True)
+    (folder / "trace").mkdir(parents=True)
     repo.git("init", "--quiet")
     Dvc(repo.root).init()
     (folder / "run.json").write_text("content")
+    (folder / "trace" / "header.json").write_text("{}")  # without it a push would refuse a part of a run
     Dvc(repo.root).add(folder)
     healthy(repo)
     return repo
@@ -105,7 +106,7 @@ def test_a_silent_remote_is_one_line(kept: Repo, monkeypatch: pytest.MonkeyPatch
         assert not working_on(kept)
     getattr(dvc, verb)(pointer)
     assert (pointer.with_suffix("") / "run.json").read_text() == "content"
-    assert len([path for path in (kept.root.parent / "remote").rglob("*") if path.is_file()]) == 2
+    assert len([path for path in (kept.root.parent / "remote").rglob("*") if path.is_file()]) == 3
 
 
 @pytest.mark.whole
