@@ -12,20 +12,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro_bisect.driver.confirm import _explains
+from repro_bisect.driver.confirm import explains_end
 from repro_bisect.predicates.predicates import (
     Bitwise,
     Bounds,
     Exceeds,
     Exit,
     Finite,
-    UnjudgedError,
     first_violation,
     known_violation,
     parse_predicate,
 )  # fmt: skip
 from repro_bisect.probe.answers import Skip, judge
-from repro_golden.base.errors import ReproError
+from repro_golden.base.errors import NotShownError, ReproError, UnjudgedError
 from repro_golden.case.file import Bound
 from repro_golden.compare.traces import kl_of_step
 from repro_golden.trace import Header, Row, Trace, TraceWriter
@@ -297,4 +296,32 @@ def test_an_answer_stands_without_what_nobody_can_judge(tmp_path: Path) -> None:
     other = [tensor("input", "tokens", 3.0, 4.0), tensor("forward", "log_probs", -3.0, -2.0)]
     a, b = pair(tmp_path, [step, step], [step, other])
     rule = parse_predicate("kl>0.01", HERE)
-    assert known_violation(rule, a, b) is None and _explains(rule, a, b) is None
+    assert known_violation(rule, a, b) is None and explains_end(rule, a, b)[0] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("metric:m rtol=1e-1", metric_row("loss", "m", 7.0)),
+        ("metric:m", metric_row("loss", "m", 7.0)),
+        ("kl>0.01", tensor("forward", "log_probs", -1.0, -2.0)),
+        ("ci:miles:grad_norm", metric_row("update", "train/grad_norm", 1.0)),
+        ("own.py:rose", metric_row("loss", "m", 7.0)),
+    ],
+)
+def test_a_culprit_that_loses_what_is_read_is_no_wrong_question(tmp_path: Path, text: str, shown: Row) -> None:
+    """GOOD alone has to show what a predicate reads: beside a culprit that does not, nothing more is told."""
+    (tmp_path / "own.py").write_text(
+        "def rose(a, b):\n    return b.steps[-1].metrics.get('m', 99) > a.steps[-1].metrics['m']\n"
+    )
+    x, y = tensor("forward", "x", 1.0), tensor("forward", "x", 2.0)
+    good, culprit = pair(tmp_path / "one", [[shown, x]] * 2, [[x]] * 2)
+    _, last = pair(tmp_path / "two", [[x]], [[y]] * 2)
+    rule = parse_predicate(text, tmp_path)
+    assert first_violation(rule, good, good) is None and first_violation(rule, good, culprit) is not None
+    for b in (culprit, last):
+        with pytest.raises(NotShownError, match=r"^the baseline .*: \w+"):
+            first_violation(rule, culprit, b)
+    explains, why = explains_end(rule, culprit, last)
+    assert explains is None and why.startswith("it ") and why.endswith("; ask from it with another --when")
+    assert known_violation(rule, culprit, last) is None and isinstance(judge(rule, culprit, last, 2), Skip)

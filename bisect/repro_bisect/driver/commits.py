@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from repro_bisect.axes.axis import Axis, short
-from repro_bisect.driver.confirm import Confirmed, Interval, confirm
+from repro_bisect.driver.confirm import Confirmed, Interval, confirm, explains_end
 from repro_bisect.driver.endpoints import Endpoints
 from repro_bisect.driver.noisy import SURE, NoisyAnswer, NoisySearch
 from repro_bisect.driver.range_search import RangeSearch
 from repro_bisect.driver.result import BisectResult, Culprit, Outcome
 from repro_bisect.driver.searching import Searching
 from repro_bisect.driver.session import Options, session, undisturbed
-from repro_bisect.predicates.predicates import Bitwise, Exit, first_violation, known_violation, predicate_of
+from repro_bisect.predicates.predicates import Bitwise, Exit, first_violation, predicate_of
 from repro_bisect.probe.answers import UNTESTABLE, Skip, judge, trace_of, unusable
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
@@ -207,8 +207,8 @@ class Bisection(Searching[BisectResult]):
                 explains = confirmed.explains
             self.endpoints.remarks += confirmed.remarks
             if not self.options.every:
-                if confirmed.noise:
-                    self._untold(confirmed)
+                if confirmed.untold:
+                    self._untold(confirmed.culprit.commit.commit, confirmed.untold)
                 return self._result("found", [confirmed.culprit], explains_bad=explains, earlier=confirmed.earlier)
             left = self._left(interval, confirmed, culprits)
             if isinstance(left, Suspects):
@@ -261,10 +261,13 @@ class Bisection(Searching[BisectResult]):
         asked = [Request(c, steps, stage="confirmation", partial=True, full=True) for c in (commit, interval.bad)]
         answers = self.scheduler.ask(*asked)
         after, last = (trace_of(answer, name) for answer, name in zip(answers, (short(commit), "BAD"), strict=True))
-        if known_violation(self.predicate, after, last) is None:
-            return []
-        self.scheduler.say(f"the baseline moves to {short(commit)}, the last of those")
-        return [Interval(commit, interval.bad, after, last)]
+        explains, why = explains_end(self.predicate, after, last)
+        if explains is False:
+            self.scheduler.say(f"the baseline moves to {short(commit)}, the last of those")
+            return [Interval(commit, interval.bad, after, last)]
+        if explains is None:
+            self._untold(commit, why)
+        return []
 
     def _after(self, interval: Interval, confirmed: Confirmed) -> list[Interval]:
         """What is left to search after a culprit; it is told where that is not known."""
@@ -274,14 +277,13 @@ class Bisection(Searching[BisectResult]):
         if confirmed.explains is False:
             self.scheduler.say(f"the baseline moves to {short(commit)}")
             return [Interval(commit, interval.bad, confirmed.after, confirmed.last)]
-        self._untold(confirmed)
+        self._untold(commit, confirmed.untold)
         return []
 
-    def _untold(self, confirmed: Confirmed) -> None:
-        """Tell that nothing is known of what comes after a culprit."""
-        commit = short(confirmed.culprit.commit.commit)
-        why = confirmed.noise or "its replay and BAD's cannot be compared to the last step"
-        rest = f"whether commits after {commit} move the numbers is not known: {why}"
+    def _untold(self, commit: str, why: str) -> None:
+        """Tell that nothing is known of what comes after a commit."""
+        why = why or "its replay and BAD's cannot be compared to the last step"
+        rest = f"whether commits after {short(commit)} move the numbers is not known: {why}"
         self.scheduler.say(rest)
         self.endpoints.remarks.append(rest)
 

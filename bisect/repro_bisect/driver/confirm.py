@@ -13,17 +13,18 @@ from repro_bisect.driver.circumstances import refuse_changed_world, refuse_distu
 from repro_bisect.driver.range_search import RangeSearch
 from repro_bisect.driver.result import Culprit
 from repro_bisect.explain.driver import Recorded
-from repro_bisect.predicates.predicates import Bitwise, Predicate, UnjudgedError, first_violation, known_violation
+from repro_bisect.predicates.predicates import Bitwise, Predicate, first_violation, known_violation
 from repro_bisect.probe.answers import Answer, Code, Recording, Skip, differ_twice, trace_of
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import PendingProbe, Scheduler
+from repro_golden.base.errors import NotShownError, UnjudgedError
 from repro_golden.compare.renames import aligned
 from repro_golden.compare.step_difference import round_at
 from repro_golden.compare.traces import Divergence, compare, first_difference
 from repro_golden.subjects.environments.builds import environment_changes
 from repro_golden.trace import Trace
 
-__all__ = ["Confirmed", "Interval", "confirm"]
+__all__ = ["Confirmed", "Interval", "confirm", "explains_end"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Confirmed:
         flaky: Whether its own replays differ.
         recorded: Its parent's replay and its own, where they recorded the operations that an explanation asks for.
         remarks: What is to be known of the bad end beside its numbers.
-        noise: How two replays of the bad end differ, so that nothing is known of what comes after the culprit.
+        untold: Why nothing is known of what comes after the culprit: two replays of the bad end differ, or the culprit
+            does not show what the predicate reads of a baseline.
     """
 
     culprit: Culprit
@@ -69,7 +71,7 @@ class Confirmed:
     flaky: bool = False
     recorded: Recorded | None = None
     remarks: Sequence[str] = ()
-    noise: str = ""
+    untold: str = ""
 
 
 def confirm(
@@ -152,7 +154,7 @@ def confirm(
         earlier = known_violation(predicate, interval.baseline, before)
     if moved is None:
         return None
-    explains, noise = _explains(predicate, after, last), ""
+    explains, untold = explains_end(predicate, after, last)
     once = others and interval.last is not None and last.directory == interval.last.directory
     if once and explains is not True:  # one replay of BAD does not say so much
         again = Request(interval.bad, steps, stage="confirmation", run=2, partial=True, full=True)
@@ -160,9 +162,8 @@ def confirm(
     if others and interval.last and (differs := first_difference(interval.last, last)):
         whole = Request(interval.bad, steps)
         refuse_disturbed(scheduler, (whole, interval.last), (replace(whole, run=2 if once else 0), last))
-        noise = f"two replays of BAD differ at {differs}"
-        scheduler.say(f"FLAKY {short(interval.bad)}: {noise}")
-        explains = None
+        explains, untold = None, f"two replays of BAD differ at {differs}"
+        scheduler.say(f"FLAKY {short(interval.bad)}: {untold}")
     if explains and parent != interval.good and len(before.steps) < _asked_of(scheduler, interval):
         explains = None  # a commit before it stops the training
     environment = [str(change) for change in environment_changes(before.header, after.header)]
@@ -172,7 +173,7 @@ def confirm(
                       until=round_at(before, moved.step)[1] if scheduler.case.subject.recorded else None)  # fmt: skip
     return Confirmed(
         culprit, after, last, explains, before, earlier, recorded=recorded,
-        remarks=_shorter(scheduler, interval, last), noise=noise,
+        remarks=_shorter(scheduler, interval, last), untold=untold,
     )  # fmt: skip
 
 
@@ -308,19 +309,22 @@ def _by_exit_code(scheduler: Scheduler, range_search: RangeSearch, info: PointIn
     return Confirmed(Culprit(info, None, None), None, None, None, flaky=flaky)
 
 
-def _explains(predicate: Predicate, culprit: Trace, last: Trace) -> bool | None:
+def explains_end(predicate: Predicate, culprit: Trace, last: Trace) -> tuple[bool | None, str]:
     """Whether the bad end's trace is the culprit's, as far as the predicate asks; None where that cannot be told.
 
     So it is where one of them ends early and they agree so far, and where the predicate finds fault with any trace like
-    the culprit's, whatever it is compared with (`finite`, checks of a CI).
+    the culprit's, whatever it is compared with (`finite`, checks of a CI). Where the predicate cannot be asked with the
+    culprit as the baseline, the second says why.
     """
     strict = isinstance(predicate, Bitwise) and predicate.strict
     try:
         if first_difference(culprit, last, strict=strict) and first_violation(predicate, culprit, last):
-            return None if first_violation(predicate, culprit, culprit) else False
-    except UnjudgedError:
-        return None
-    return True if len(culprit.steps) == len(last.steps) else None
+            return (None if first_violation(predicate, culprit, culprit) else False), ""
+    except NotShownError as error:
+        return None, f"it {error.lacks}; ask from it with another --when"
+    except UnjudgedError as error:
+        return None, str(error)
+    return (True if len(culprit.steps) == len(last.steps) else None), ""
 
 
 def _flaky(scheduler: Scheduler, info: PointInfo, differs: Divergence, first: Trace, after: Trace) -> Confirmed:

@@ -7,6 +7,8 @@ passes for a good one.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
 import math
 import re
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from repro_bisect.predicates.ci.checks import parse_ci
-from repro_golden.base.errors import NotVerifiableError, ReproError
+from repro_golden.base.errors import NotShownError, ReproError, UnjudgedError
 from repro_golden.case.file import Bound, Compare
 from repro_golden.compare.coverage import Coverage, coverage_of, only_bounds
 from repro_golden.compare.renames import aligned, first_other_chain
@@ -35,6 +37,7 @@ from repro_golden.compare.traces import (
 )
 from repro_golden.trace import Trace
 from repro_golden.trace.model import DIGEST
+from repro_golden.trace.token_columns import column_parts
 
 __all__ = [
     "Bitwise",
@@ -44,7 +47,6 @@ __all__ = [
     "Finite",
     "Own",
     "Predicate",
-    "UnjudgedError",
     "first_violation",
     "known_violation",
     "looked_between",
@@ -59,10 +61,6 @@ KNOWN = (
 )
 
 
-class UnjudgedError(NotVerifiableError):
-    """A probe of which the predicate cannot say anything: it is neither good nor bad."""
-
-
 class Predicate(Protocol):
     """What makes a probe BAD."""
 
@@ -75,6 +73,7 @@ class Predicate(Protocol):
 
         Raises:
             UnjudgedError: nobody can tell.
+            NotShownError: `a` does not show what it reads.
         """
 
     def looked(self, baseline: Trace | None) -> Coverage:
@@ -159,6 +158,8 @@ class Exceeds:
 
     def at(self, a: Trace, b: Trace, index: int) -> Divergence | None:
         """See `Predicate`."""
+        if self.what == "kl" and not _has_log_probs(a):
+            raise NotShownError("has no log_probs in any step", f"{self.text} has nothing to measure")
         b = named_alike(a, b)
         if a.steps[index].root == b.steps[index].root:
             return None
@@ -175,7 +176,7 @@ class Exceeds:
         kl = kl_between(a, b, index)
         if isinstance(kl, NoKl):
             if kl.of == "a":
-                raise ReproError(f"the baseline has {kl.why} at step {step}: {self.text} has nothing to measure")
+                raise NotShownError(f"has {kl.why} at step {step}", f"{self.text} has nothing to measure")
             if kl.of == "both":
                 raise UnjudgedError(f"{kl.why} at step {step}: {self.text} has nothing to measure")
             return Divergence(step, "forward", "log_probs", "bound", kl.why)
@@ -218,7 +219,10 @@ class Own:
         try:
             verdict = self.call(a, b)
         except Exception as error:
-            raise ReproError(f"{self.text} failed ({type(error).__name__}: {error}): correct it") from error
+            why = f"{type(error).__name__}: {error}"
+            if a is b or self._fails_of(a):
+                raise NotShownError(f"makes {self.text} fail ({why})", "correct it") from error
+            raise ReproError(f"{self.text} failed ({why}): correct it") from error
         if not isinstance(verdict, bool):
             raise ReproError(f"{self.text} returned {verdict!r}: return True for BAD and False for GOOD")
         if not verdict:
@@ -228,6 +232,13 @@ class Own:
     def looked(self, baseline: Trace | None) -> Coverage:  # noqa: ARG002 - only the function knows
         """See `Predicate`."""
         return Coverage(judged=f"what {self.text} reads, and nothing else")
+
+    def _fails_of(self, a: Trace) -> bool:
+        """Whether it fails of a baseline, whatever that is compared with."""
+        with contextlib.suppress(Exception):
+            self.call(a, a)
+            return False
+        return True
 
 
 @dataclass(frozen=True)
@@ -243,6 +254,12 @@ class Exit:
     def looked(self, baseline: Trace | None) -> Coverage:  # noqa: ARG002 - there is none
         """See `Predicate`."""
         return Coverage(judged="exit codes alone")
+
+
+@functools.lru_cache(maxsize=64)
+def _has_log_probs(trace: Trace) -> bool:
+    """Whether any step has them: asked at each step."""
+    return any(column_parts(trace.rows(index), "log_probs") for index in range(len(trace.steps)))
 
 
 def looked_between(predicate: Predicate, baseline: Trace | None, other: Trace | None) -> Coverage:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from repro_bisect.predicates.predicates import Own, Predicate, UnjudgedError, first_violation
+from repro_bisect.predicates.predicates import Own, Predicate, first_violation
 from repro_bisect.probe.reasons import ABSENT, OTHER_CODE, OTHER_RANKS
-from repro_golden.base.errors import NotVerifiableError, ReproError
+from repro_golden.base.errors import NotVerifiableError, ReproError, UnjudgedError
 from repro_golden.compare.traces import Divergence, first_difference
 from repro_golden.recording.operations.stream import Stream
 from repro_golden.repository.linked import LEADS_OUT

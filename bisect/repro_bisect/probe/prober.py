@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from repro_bisect.axes.axis import Axis, short
-from repro_bisect.predicates.predicates import Exit, Own, Predicate, UnjudgedError, first_violation
+from repro_bisect.predicates.predicates import Exit, Own, Predicate, first_violation
 from repro_bisect.probe import recordings, states
 from repro_bisect.probe.answers import UNTESTABLE, UNTESTABLE_CODE, Answer, Code, Recording, Skip, is_told
 from repro_bisect.probe.around import Surroundings
@@ -25,7 +25,7 @@ from repro_bisect.probe.reasons import depends_on_the_question, reason_of
 from repro_bisect.probe.request import Made, Request
 from repro_golden.base.canonical import digest
 from repro_golden.base.clean import without_colours
-from repro_golden.base.errors import AbsentError, ReproError
+from repro_golden.base.errors import AbsentError, ReproError, UnjudgedError
 from repro_golden.base.files import scratch_folder, size_of
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity

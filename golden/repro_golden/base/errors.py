@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["AbsentError", "MachineFailureError", "NotVerifiableError", "RefusedError", "ReproError"]
+__all__ = [
+    "AbsentError", "MachineFailureError", "NotShownError", "NotVerifiableError", "RefusedError", "ReproError",
+    "UnjudgedError",
+]  # fmt: skip
 
 
 class ReproError(Exception):
@@ -15,6 +18,30 @@ class NotVerifiableError(ReproError):
     """The question has no answer here: another machine, noise, or nothing but skips."""
 
     exit_code = 3
+
+
+class UnjudgedError(ReproError):
+    """Two traces of which a rule cannot say anything: the one is neither good nor bad beside the other."""
+
+    exit_code = 3
+
+
+class NotShownError(UnjudgedError):
+    """A baseline does not show what a rule reads. Of GOOD, the question is to be corrected.
+
+    Attributes:
+        lacks: What it does not show, as what is said of it.
+        cure: How to correct it.
+    """
+
+    exit_code = 2
+
+    def __init__(self, lacks: str, cure: str) -> None:
+        super().__init__(lacks, cure)
+        self.lacks, self.cure = lacks, cure
+
+    def __str__(self) -> str:
+        return f"the baseline {self.lacks}: {self.cure}"
 
 
 class RefusedError(ReproError):

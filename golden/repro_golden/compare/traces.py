@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from repro_golden.base.canonical import encode_float, same_float
-from repro_golden.base.errors import NotVerifiableError, ReproError
+from repro_golden.base.errors import NotShownError, NotVerifiableError, ReproError
 from repro_golden.base.observed import tellings
 from repro_golden.case.file import Bound, Compare
 from repro_golden.case.identity import Difference, Identity
@@ -467,14 +467,14 @@ def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> l
     ``loss`` for ``loss#1`` and ``loss@0`` (`tellings`). A step in which neither side tells it says nothing.
 
     Raises:
-        ReproError: the baseline tells it in no step.
+        NotShownError: the baseline tells it in no step.
     """
     divergences = []
     step, before, after = a.steps[index].step, a.steps[index].metrics, b.steps[index].metrics
     for metric, bound in bounds.items():
         if metric not in before and not _tells(a, metric):
             known = ", ".join(sorted({name for record in a.steps for name in record.metrics})) or "none"
-            raise ReproError(f"the baseline has no metric {metric!r} in any step (it has: {known}): correct its name")
+            raise NotShownError(f"has no metric {metric!r} in any step (it has: {known})", "correct its name")
         for name in tellings(metric, before, after):
             x, y = before.get(name), after.get(name)
             limit = bound.atol + bound.rtol * abs(x or 0.0)

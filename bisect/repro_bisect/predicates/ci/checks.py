@@ -16,7 +16,7 @@ import numpy as np
 
 from repro_bisect.predicates.ci.inputs import Seen, steps_per_rollout
 from repro_bisect.predicates.ci.table import CHECKS, OPTIONS, CiCheck, How, Threshold, check_called
-from repro_golden.base.errors import ReproError
+from repro_golden.base.errors import NotShownError, ReproError
 from repro_golden.base.systems import SYSTEMS
 from repro_golden.compare.coverage import Coverage
 from repro_golden.compare.mismatch.measured import difference, exact_sum
@@ -50,7 +50,7 @@ class CiChecks:
         """See `predicates.Predicate`.
 
         Raises:
-            ReproError: the baseline does not show what one check reads, or anything that a set of them reads.
+            NotShownError: the baseline does not show what one check reads, or anything that a set of them reads.
         """
         before, after = Seen(a, index), Seen(b, index)
         holding = self._asked(before)
@@ -85,9 +85,10 @@ class CiChecks:
         holding = [asked for asked in due if asked.shown(seen) and (self.alone or not _another_mode(asked, seen))]
         if self.alone and len(holding) < len(due):
             check = due[0].check
-            raise ReproError(
-                f"the baseline does not show {_needs(check)} at step {seen.step}, which {self.text} reads "
-                f"(it has the metrics: {_names(seen)}): record it with them, or ask another check"
+            raise NotShownError(
+                f"does not show {_needs(check)} at step {seen.step}, which {self.text} reads "
+                f"(it has the metrics: {_names(seen)})",
+                "record it with them, or ask another check",
             )
         return holding
 
@@ -98,10 +99,10 @@ class CiChecks:
         if self.alone:
             when = "first update of all" if self.asked[0].check.when == "first" else "first update of a rollout"
             numbers = f"{a.steps[0].step} to {a.steps[-1].step}"
-            raise ReproError(f"{self.text} holds at the {when}, and the baseline has updates {numbers}: ask another")
-        raise ReproError(
-            f"the baseline shows nothing that {self.text} reads (its first step has the metrics: "
-            f"{_names(Seen(a, 0))}): record it with the trainer's log or dumps, or ask another predicate"
+            raise NotShownError(f"has updates {numbers}, and {self.text} holds at the {when}", "ask another")
+        raise NotShownError(
+            f"shows nothing that {self.text} reads (its first step has the metrics: {_names(Seen(a, 0))})",
+            "record it with the trainer's log or dumps, or ask another predicate",
         )
 
 

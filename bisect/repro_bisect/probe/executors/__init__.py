@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from repro_bisect.predicates.predicates import Bitwise, Exit, Own, Predicate, UnjudgedError
+from repro_bisect.predicates.predicates import Bitwise, Exit, Own, Predicate
 from repro_golden.base.canonical import canonical_json
+from repro_golden.base.errors import UnjudgedError
 from repro_golden.case.file import Case
 from repro_golden.replay.children import ChildFailure, Run
 from repro_golden.repository.checkout import Place
