@@ -264,6 +264,51 @@ def test_every_culprit_where_lengths_differ(tmp_path: Path) -> None:
     assert result["explains_bad"] is None
 
 
+@pytest.mark.parametrize("every", [(), ("--all",)], ids=("one", "all"))
+def test_a_culprit_whose_metric_is_gone_is_named(tmp_path: Path, every: tuple[str, ...]) -> None:
+    """It cannot be asked what comes after it: that is said, and it is named, whatever a later commit moves."""
+    repo = start(tmp_path, case=None)
+    good = repo.git("rev-parse", "HEAD")
+    culprit = edit(repo, " loss={", " mean={", "Rename")
+    edit(repo, "lr=0.01", "lr=0.02", "Rate")
+    by = ("--when", "metric:loss rtol=1e-1", "--metric", LOSS, "--metric", r"mean=(?P<mean>\S+)", "-j", "1")
+    result, progress = bisect(repo, f"{good}..HEAD", *every, *by, *command(2))
+    assert [c["commit"]["commit"] for c in result["culprits"]] == [culprit], progress
+    told = f"whether commits after {culprit[:10]} move the numbers is not known: it has no metric 'loss' in any step"
+    assert result["explains_bad"] is None and any(remark.startswith(told) for remark in result["remarks"])
+
+
+@pytest.mark.whole
+def test_suspects_that_no_baseline_makes_good_end_the_search(tmp_path: Path) -> None:
+    """A NaN is BAD beside a NaN too: with --all what comes after the suspects is not known, and they stay named."""
+    repo = start(tmp_path, case=None)
+    good = repo.git("rev-parse", "HEAD")
+    broken = edit(repo, SCALE, "scale = one\n", "Broken")
+    tested = edit(repo, "scale = one\n", "scale = float('nan')\n", "NaN")
+    note(repo, "nothing")
+    result, progress = bisect(repo, f"{good}..HEAD", "--all", "--when", "finite", "-j", "1", *command(2), code=3)
+    assert sorted(result["suspects"]) == sorted([broken, tested]), progress
+    told = f"whether commits after {tested[:10]} move the numbers is not known"
+    assert any(remark.startswith(told) for remark in result["remarks"])
+
+
+def test_a_verdict_on_what_a_filter_writes_says_so(tmp_path: Path) -> None:
+    """Commits are replayed with a file as git keeps it: ends that agree so may not in the checkout."""
+    repo = start(tmp_path, TRAIN.replace("scale = 1.0", "scale = float(open('rate.txt').read())"), None)
+    (repo.root / "rate.txt").write_text("1.0\n")
+    (repo.root / ".gitattributes").write_text("rate.txt filter=louder\n")
+    good = repo.commit("Rate")
+    repo.git("config", "filter.louder.smudge", "sed s/1.0/2.0/")
+    note(repo, "nothing")
+    told = "rate.txt is written by the filter louder in your checkout, which runs in no commit's worktree"
+    done = repo.repro("bisect", f"{good}..HEAD", "-j", "1", *command(1))
+    assert "agree" in done.stdout and told in done.stdout, done.stdout + done.stderr
+    for search in ("bisect", "history"):
+        done = repo.repro(search, f"{good}..HEAD", "--json", "-j", "1", *command(1))
+        assert any(remark.startswith(told) for remark in json.loads(done.stdout)["remarks"]), done.stdout
+    assert told in repo.repro("history", f"{good}..HEAD", "-j", "1", *command(1)).stdout
+
+
 @pytest.mark.campaign
 def test_a_run_that_ends_early_is_no_verdict(tmp_path: Path) -> None:
     """A commit that trains fewer steps and agrees as far as it goes is skipped for that, and the search goes on."""
@@ -422,8 +467,10 @@ def test_a_run_shorter_than_its_case_is_told(tmp_path: Path) -> None:
     """Where a program ends well before the case's last step, how many steps are compared is said."""
     repo = start(tmp_path, case=CASE.replace("--steps 6", "--steps 4"))
     note(repo, "one")
-    _, progress = bisect(repo, "HEAD~1..HEAD")
-    assert "GOOD ends by itself after 4 of the 6 steps of the case: no more are compared\n" in progress
+    told = "GOOD ends by itself after 4 of the 6 steps of the case: no more are compared"
+    result, progress = bisect(repo, "HEAD~1..HEAD")
+    assert f"{told}\n" in progress and told in result["remarks"]
+    assert told in json.loads(repo.repro("history", "HEAD~1..HEAD", "--json").stdout)["remarks"]
 
 
 def test_a_line_after_a_torn_one(tmp_path: Path) -> None:

@@ -301,6 +301,7 @@ class _Pair:
 
     def _replayed(self, scheduler: Scheduler) -> PairResult:
         history, steps = scheduler.history, self.case.steps
+        self.notes += scheduler.remarks
         scheduler.say(f"replaying {self.case.name} on {short(history.good)} and {short(history.bad)}")
         requests = [  # the first two side by side, as fair costs are
             Request(history.good, steps, stage="ends", full=True),

@@ -49,7 +49,7 @@ def lines(result: LayoutResult) -> list[str]:
         facts = [f"{layout}: {why}" for layout, why in result.flaky.items()]
     else:
         facts = [*_compared(result.comparison), *(_key_line(between) for between in result.between)]
-    return [one_line(line) for line in facts]
+    return [one_line(line) for line in [*facts, *result.remarks]]
 
 
 def _compared(c: LayoutComparison) -> list[str]:

@@ -90,6 +90,7 @@ class _History:
         self.survey = Survey()
         self.steps = self.scheduler.case.steps
         self.noise = self.ended = ""
+        self.remarks = [*scheduler.remarks]
 
     def run(self) -> HistoryResult:
         """Both ends, the searches, and a replay of both sides of every change."""
@@ -115,7 +116,7 @@ class _History:
         if differs := differ_twice(first, again, "GOOD"):
             refuse_explained(self.scheduler, (requests[0], first), (requests[1], again))
             raise self._noisy_good(f"{_FLAKY} at {differs}")
-        self.scheduler.tell_length("GOOD", first)
+        self.remarks += self.scheduler.tell_length("GOOD", first)
         lengths = len(first.steps), len(last.steps)
         self.steps = min(lengths)
         self.ended = ended_early(first, last).replace("the run", "BAD").replace("the baseline", "GOOD")
@@ -337,6 +338,7 @@ class _History:
             golden=str(self.golden.directory) if self.golden else None,
             renames=self._renames(),
             ended=self.ended,
+            remarks=self.remarks,
             looked=looked_between(self.scheduler.predicate, *(self._trace(p) for p in (self.axis.good, self.axis.bad))),
             ends=[self.axis.info(self.axis.good), self.axis.info(self.axis.bad)],
         )

@@ -69,6 +69,7 @@ class LayoutResult:
         cost: Probes, trained steps and seconds.
         seconds: Wall time.
         machine: Where.
+        remarks: What is to be known of the replays beside their numbers.
     """
 
     a: str
@@ -82,6 +83,7 @@ class LayoutResult:
     cost: Cost
     seconds: float
     machine: str
+    remarks: Sequence[str] = ()
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
@@ -123,6 +125,7 @@ class _Replays:
         self.scheduler, self.axis, self.case, self.tolerance = scheduler, axis, case, tolerance
         self.began = time.monotonic()
         self.steps = scheduler.case.steps
+        self.remarks = [*scheduler.remarks]
 
     def run(self) -> LayoutResult:
         """Both ends twice, then what is between."""
@@ -146,7 +149,7 @@ class _Replays:
         for (end, a), b in zip(zip(ends, traces[::2], strict=True), traces[2::-2], strict=True):
             if failed := failed_since(b, a):
                 raise NotVerifiableError(f"{end}: {failed}, and the other's did not")
-        self.scheduler.tell_length("each", traces[0])
+        self.remarks += self.scheduler.tell_length("each", traces[0])
         both = {ends[0]: traces[0], ends[1]: traces[2]}
         comparison, flaky = self._measured(both, self._compared(traces[0], traces[2]))
         if flaky:
@@ -252,4 +255,5 @@ class _Replays:
             cost=self.scheduler.cost,
             seconds=time.monotonic() - self.began,
             machine=self.scheduler.machine,
+            remarks=self.remarks,
         )

@@ -156,6 +156,7 @@ class Searching(ABC, Generic[R]):
             one_step=self.one_step,
             looked=looked_between(self.predicate, self.endpoints.baseline, self.endpoints.last),
             remarks=[
+                *scheduler.remarks,
                 *self.endpoints.remarks,
                 *([lacks] if lacks else []),
                 *(f"{place} was changed meanwhile" for place in scheduler.prober.changed),

@@ -125,8 +125,9 @@ def session(
     """
     cost = options.cost or Cost()
     refuse_tracked(checkout.git, case)
-    if filtered := rewritten(checkout.git, checkout.paths(case)):
-        watch(Event(filtered))
+    remarks = [told] if (told := rewritten(checkout.git, axis.paths)) else []
+    for told in remarks:
+        watch(Event(told))
     if options.fresh:
         forget(checkout.state)
     store, rollouts = Store(checkout.root), check_rollouts(checkout, case)
@@ -155,7 +156,7 @@ def session(
         )  # fmt: skip
         exits.callback(prober.close)
         with ThreadPoolExecutor(max_workers=executor.slots) as pool:
-            scheduler = Scheduler(prober, axis, pool, watch)
+            scheduler = Scheduler(prober, axis, pool, watch, remarks)
             try:
                 yield scheduler, golden
             except BaseException as error:  # what is under way never outlives it

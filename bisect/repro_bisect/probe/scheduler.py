@@ -87,9 +87,12 @@ class Scheduler:
     Attributes:
         case: What is run, with as many steps as are asked for.
         differs_alone: Whether a point differs from itself where no other probe runs.
+        remarks: What every verdict of the search is to be read with.
     """
 
-    def __init__(self, prober: Prober, history: Axis, pool: ThreadPoolExecutor, watch: Watch) -> None:
+    def __init__(
+        self, prober: Prober, history: Axis, pool: ThreadPoolExecutor, watch: Watch, remarks: Sequence[str] = ()
+    ) -> None:
         self.began = prober.cost.began
         self.prober, self.history, self.pool, self.watch = prober, history, pool, watch
         self.case: Case = prober.case
@@ -99,6 +102,7 @@ class Scheduler:
         self.diagnoses: dict[str, str] = {}
         self.rounds: list[float] = []
         self.differs_alone = False
+        self.remarks = remarks
 
     @property
     def predicate(self) -> Predicate:
