@@ -285,7 +285,7 @@ def test_suspects_that_no_baseline_makes_good_end_the_search(tmp_path: Path) -> 
     good = repo.git("rev-parse", "HEAD")
     broken = edit(repo, SCALE, "scale = one\n", "Broken")
     tested = edit(repo, "scale = one\n", "scale = float('nan')\n", "NaN")
-    note(repo, "nothing")
+    edit(repo, "lr=0.01", "lr=0.02", "Rate")
     result, progress = bisect(repo, f"{good}..HEAD", "--all", "--when", "finite", "-j", "1", *command(2), code=3)
     assert sorted(result["suspects"]) == sorted([broken, tested]), progress
     told = f"whether commits after {tested[:10]} move the numbers is not known"
