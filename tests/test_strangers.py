@@ -16,6 +16,7 @@ from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.executors import Outcome, Task
 from repro_golden import subjects
 from repro_golden.case.file import Case
+from repro_golden.recording.attach import identify, reads, strangers
 from repro_golden.replay.children import ChildFailure, Run
 from repro_golden.repository.checkout import Place
 
@@ -117,8 +118,12 @@ def test_a_file_that_is_read_in_the_checkout(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PROJECT", str(tmp_path / "alias"))
     home, place = tmp_path / "home", put(tmp_path, "tree", early="import os")
     (home / "data.json").write_text("1")
-    (home / "VERSION").write_text("1")
-    Repo(home).git("add", "VERSION")
+    for name in ("VERSION", "version.txt", "dev-requirements.txt", "conversion.txt"):
+        (home / name).write_text("1")
+        Repo(home).git("add", name)
+    (tmp_path / "current.json").symlink_to("alias/src/settings.json")
+    (tmp_path / "newest.json").symlink_to("current.json")
+    monkeypatch.setenv("NEWEST", str(tmp_path / "newest.json"))
     reading = '{python} -c "import os, pathlib; {what}"'
     for what, read in (
         ("open(os.environ['PROJECT'] + '/src/settings.json')", "settings.json"),
@@ -126,7 +131,8 @@ def test_a_file_that_is_read_in_the_checkout(tmp_path: Path, monkeypatch: pytest
         ("open(os.environ['PROJECT'] + '/data.json'), open(os.environ['PROJECT'] + '/shared/b.json')", ""),
         ("open('src/settings.json'), open(os.environ['PWD'] + '/src/settings.json')", ""),
         ("open(os.environ['PROJECT'] + '/src/one.py', 'w').write('1')", ""),
-        ("open(os.environ['PROJECT'] + '/VERSION')", ""),
+        ("open(os.environ['NEWEST'])", "newest.json"),
+        ("[open(os.environ['PROJECT'] + f'/{n}') for n in ('VERSION', 'version.txt', 'dev-requirements.txt')]", ""),
         ("os.chdir(os.environ['PROJECT']); os.open('one.py', 0, dir_fd=os.open(os.environ['PWD'] + '/src', 0))", ""),
     ):
         for name in ("settings.json", "one.py"):
@@ -135,15 +141,48 @@ def test_a_file_that_is_read_in_the_checkout(tmp_path: Path, monkeypatch: pytest
         if not read:
             assert exit_code(asked, place, tmp_path / "log") == 0, what
             continue
-        with pytest.raises(ChildFailure, match=rf"src/{read} was read in your checkout, which git tracks, and the com"):
+        with pytest.raises(ChildFailure, match=rf"{read} was read in your checkout, which git tracks, and the com"):
             exit_code(asked, place, tmp_path / "log")
-        (place.root / "src" / read).write_text("1")
+        for name in ("settings.json", "one.py"):
+            (place.root / "src" / name).write_text("1")
         assert exit_code(asked, place, tmp_path / "log") == 0
+    with pytest.raises(ChildFailure, match=r"conversion\.txt was read in your checkout"):
+        exit_code(case(command=reading.replace("{what}", f"open('{home}/conversion.txt')")), place, tmp_path / "log")
     (home / "src" / "settings.json").write_text("3")
     reads = "open(os.environ['PROJECT'] + '/src/settings.json') if step == 2 else 0"
     put(tmp_path, "tree", early="import os", late=reads)
     with pytest.raises(ChildFailure, match=r"settings\.json was read in your checkout"):
         launch(case(), place, [Run(3, trace=str(tmp_path / "t"))], tmp_path / "log")
+
+
+def test_git_is_asked_once_in_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that it does not track cost a process one listing, and its memory nothing; another index is read anew."""
+    (home, tree), asked, ask = (Repo(tmp_path / name) for name in ("home", "tree")), list[list[str]](), identify._asked
+    monkeypatch.setattr(identify, "_asked", lambda folder, *given: asked.append(given[0]) or ask(folder, *given))
+    paths = [str(home.root / f"shard-{n}") for n in range(3)]
+    for path in (*paths, *paths):
+        Path(path).write_text("1")
+        reads.paths[path] = path
+        strangers.look(str(tree.root), str(home.root), str(tmp_path))
+    assert len(asked) == 1 and strangers.said(tmp_path) is None
+    home.git("add", paths[0])
+    reads.paths[paths[0]] = paths[0]
+    strangers.look(str(tree.root), str(home.root), str(tmp_path))
+    assert len(asked) == 2 and (strangers.said(tmp_path) or "").startswith(f"{paths[0]} was read in your checkout")
+
+
+def test_a_module_behind_a_link(tmp_path: Path) -> None:
+    """A link to a file of the checkout brings today's, wherever it lies; one that the tree has is meant."""
+    (tmp_path / "links" / "src").mkdir(parents=True)
+    link = tmp_path / "links" / "src" / "one.py"
+    link.symlink_to("../../home/src/one.py")
+    place = bare(tmp_path, "links", "import one")
+    assert exit_code(case(), place, tmp_path / "log") == 0
+    (place.root / "src" / "one.py").write_text("2")
+    with pytest.raises(ChildFailure, match=r"^one \(.*/home/src/one\.py\) was imported from another working tree"):
+        exit_code(case(), place, tmp_path / "log")
+    (place.root / "one.py").symlink_to(tmp_path / "home" / "src" / "one.py")
+    assert exit_code(case(), bare(tmp_path, "tree", "sys.path.pop(0); import one"), tmp_path / "log") == 0
 
 
 def test_a_test_of_the_users_own(tmp_path: Path) -> None:

@@ -13,17 +13,24 @@ from repro_golden.base.audit import hear
 
 __all__ = ["paths", "take", "watch"]
 
-paths: set[str] = set()
-"""Those that were opened to be read since `take`, which git may track or not."""
-_taken: set[str] = set()
+paths: dict[str, str] = {}
+"""Those that were opened to be read since `take`, which git may track or not, and where they lie there."""
+_known: set[str] = set()
 
 
-def take() -> list[str]:
-    """`paths`, each once in a process."""
-    new = sorted(paths)
-    _taken.update(new)
-    paths.clear()
-    return new
+def take(tracked: Callable[[str], bool]) -> dict[str, str]:
+    """Those of `paths` that git tracks, each once in a process; of the others nothing is kept.
+
+    Args:
+        tracked: Whether it tracks what lies at a path.
+    """
+    new: dict[str, str] = {}
+    while paths:  # to which other threads may add meanwhile
+        path, file = paths.popitem()
+        if tracked(file):
+            new[path] = file
+    _known.update(new)
+    return dict(sorted(new.items()))
 
 
 def watch(place: str, home: str) -> None:
@@ -34,30 +41,46 @@ def watch(place: str, home: str) -> None:
         home: The checkout.
     """
     within = _below(os.path.realpath(home), os.path.realpath(place))
-    known: dict[str, bool] = {}
+    folders: dict[str, str] = {}
+
+    def real(folder: str) -> str:
+        found = folders.get(folder)
+        if found is None:
+            found = folders[folder] = os.path.realpath(folder)
+        return found
 
     def opened(path: object, mode: object, flags: int) -> None:
         if type(path) is not str or flags & (os.O_WRONLY | os.O_RDWR):
             return
-        folder = path[: path.rfind("/") + 1]
-        if not folder.startswith("/"):
+        if not path.startswith("/"):
             if mode is None:  # `os.open`, whose path may be one below a folder that is open
                 return
-            folder = os.path.join(os.getcwd(), folder)  # noqa: PTH109, PTH118
-        inside = known.get(folder)
-        if inside is None:
-            inside = known[folder] = within(os.path.realpath(folder))
-        if inside and (whole := folder + os.path.basename(path)) not in _taken:  # noqa: PTH119
-            paths.add(whole)
+            path = f"{os.getcwd()}/{path}"  # noqa: PTH109
+        if path in _known:
+            return
+        file = path
+        for _ in range(_LINKS):
+            folder, _, name = file.rpartition("/")
+            file = f"{real(folder or '/').rstrip('/')}/{name}"
+            if within(file):
+                paths[path] = file
+                return
+            if not os.path.islink(file):  # noqa: PTH114
+                return
+            file = os.path.join(os.path.dirname(file), os.readlink(file))  # noqa: PTH115, PTH118, PTH120
 
     hear({"open": opened})
 
 
-def _below(home: str, place: str) -> Callable[[str], bool]:
-    """Whether a folder is one of the checkout's, and neither git's nor of the working tree under test."""
+_LINKS = 40
+"""Links of a path that a system follows."""
 
-    def within(folder: str) -> bool:
-        inside, other = (f"{folder}/".startswith(f"{top.rstrip('/')}/") for top in (home, place))
-        return inside and not other and not f"{folder}/".startswith(f"{home}/.git/")
+
+def _below(home: str, place: str) -> Callable[[str], bool]:
+    """Whether a file is one of the checkout's, and neither git's nor of the working tree under test."""
+    own, git, other = (f"{top.rstrip('/')}/" for top in (home, f"{home}/.git", place))
+
+    def within(file: str) -> bool:
+        return file.startswith(own) and not file.startswith((git, other))
 
     return within

@@ -12,6 +12,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -71,22 +72,35 @@ def _read(place: str, home: str | None, *, tests: bool) -> dict[str, str]:
 
     A module is judged as one (`_strange`), and what only says which version it is of decides no number.
     """
-    from repro_golden.recording.attach.identify import tracked
-
     if home is None or not reads.paths:
         return {}
     own, here = real(home), real(place)
-    modules = {_attribute(module, "__file__") for module in list(sys.modules.values())}
-    opened = {path: real_file(path) for path in reads.take() if path not in modules and not path.endswith(_VERSIONS)}
-    files = {path: os.path.relpath(file, own) for path, file in opened.items() if not below(file, _OURS)}
-    files = {path: file for path, file in files.items() if not (tests and TESTS.search(file))}
-    known = tracked(own) if files else frozenset()
+    known = _known(own)
+    opened = reads.take(lambda file: os.path.relpath(file, own) in known and not below(file, _OURS))
+    modules = {_attribute(module, "__file__") for module in list(sys.modules.values())} if opened else set()
+    files = {path: os.path.relpath(file, own) for path, file in opened.items() if path not in modules}
     return {
         path: f"{path} was read in your checkout, which git tracks, and the commit under test has another: let the "
         "program find it from where it runs (its own folder, or the working directory)"
         for path, file in files.items()
-        if file in known and not is_alike(os.path.join(own, file), os.path.join(here, file))  # noqa: PTH118
+        if not _VERSIONS.search(file) and not (tests and TESTS.search(file))
+        if not is_alike(os.path.join(own, file), os.path.join(here, file))  # noqa: PTH118
     }
+
+
+_listed: dict[str, tuple[dict[str, str], frozenset[str]]] = {}
+
+
+def _known(own: str) -> frozenset[str]:
+    """What git tracks in the checkout; it is asked again where its index is another."""
+    from repro_golden.recording.attach.identify import marked, tracked
+
+    marks, known = _listed.get(own, ({}, frozenset()))
+    if not marks or marked(marks) != marks:
+        marks = {}
+        known = tracked(own, marks)
+        _listed[own] = marks, known
+    return known
 
 
 def _paths(module: object, place: str, home: str | None) -> Iterator[str]:
@@ -96,7 +110,7 @@ def _paths(module: object, place: str, home: str | None) -> Iterator[str]:
     """
     file = _attribute(module, "__file__")
     if isinstance(file, str):
-        yield os.path.normpath(file)
+        yield _followed(os.path.normpath(file), place, home)
         return
     folders = _folders(module)
     for n, folder in enumerate(folders):
@@ -165,6 +179,17 @@ def _strange(name: str, path: str, place: str, home: str | None, tests: bool) ->
     return other and os.path.relpath(os.path.join(package, other), origin.top)  # noqa: PTH118
 
 
+def _followed(path: str, place: str, home: str | None) -> str:
+    """A module's file; of a link that no working tree of this repository holds, where it leads.
+
+    What installers link to is no code of a working tree.
+    """
+    if not os.path.islink(path) or any(part in path for part in _KEPT):  # noqa: PTH114
+        return path
+    held = any(below(path, tree) for tree in (place, real(place))) or _origin(path, place, home)
+    return path if held else os.path.realpath(path)
+
+
 def _origin(path: str, place: str, home: str | None) -> Origin | None:
     """The other working tree of this repository that a path is of; None of any other path.
 
@@ -187,19 +212,14 @@ def _package(name: str, file: str) -> tuple[str, bool]:
     return os.path.dirname(file), False  # noqa: PTH120
 
 
-_VERSIONS = (
-    "PKG-INFO",
-    "VERSION",
-    "VERSION.txt",
-    "_version.py",
-    "__version__.py",
-    "pyproject.toml",
-    "setup.cfg",
-    ".md",
+_VERSIONS = re.compile(
+    r"(?:^|/)(?:PKG-INFO|VERSION|version\.txt|_version\.py|__version__\.py|pyproject\.toml|setup\.cfg"
+    r"|[^/]*requirements[^/]*\.txt|(?:CHANGE(?:LOG|S)|HISTORY|NEWS|README)(?:\.\w+)?)$",
+    re.IGNORECASE,
 )
-"""Ends of files that say what a package is."""
-_PAPERS = (".ipynb", ".lock", ".md", ".rst", "pyproject.toml", "requirements.txt", "setup.cfg", "tox.ini")
-"""What lies beside modules at the top of a repository, and is not read by them."""
+"""Files that say what a package is, as its setup reads them."""
+_PAPERS = (".ipynb", ".lock", ".md", ".rst", "tox.ini")
+"""Ends of what also lies beside modules at the top of a repository, and is not read by them."""
 
 
 @functools.cache
@@ -223,7 +243,7 @@ def _other(there: str, here: str, whole: bool, of_here: bool) -> str | None:
         known.add(pair)
         names = set(tracked(pair[1]) or [str(path.relative_to(pair[1])) for path in counted(pair[1], deep=whole)])
         names |= frozenset() if of_here else tracked(pair[0])
-        for name in sorted(names if whole else (n for n in names if os.sep not in n and not n.endswith(_PAPERS))):
+        for name in sorted(names if whole else filter(_is_beside, names)):
             one, other = (os.path.join(folder, name) for folder in pair)  # noqa: PTH118
             if os.path.isdir(one) and os.path.isdir(other):  # noqa: PTH112 - a link, or a submodule
                 linked = (real(one), real(other))
@@ -231,3 +251,8 @@ def _other(there: str, here: str, whole: bool, of_here: bool) -> str | None:
             elif (os.path.lexists(one) or os.path.lexists(other)) and not is_alike(one, other):
                 return os.path.relpath(one, there)
     return None
+
+
+def _is_beside(name: str) -> bool:
+    """Whether a module of one file may read a file of its folder."""
+    return os.sep not in name and not name.endswith(_PAPERS) and not _VERSIONS.search(name)
