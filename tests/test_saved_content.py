@@ -139,9 +139,51 @@ def test_a_list_is_one_signal_and_a_large_mapping_too() -> None:
     words = {f"w{k}": [k, k] for k in range(101)}
     ends = {**words, "w0": [0], "w1": [0, 1, 1]}
     held, moved = (content({"vocab": lists, "n": 1})[0] for lists in (dict(reversed(words.items())), ends))
-    assert held.keys() == moved.keys() == {"integers[vocab.*]", "lengths[vocab.*]", "integers[n]"}
+    assert held.keys() == moved.keys() == {"integers[vocab.*]", "places[vocab.*]", "integers[n]"}
     assert [torch.equal(held[name], moved[name]) for name in sorted(held)] == [True, True, False]
-    assert content(dict.fromkeys(words, 1))[0].keys() == {"integers[*]"}
+    assert content(dict.fromkeys(words, 1))[0].keys() == {"integers[*]", "places[*]"}
+
+
+def test_mappings_in_lists_and_in_mappings_are_few_signals() -> None:
+    """A history has as many signals when it grows, and no file has one for each entry of a table."""
+    history = [{"loss": 0.5, "step": k} for k in range(60)]
+    few, many = (content({"log": [*history[:n], {"best": 1}]})[0] for n in (2, 60))
+    assert few.keys() == many.keys()
+    assert few.keys() == {f"{what}[log.*.{key}]" for what, key in (
+        ("floats", "loss"), ("places", "loss"), ("integers", "step"), ("places", "step"), ("integers", "best"),
+        ("places", "best"),
+    )}  # fmt: skip
+    table = content({"v": {f"k{k}": {"id": k, "s": "x"} for k in range(2000)}, "n": 1})[0]
+    assert table.keys() == {"integers[v.*.id]", "places[v.*.id]", "texts[v.*.s]", "places[v.*.s]", "integers[n]"}
+    ragged = {f"g{g}": {f"k{g}-{k}": 1 for k in range(15)} for g in range(15)}
+    assert content({"v": ragged, "n": 1})[0].keys() == {"integers[v.*.*]", "places[v.*.*]", "integers[n]"}
+    deep: object = 1
+    for _ in range(5000):
+        deep = {"k": deep}
+    assert len(content(deep)[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([{"a": 1}, {"b": 2}], [{"b": 2}, {"a": 1}]),
+        ([{"a": 1}, {"a": 0.5}], [{"a": 0.5}, {"a": 1}]),
+        ({"x": [[1], [2, 3]]}, {"x": [[1, 2], [3]]}),
+        ({f"k{k}": {"a": k % 2} for k in range(101)}, {f"k{k}": {"b" if k == 5 else "a": k % 2} for k in range(101)}),
+    ],
+)
+def test_where_a_value_lies_counts(one: object, other: object) -> None:
+    """Values that have one name are told apart by the list's place, or the mapping's, that each is in."""
+    a, b = content(one)[0], content(other)[0]
+    assert a.keys() != b.keys() or any(not torch.equal(a[name], b[name]) for name in a)
+
+
+def test_another_key_of_a_mapping_in_a_large_one_is_a_rename() -> None:
+    """Its numbers lie where they lay."""
+    one, other = ({name: {f"k{k}": {"a": k} for k in range(101)}} for name in ("old", "new"))
+    assert [torch.equal(*pair) for pair in zip(content(one)[0].values(), content(other)[0].values(), strict=True)] == [
+        True, True,
+    ]  # fmt: skip
 
 
 def test_what_keys_are_in_one_run_alone_is_no_name() -> None:

@@ -470,7 +470,7 @@ def _is_kind(row: Row) -> bool:
     return _KIND.fullmatch(row.name) is not None and row.phase == "update"
 
 
-_KIND = re.compile(r"saved/[^/]+/(?:part\.\d+/)?(?:integers|floats|texts|lengths)(?:#1)*(?:@\d+)?")
+_KIND = re.compile(r"saved/[^/]+/(?:part\.\d+/)?(?:integers|floats|texts|lengths|places)(?:#1)*(?:@\d+)?")
 
 
 def _once_more(before: Sequence[Row], after: Sequence[Row]) -> bool:

@@ -65,7 +65,7 @@ that an optimizer keeps beside its parameters' state: they act in its steps alon
 VALUES_SINCE = 17
 """The first recorder that has the numbers and texts of a file by their keys, and not all of a kind together."""
 
-_VALUE = re.compile(r"(saved/[^/]+/(?:part\.\d+/)?)((?:integers|floats|texts|lengths)(?:#1)*\[.*)", re.DOTALL)
+_VALUE = re.compile(r"(saved/[^/]+/(?:part\.\d+/)?)((?:integers|floats|texts|lengths|places)(?:#1)*\[.*)", re.DOTALL)
 
 _RANK = re.compile(r"@\d+\Z")
 _NUMBERS = re.compile(r"(optimizer\.\d+/)*")

@@ -21,7 +21,7 @@ import tempfile
 import threading
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -208,8 +208,9 @@ def content(value: Any) -> tuple[Tensors, str]:
     """What a file holds, and what of it is not looked at, in words; '' for nothing.
 
     Tensors, as which arrays of NumPy count, by their path; numbers of each kind and texts by the path of what holds
-    them (``integers[epoch]``, ``floats[losses]``), those of a list as one, and so are those of a mapping that holds
-    many (``integers[vocab.*]``, in the order of its keys, with the ``lengths`` of its lists). With the texts are bytes,
+    them (``integers[epoch]``, ``floats[losses]``), those of a list as one, and so are those of mappings in a list
+    (``floats[history.*.loss]``), and of a mapping with many below it (``integers[vocab.*]``, in the order of its keys);
+    of those with a ``*``, ``places`` tell where each lies. With the texts are bytes,
     None, names of dtypes and the like, and integers of more than 64 bits. Of modules that are saved whole, the numbers
     and texts of their parts count too. Left out are settings, as a hyperparameter counts by what it does: namespaces,
     records (dataclasses) of a class that `_SETTINGS_OF` fits, and these and mappings under a key that `_SETTINGS` fits,
@@ -227,7 +228,7 @@ class _Content:
 
     def __init__(self) -> None:
         self._tensors = Tensors()
-        self._values: list[tuple[str, str, str, Any]] = []  # the kind, the path of what holds it, its own, itself
+        self._values: list[tuple[str, str, Any]] = []  # the kind, the path, itself
         self._passing, self._timed, self._dark, self._others = 0, list[str](), list[str](), Counter[str]()
         self._settings: list[str] = []
 
@@ -240,8 +241,7 @@ class _Content:
             self._settings.append(item.called)
             return
         text = None if isinstance(item, (int, float)) else _text(item)
-        parent = _INDEX.sub("", name)
-        key = parent.rpartition(".")[2]
+        key = _INDEX.sub("", name).rpartition(".")[2]
         if _measures_time(key) or is_clock(item):
             self._timed.append(key)
             return
@@ -252,33 +252,30 @@ class _Content:
             self._passing += 1
             return
         if isinstance(item, float):
-            self._values.append(("floats", parent, name, float(item)))
+            self._values.append(("floats", name, float(item)))
         elif isinstance(item, int) and -(1 << 63) <= item < 1 << 63:
-            self._values.append(("integers", parent, name, int(item)))
+            self._values.append(("integers", name, int(item)))
         elif isinstance(item, int):
-            self._values.append(("texts", parent, name, f"int {item:x}".encode()))
+            self._values.append(("texts", name, f"int {item:x}".encode()))
         elif text is not None:
             raw = bytes(item) if isinstance(item, (bytes, bytearray)) else text.encode("utf-8", "surrogatepass")
-            self._values.append(("texts", parent, name, f"{type(item).__name__} ".encode() + raw))
+            self._values.append(("texts", name, f"{type(item).__name__} ".encode() + raw))
 
     def rows(self) -> Tensors:
         """By the names that they have in the trace."""
         why = dict[str, str]()
         tensors = Tensors(sorted(readable("", Reading(self._tensors, {}), why).tensors.items()))
         self._dark += why.values()
-        held = Counter(map(_holder, {parent for _, parent, _, _ in self._values}))
-        many = {mapping for mapping, count in held.items() if count > _MANY}
-        lengths = Counter(parent for _, parent, name, _ in self._values if parent != name)
-        # where the values of one list end and those of the next begin
-        ends = [("lengths", parent, f"{parent}.0", n) for parent, n in lengths.items() if _holder(parent) in many]
+        names = _called({name for _, name, _ in self._values})
         found: dict[tuple[str, str], dict[str, Any]] = {}
-        for kind, parent, name, value in self._values + ends:
-            called = ".".join(filter(None, (_holder(parent), "*"))) if _holder(parent) in many else parent
-            found.setdefault((kind, called or "value"), {})[name] = value
+        for kind, name, value in self._values:
+            found.setdefault((kind, ".".join(names[name]) or "value"), {})[name] = value
         for (kind, called), values in found.items():
             ordered = [value for _, value in sorted(values.items())]
             tensor = folded(ordered) if kind == "texts" else _numbers(ordered, alone=called in values)
             tensors[f"{_free(kind, tensors)}[{called}]"] = tensor
+        for called, numbers in _places([(name, kind) for kind, name, _ in self._values], names).items():
+            tensors[f"{_free('places', tensors)}[{called}]"] = _numbers(numbers, alone=False)
         return tensors
 
     def left_out(self) -> str:
@@ -297,15 +294,63 @@ _measures_time = functools.lru_cache(4096)(measures_time)
 _INDEX = re.compile(r"(?:(?:^|\.)\d+)+$")
 """Places in lists: what is in a list is called as the list is."""
 _MANY = 100
-"""Numbers and texts of a mapping beyond which they have no names of their own: a vocabulary's are no signals."""
+"""Names below a key beyond which what is there has none of its own: a vocabulary's words are no signals."""
+_DEEP = 50
+"""Keys of a path that are told apart."""
+_NOTHING: tuple[str, ...] = ()
+_KINDS = ("floats", "integers", "texts")
 
 
-def _holder(path: str) -> str:
-    """The path of what something is in."""
-    return path.rpartition(".")[0]
+def _called(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """What numbers and texts are called together, by the path of each, key by key: ``*`` stands for any.
+
+    It stands for the places in lists but for the last, which has no name, and for the keys of a mapping below which
+    there would be more than `_MANY` names; at the top of a file, for more than so many keys.
+    """
+    plain = dict[str, tuple[str, ...]]()
+    for name in names:
+        *above, last = name.split(".", _DEEP)
+        keys = above if last.isdecimal() else [*above, last]
+        plain[name] = tuple("*" if key.isdecimal() else key for key in keys)
+    capped = _capped(set(plain.values()), _MANY**2)
+    return {name: capped[keys] for name, keys in plain.items()}
 
 
-def _numbers(values: list[float], *, alone: bool) -> torch.Tensor:
+def _capped(paths: set[tuple[str, ...]], most: int = _MANY) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """What paths are called: with ``*`` for their first keys, where they would have more names than `most`."""
+    below, alone = dict[str, set[tuple[str, ...]]](), {_NOTHING: _NOTHING}
+    for path in paths:
+        if path:
+            below.setdefault(path[0], set()).add(path[1:])
+    if len(below) <= _MANY:
+        capped = {key: _capped(rests) if rests != {()} else alone for key, rests in below.items()}
+        if sum(len(set(inner.values())) for inner in capped.values()) <= most:
+            return {path: (path[0], *capped[path[0]][path[1:]]) if path else () for path in paths}
+    merged = _capped({path[1:] for path in paths if path})
+    return {path: ("*", *merged[path[1:]]) if path else () for path in paths}
+
+
+def _places(values: Iterable[tuple[str, str]], names: Mapping[str, tuple[str, ...]]) -> dict[str, list[int]]:
+    """Where in lists and mappings the values lie that have one name with a ``*``, and of which kind each is.
+
+    A place in a list is its number, and that of a key its place among those beside it: another key is a rename.
+    """
+    found: dict[tuple[str, ...], list[int]] = {}
+    order: dict[tuple[str, ...], dict[str, int]] = {}
+    for name, kind in sorted(values):
+        called = names[name]
+        if "*" in called:
+            keys, numbers = tuple(name.split(".", _DEEP)), found.setdefault(called, [])
+            free = [n for n in range(len(keys)) if called[n : n + 1] in ((), ("*",))]
+            numbers += (_KINDS.index(kind), len(free))
+            for n in free:
+                beside = order.setdefault(keys[:n], {})
+                short = keys[n].isdecimal() and len(keys[n]) < 19  # as a list's place is, and 64 bits hold it
+                numbers.append(int(keys[n]) if short else beside.setdefault(keys[n], len(beside)))
+    return {".".join(called): numbers for called, numbers in found.items()}
+
+
+def _numbers(values: Sequence[float], *, alone: bool) -> torch.Tensor:
     dtype = torch.float64 if isinstance(values[0], float) else torch.int64
     return torch.tensor(values[0] if alone and len(values) == 1 else values, dtype=dtype, device="cpu")
 
