@@ -66,6 +66,18 @@ def test_where_worktrees_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert folder_for(find_checkout(repo.root)) == repo.root / ".git" / "repro" / "worktrees"
 
 
+def test_a_checkout_whose_name_is_as_long_as_a_name_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worktrees have a folder, and another one than those of its neighbour."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    repos = [Repo(tmp_path / ("n" * 254 + end)) for end in "ab"]
+    for repo in repos:
+        repo.root.mkdir()
+        repo.git("init", "--quiet")
+    folders = [folder_for(find_checkout(repo.root)) for repo in repos]
+    for folder in folders:
+        folder.mkdir(parents=True)
+
+
 def test_what_another_machine_has_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two with equal paths and disks of their own leave each other's worktrees of a shared repository alone."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -93,7 +93,8 @@ def digest(*parts: bytes | str) -> str:
 def named_after(folder: Path) -> str:
     """The name of what is kept elsewhere for a folder, or that of a ``.git``: readable ASCII, no two are one."""
     folder = folder.parent if folder.name == ".git" else folder
-    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', folder.name)}-{digest(str(folder))[:8]}"
+    readable = re.sub(r"[^A-Za-z0-9._-]", "_", folder.name)[:246]  # a name is at most 255 bytes
+    return f"{readable}-{digest(str(folder))[:8]}"
 
 
 def digest_framed(*framed: bytes) -> str:
