@@ -282,6 +282,11 @@ _WRITTEN = frozenset((
     "tracking", "wandb", "workdir", "zdotdir",
 ))  # fmt: skip
 """Words in the name of a variable, or of what it leads to, that tell of what programs write from run to run."""
+_WRITTEN_INTO = _WRITTEN | {
+    "flashinfer", "jit", "logger", "logging", "metrics", "profiler", "profiling", "report", "reports", "status", "tb",
+    "temp", "tensorboard", "tmpdir",
+}  # fmt: skip
+"""Those of folders: a file that is called so may be settings. What is saved, or a workspace, may be read too."""
 _DATABASES = (".db", ".sqlite", ".sqlite3")
 """Endings of files that programs write from run to run."""
 
@@ -290,10 +295,15 @@ def _inherited(case: Case, root: Path) -> set[Path]:
     """What the variables that a program inherits name by absolute paths: files, and folders that hold little."""
     variables = {k: v for k, v in base_environment(case).items() if not _cannot_matter(k, v)}
     pairs = [(name, path) for name, value in variables.items() if name != "PATH" for path in _paths(value, root)]
-    there = {path for name, path in pairs if _WRITTEN.isdisjoint(re.split(r"[\W_]+", f"{name} {path.name}".lower()))}
-    there = {path for path in there if path.suffix.lower() not in _DATABASES}
+    there = {path for name, path in pairs if not _is_written(name, path) and path.suffix.lower() not in _DATABASES}
     named = {p for p in there if p.parent not in _SYSTEM and ".git" not in p.parts and not _is_everything(p, root)}
     return {path for path in named if not os.path.isdir(path) or _is_small(path)}  # noqa: PTH112 - raises nothing
+
+
+def _is_written(name: str, path: Path) -> bool:
+    """Whether a variable and the path that it names are called like what programs write from run to run."""
+    words = _WRITTEN_INTO if os.path.isdir(path) else _WRITTEN  # noqa: PTH112 - raises nothing
+    return not words.isdisjoint(re.split(r"[\W_]+", f"{name} {path.name}".lower()))
 
 
 def _is_small(folder: Path) -> bool:
