@@ -284,6 +284,10 @@ def test_a_module_of_one_file(tmp_path: Path) -> None:
     place = bare(tmp_path, "home", "import one")
     (place.root / "src" / "lib" / "defaults.json").write_text("2")
     assert exit_code(case(), place, tmp_path / "log") == 0
+    for name in ("version.txt", "requirements.txt", "notes.rst"):  # as when they are opened
+        (tmp_path / "home" / "src" / name).write_text("1")
+        Repo(tmp_path / "home").git("add", f"src/{name}")
+    assert exit_code(case(), bare(tmp_path, "home", "import one"), tmp_path / "log") == 0
     (place.root / "src" / "settings.json").write_text("2")
     with pytest.raises(ChildFailure, match=r"^one \(.*/home/src/one.py\) .* where src/settings.json is not the same"):
         exit_code(case(), place, tmp_path / "log")
