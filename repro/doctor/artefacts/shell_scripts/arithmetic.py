@@ -68,7 +68,7 @@ _COMPARE: dict[type, Callable[[int, int], bool]] = {
 
 
 def _number(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
+    if isinstance(node, ast.Constant) and type(node.value) is int and node.value <= _LARGEST:
         return node.value
     if isinstance(node, ast.UnaryOp):
         value = _number(node.operand)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,10 @@ __all__ = ["LARGEST", "Command", "Script", "Setting", "read_script"]
 LARGEST = 1 << 20
 """Bytes of a script that is read."""
 _SOURCED = 8
+_RECURSIONS = 6
+"""Calls of a function by itself that are followed, where it is certain that they are made."""
+_BEFORE = ("time", "builtin", "command")
+_DECLARING = ("declare", "typeset", "local", "export", "readonly", "unset")
 _COMMENT = re.compile(rb"\s*#(?!!)")
 _ASSIGNED = re.compile(r"([$\w{}]*\w\}?)(?:\[[^\]]*\])?\+?=")
 _READ_WHOLE = re.compile(
@@ -83,8 +88,10 @@ class _Reader(Statements):
         super().__init__(taken=taken)
         self._sources = Sources(path)
         self._called: set[str] = set()
-        self._calling: set[str] = set()
+        self._calling: list[str] = []
         self._again = False
+        self._certain = 0
+        """Unsure branches around the outermost call of a function that calls itself."""
         self._sourced = 0
 
     def parsed(self, source: bytes, path: Path) -> Node:
@@ -125,15 +132,17 @@ class _Reader(Statements):
                     held = expand(value, scope, split=False)[0].value if value is not None else ()
                     settings.append(Setting(text_of(target), held, scope.word((), child), prefix=True))
             elif child.type == "command_name":
-                nodes += child.named_children or [child]
+                if settings and _torn(child):
+                    self._assigned(settings, scope)
+                    settings = []
+                nodes += (child.named_children or [child]) if child.text else []
             elif not child.type.endswith("_redirect") and child.type != "comment":
                 nodes.append(child)
             elif child.type.endswith("_redirect"):
                 forget_counted(child, scope)
-        words = expand_all(nodes, scope)
+        words = expand_all([*nodes, *_behind(node)], scope)
         if not words:
-            for setting in settings:
-                self.variables.set(setting.name, setting.where._replace(value=setting.value or ()), scope)
+            self._assigned(settings, scope)
             return
         if self._with(settings, words, scope):
             return
@@ -147,11 +156,17 @@ class _Reader(Statements):
         shortened = tuple(scope.word((Part(name),), at) for at in nodes if (name := _shortened(at, scope)))
         self.script.commands.append(Command(tuple(words), tuple(settings), dict(scope.exported), shortened))
 
+    def _assigned(self, settings: Sequence[Setting], scope: Scope) -> None:
+        """``NAME=value > FILE`` without a command."""
+        for setting in settings:
+            self.variables.set(setting.name, setting.where._replace(value=setting.value or ()), scope)
+
     def _with(self, settings: Sequence[Setting], words: Sequence[Word], scope: Scope) -> bool:
         """``NAME=value function``: what stands before it holds as long as it runs."""
         if not settings:
             return self._builtin(words, scope)
         outer, scope.own = scope.own, {}
+        beneath, scope.beneath = scope.beneath, scope.beneath | {setting.name for setting in settings}
         for setting in settings:
             scope.keep(setting.name)
             scope.put(setting.name, setting.where._replace(value=setting.value or ()))
@@ -166,7 +181,7 @@ class _Reader(Statements):
         ]
         outer, scope.own = scope.own, own
         scope.put_back()
-        scope.own = outer
+        scope.own, scope.beneath = outer, beneath
         for name in written:  # whether that outlives the call depends on how it was written
             scope.forget(name)
         return done
@@ -184,15 +199,51 @@ class _Reader(Statements):
             self._shell(line.text, line, scope)
         elif name in _BUILTINS:
             _BUILTINS[name](self, words, scope)
+        elif name in _BEFORE and (inner := [*itertools.dropwhile(lambda word: word.text.startswith("-"), args)]):
+            return self._under(inner, scope)
+        elif name in ("trap", "shopt"):
+            self._mode(words, scope)
+            return False
         else:
             return False
         return True
 
-    def _leave(self, words: Sequence[Word], scope: Scope) -> None:
+    def _under(self, words: Sequence[Word], scope: Scope) -> bool:
+        """``time COMMAND``, ``builtin COMMAND``: what it may set is set, or not known."""
+        setting = [*itertools.takewhile(lambda word: _ASSIGNED.match(word.text), words)]
+        rest = words[len(setting) :]
+        declared = rest[1:] if rest and rest[0].text in _DECLARING else []
+        for word in (*(setting if not rest else ()), *declared):
+            if not known(word.value) and "$" in word.text.partition("=")[0]:
+                scope.forget_all()
+            elif match := re.match(r"\w+", word.text):
+                scope.forget(match[0])
+        return bool(rest) and self._builtin(rest, scope)
+
+    def _mode(self, words: Sequence[Word], scope: Scope) -> None:
+        """``shopt -s``, and ``trap`` where what it runs comes between commands."""
+        texts = [word.text for word in words]
+        if texts[0] == "shopt":
+            scope.modes |= {*texts} & {"nocasematch", "lastpipe"}
+        elif len(words) > 2 and {*texts[2:]} & {"ERR", "DEBUG", "RETURN"}:
+            inner, ended = scope.copy(), self.ended
+            self.silently(lambda: self._eval(words[:2], inner))
+            self.ended = ended
+            for name in {*inner.scalars, *inner.arrays}:
+                if inner.held(name) != scope.held(name):
+                    self.variables.moving.add(name)
+                    scope.forget(name)
+
+    def _leave(self, words: Sequence[Word], _: Scope) -> None:
         """``exit``, ``return``, ``break``, ``continue``."""
-        self.ended = words[0].text
-        if self.ended in ("break", "continue") and [word.text for word in words[1:]] not in ([], ["1"]):
-            self.left.append((self.ended, scope.copy()))  # it leaves what is around the loop too
+        way = words[0].text
+        if way in ("break", "continue"):
+            text = words[1].text if len(words) > 1 else "1"
+            by = min(int(text), self.loops) if re.fullmatch(r"\d{1,5}", text) else self.loops
+            if not by:
+                return  # there is no loop
+            way = way if by == 1 else f"{way} {by}"
+        self.ended = way
 
     def _let(self, words: Sequence[Word], scope: Scope) -> None:
         for word in words[1:]:
@@ -202,6 +253,8 @@ class _Reader(Statements):
         options = [word.text for word in words[1:]]
         if "--" in options:
             scope.positional = list(words[options.index("--") + 2 :])
+        if re.search(r"(?<!\S)\+(?:\w*B|o braceexpand)", " ".join(options)):
+            scope.modes.add("braceexpand")
         for option in options[: options.index("--")] if "--" in options else options:
             if re.fullmatch(r"[-+][a-z]*a[a-z]*", option) or option == "allexport":
                 self.variables.every = option.startswith("-") or option == "allexport"
@@ -210,7 +263,10 @@ class _Reader(Statements):
         by = words[1].text if len(words) > 1 else "1"
         if scope.positional is not None:
             sure = re.fullmatch(r"\d{1,5}", by) is not None and single(scope.positional[: int(by)])
-            scope.positional = scope.positional[int(by) :] if sure else None
+            if not sure:
+                scope.positional = None
+            elif int(by) <= len(scope.positional):  # else nothing is
+                scope.positional = scope.positional[int(by) :]
 
     def _eval(self, words: Sequence[Word], scope: Scope) -> None:
         text = " ".join(word.text for word in words[1:])
@@ -244,34 +300,41 @@ class _Reader(Statements):
         del self.left[left:]
 
     def _call(self, name: str, arguments: Sequence[Word], scope: Scope) -> None:
-        if name in self._calling:
-            self._again = True
-            return  # it waits for something by calling itself: what it does was read
+        deep = self._calling.count(name)
+        if deep > _RECURSIONS or (deep and self.unsure > self._certain):
+            self._again = True  # what it does was read, with other arguments
+            scope.forget_all()
+            return
         self._called.add(name)
-        self._calling.add(name)
+        self._calling.append(name)
         again, self._again = self._again, False
-        bodies = [functools.partial(self._body, body, arguments) for body in self.functions[name]]
+        certain, self._certain = self._certain, self._certain if deep else self.unsure
+        functions = self.functions[name]
+        bodies = [functools.partial(self._body, body, arguments) for body in functions]
         try:
             # of several, branches chose one
             self.merged(bodies, scope) if len(bodies) > 1 else bodies[0](scope)
-            if self._again:
-                self.silently(lambda: self.repeated(bodies[0], scope))
+            if self._again and not deep:
+                self.silently(lambda: self.repeated(functools.partial(self._body, functions[0], None), scope))
         finally:
-            self._calling.discard(name)
-            self._again = again
+            self._calling.pop()
+            self._again, self._certain = again or (self._again and bool(deep)), certain
 
-    def _body(self, function: Function, arguments: Sequence[Word], scope: Scope) -> None:
+    def _body(self, function: Function, arguments: Sequence[Word] | None, scope: Scope) -> None:
         """Run a function's body: its own variables, its arguments and its file end with it."""
         body, path, line = function
-        before = scope.positional, scope.path, scope.line, scope.own
-        left = len(self.left)
-        scope.positional, scope.path, scope.line, scope.own = list(arguments), path, line, {}
+        before = scope.positional, scope.path, scope.line, scope.own, scope.beneath
+        left, loops = len(self.left), self.loops
+        scope.beneath |= {*(scope.own or {})}
+        scope.positional = None if arguments is None else list(arguments)
+        scope.path, scope.line, scope.own, self.loops = path, line, {}, 0
         try:
             self.run(body, scope)
             self.gather(left, scope, "return")
             scope.put_back()
         finally:
-            scope.positional, scope.path, scope.line, scope.own = before
+            scope.positional, scope.path, scope.line, scope.own, scope.beneath = before
+            self.loops = loops
 
     def uncalled(self, scope: Scope) -> None:
         """Read functions that only a caller from outside would start."""
@@ -311,6 +374,28 @@ class _Reader(Statements):
         finally:
             self._sourced -= 1
             scope.path, scope.line, scope.positional = before
+
+
+def _behind(node: Node) -> list[Node]:
+    """The words of a command behind ``> FILE``, which the parser takes for more files."""
+    parent = node.parent
+    redirects = parent.named_children[1:] if parent is not None and parent.type == "redirected_statement" else []
+    named = [[c for c in each.named_children if c.type != "file_descriptor"] for each in redirects]
+    return [
+        child
+        for each, words in zip(redirects, named, strict=True)
+        if each.type == "file_redirect"
+        for child in words[1:]
+    ]
+
+
+def _torn(node: Node) -> bool:
+    """Whether a line ends before a name: the parser takes ``A=1 > FILE`` and the next line for one command."""
+    before, parent = node.prev_sibling, node.parent
+    if before is None or parent is None or not before.type.endswith("_redirect"):
+        return False
+    start = parent.start_byte
+    return b"\n" in (parent.text or b"")[before.end_byte - start : node.start_byte - start].replace(b"\\\n", b"")
 
 
 def _shortened(node: Node, scope: Scope) -> str:

@@ -147,7 +147,7 @@ class Merging:
             elif (chosen := self._chosen(None, held)) is not None:
                 scope.scalars[name] = chosen
         for name in {name for branch in after for name in branch.arrays}:
-            chosen_array = self._chosen(scope.arrays.get(name), [branch.arrays.get(name) for branch in after])
+            chosen_array = self._array(scope.arrays.get(name), [branch.arrays.get(name) for branch in after])
             if chosen_array is not None:
                 scope.arrays[name] = chosen_array
         for name, setting in scope.exported.items():
@@ -180,6 +180,13 @@ class Merging:
             if chosen is not None:
                 exported[name] = chosen
         return exported
+
+    def _array(self, before: list[Word] | None, after: Sequence[list[Word] | None]) -> list[Word] | None:
+        changed = [each for each in after if each is not None and each is not before]
+        if len({tuple(plain(word.value) for word in each) for each in changed}) < 2:
+            return self._chosen(before, after)
+        self.doubted = True
+        return changed[-1] if self.taken else changed[0]
 
     def _chosen(self, before: T | None, after: Sequence[T | None]) -> T | None:
         changed = [each for each in after if each is not None and each is not before]

@@ -7,7 +7,6 @@ arrays, which hold flags, the last that changed them is taken. What one alone se
 from __future__ import annotations
 
 import abc
-import fnmatch
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,10 +15,11 @@ from tree_sitter import Node
 
 from repro.doctor.artefacts.shell_scripts.arithmetic import count, forget_written
 from repro.doctor.artefacts.shell_scripts.conditions import holds
+from repro.doctor.artefacts.shell_scripts.patterns import escaped, matches, pattern
 from repro.doctor.artefacts.shell_scripts.script import Merging, Script, parts_of, starts
 from repro.doctor.artefacts.shell_scripts.values import BoundError, Part, Scope, known, plain, text_of
 from repro.doctor.artefacts.shell_scripts.variables import Variables
-from repro.doctor.artefacts.shell_scripts.words import EXTENDED, expand, expand_all, forget_counted
+from repro.doctor.artefacts.shell_scripts.words import expand, expand_all, forget_counted
 
 __all__ = ["Function", "Statements"]
 
@@ -46,7 +46,7 @@ class Statements(abc.ABC):
         merging: How branches are put together.
         variables: What sets variables.
         functions: Those that are defined; of several bodies of a name branches chose one.
-        ended: How what is read now was left: ``exit``, ``return``, ``break``, ``continue``; '' where it goes on.
+        ended: How what is read now was left: ``exit``, ``return``, ``break``, ``break 2``; '' where it goes on.
         unsure: Branches around here of which nobody knows whether they are taken.
     """
 
@@ -59,6 +59,8 @@ class Statements(abc.ABC):
         self.left: list[tuple[str, Scope]] = []
         """How branches that may be taken left a loop or a function, and what was set then."""
         self.unsure = 0
+        self.loops = 0
+        """Loops of the running function around here."""
         self._steps = 0
         self._depth = 0
 
@@ -102,11 +104,15 @@ class Statements(abc.ABC):
 
     def _apart(self, node: Node, scope: Scope) -> None:
         """``( ... )``, and each part of a pipeline: what they set is lost."""
-        for block in [node.named_children] if node.type == "subshell" else [[child] for child in node.named_children]:
+        blocks = [node.named_children] if node.type == "subshell" else [[child] for child in node.named_children]
+        last = blocks.pop() if node.type == "pipeline" and "lastpipe" in scope.modes else None
+        for block in blocks:
             left = len(self.left)
             self._block(block, scope.copy())
             self.ended = ""
             del self.left[left:]
+        if last:
+            self.merged([functools.partial(self._block, last), _nothing], scope)
 
     def _loop(self, node: Node, scope: Scope) -> None:
         """``while``, ``until``, ``for ((...))``: what is asked once, the rest any number of times, or not at all."""
@@ -117,6 +123,8 @@ class Statements(abc.ABC):
                 forget_written(text_of(child), scope)
         else:
             self._block(asked, scope)
+            if self.ended or (asked and holds(asked[-1], scope) is (node.children[0].type == "until")):
+                return
 
         def body(inner: Scope) -> None:
             left = len(self.left)
@@ -140,8 +148,10 @@ class Statements(abc.ABC):
 
         def once(inner: Scope) -> None:
             left = len(self.left)
+            self.loops += 1
             body(inner)
-            self.gather(left, inner, "break", "continue")
+            self.loops -= 1
+            self._out(left, inner)
 
         self.merged([once, _nothing], scope)
         arrays = dict(scope.arrays)  # flags that each turn adds are those of the first
@@ -162,12 +172,21 @@ class Statements(abc.ABC):
         """Put together what is set where a loop's turn, a loop or a function ends, whichever way that comes about."""
         here = [inner for how, inner in self.left[left:] if how in ways]
         self.left[left:] = [(how, inner) for how, inner in self.left[left:] if how not in ways]
-        if self.ended in ways:
-            self.ended = ""
-        elif self.ended:
-            return
+        if not self.ended or self.ended in ways:
+            here.insert(0, scope.copy())
+        elif here and self.ended != "exit":
+            self.left.append((self.ended, scope.copy()))
         if here:
-            self.merging.scopes(scope, [scope.copy(), *here])
+            self.ended = ""
+            scope.take(here[0].copy())
+        if len(here) > 1:
+            self.merging.scopes(scope, here)
+
+    def _out(self, left: int, scope: Scope) -> None:
+        """A loop ends: what leaves one more than it leaves the next one."""
+        self.gather(left, scope, "break", "continue")
+        self.left[left:] = [(_outer(how), inner) for how, inner in self.left[left:]]
+        self.ended = _outer(self.ended)
 
     def _define(self, node: Node, scope: Scope) -> None:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
@@ -205,6 +224,8 @@ class Statements(abc.ABC):
         self.unsure += operation.type == "||"  # it may fail
         self.run(left, scope)
         self.unsure -= operation.type == "||"
+        if self.ended:
+            return None
         result = holds(left, scope)
         if result is None:
             return self.merged([lambda inner: self.run(right, inner), _nothing], scope)
@@ -253,18 +274,18 @@ class Statements(abc.ABC):
             patterns = item.children_by_field_name("value")
             body = [c for c in item.named_children if c not in patterns]
             ends = {child.type for child in item.children} & {";&", ";;&"}
-            matches = _matches(text, [_pattern(p, scope) for p in patterns])
+            taken = _matches(text, patterns, scope)
             if through is not False:  # from the one above, if that was taken
-                matches = through or matches or None
-            through = matches if ends == {";&"} else False
-            if matches is False:
+                taken = through or taken or None
+            through = taken if ends == {";&"} else False
+            if taken is False:
                 continue
-            if matches and not branches:
+            if taken and not branches:
                 self._block(body, scope)
             else:
                 branches.append(functools.partial(self._block, body))
                 again = again or bool(ends)
-            if matches and not ends:
+            if taken and not ends:
                 if not branches:
                     return
                 break
@@ -285,28 +306,27 @@ class Statements(abc.ABC):
         items = expand_all(node.children_by_field_name("value"), scope)
         sure = all(known(word.value) and not set(word.text) & set("*?[") for word in items)
         left = len(self.left)
-        if items and sure and len(items) <= 32 and node.children[0].type == "for":
+        listed = any(child.type == "in" or text_of(child) == "in" for child in node.children[2:3])
+        if (items or listed) and sure and len(items) <= 32 and node.children[0].type == "for":
+            self.loops += 1
             for item in items:
                 self.variables.set(text_of(name), item, scope)
                 self.run(body, scope)
-                if self.ended not in ("", "continue"):
-                    break
                 self.gather(left, scope, "continue")
-            self.gather(left, scope, "break", "continue")
+                if self.ended:
+                    break
+            self.loops -= 1
+            self._out(left, scope)
             return
         self.variables.set(text_of(name), scope.word((Part(f"${text_of(name)}", False),), node), scope)
         self.repeated(functools.partial(self.run, body), scope)
 
     def merged(self, branches: Sequence[Callable[[Scope], None]], scope: Scope) -> None:
         """Read branches of which only a shell knows which one is taken."""
+        if self.ended:
+            return
         if len(branches) == 1:
-            count = len(self.script.commands)
-            branches[0](scope)
-            if self.ended in ("exit", "return") and not any(
-                starts(command) for command in self.script.commands[count:]
-            ):
-                # what is not given here may be given by whoever runs it: `exit` for want of an address
-                self.ended = ""
+            self._alone(branches[0], scope)
             return
         ends: list[str] = []
         after: list[Scope] = []
@@ -328,6 +348,22 @@ class Statements(abc.ABC):
             self.ended = ends[-1]
             return
         self.merging.scopes(scope, after)
+
+    def _alone(self, branch: Callable[[Scope], None], scope: Scope) -> None:
+        """Read a branch that is taken as far as can be said.
+
+        What is not given here may be given by whoever runs it: what only leaves, for want of an address, may not.
+        """
+        inner, count = scope.copy(), len(self.script.commands)
+        branch(inner)
+        idle = not any(starts(command) for command in self.script.commands[count:])
+        if self.ended == "exit" and idle:
+            self.ended = ""
+        elif self.ended == "return" and idle and (inner.scalars, inner.arrays) == (scope.scalars, scope.arrays):
+            self.left.append(("return", inner))
+            self.ended = ""
+        else:
+            scope.take(inner)
 
 
 _METHODS: Mapping[str, Callable[[Statements, Node, Scope], None]] = {
@@ -352,15 +388,21 @@ def _nothing(_: Scope) -> None:
     """The branch that is not there."""
 
 
+def _outer(how: str) -> str:
+    """What leaves so many loops, one further out."""
+    way, _, number = how.partition(" ")
+    return f"{way} {int(number) - 1}" if number and int(number) > 2 else way
+
+
 def _pattern(node: Node, scope: Scope) -> str | None:
     """A pattern of ``case``; None where only a shell knows what it matches."""
+    if node.type not in ("string", "raw_string", "ansi_c_string"):
+        return pattern(text_of(node), scope)
     word = expand(node, scope, split=False)[0]
-    quoted = set(text_of(node)) & set("'\"\\") and set(word.text) & set("*?[\\")
-    return None if not known(word.value) or quoted or EXTENDED.search(word.text) else word.text
+    return escaped(word.text) if known(word.value) else None
 
 
-def _matches(text: str | None, patterns: Sequence[str | None]) -> bool | None:
+def _matches(text: str | None, patterns: Sequence[Node], scope: Scope) -> bool | None:
     """Whether one of the patterns matches; None where only a shell knows."""
-    if "*" in patterns or (text is not None and any(p is not None and fnmatch.fnmatchcase(text, p) for p in patterns)):
-        return True
-    return None if text is None or None in patterns else False
+    found = [matches(text, _pattern(each, scope), scope) for each in patterns]
+    return True if True in found else None if None in found else False

@@ -35,6 +35,8 @@ __all__ = [
 
 LONGEST = 1 << 20
 """Characters of one value: scripts that double a variable again and again grow no further."""
+_TORN = 4
+"""Times that words are put together again which the parser has torn."""
 _MOST = 1 << 16
 """Words of one command or array."""
 
@@ -123,6 +125,8 @@ class Scope:
         attributes: Letters of ``declare -i`` and its like, by name.
         joins: Collects words of which a backslash at a line's end made one, the second part a flag.
         own: What the names that the running function made its own were before; None outside of functions.
+        beneath: Names that are a caller's own, or stand before its call.
+        modes: Options that change how all is read, once a script may have set them; one set for all copies.
     """
 
     path: Path
@@ -134,6 +138,8 @@ class Scope:
     exported: dict[str, Setting] = field(default_factory=dict)
     attributes: dict[str, str] = field(default_factory=dict)
     own: dict[str, Held] | None = None
+    beneath: frozenset[str] = frozenset()
+    modes: set[str] = field(default_factory=set)
     joins: list[Word] | None = None
 
     def copy(self) -> Scope:
@@ -217,9 +223,34 @@ def _parser() -> Parser:
     return Parser(Language(tree_sitter_bash.language()))
 
 
+_BARE = re.compile(rb"\$(\w+|[@*#?!$-])")
+
+
 def parsed(source: bytes) -> Node:
     """The tree of a script."""
-    return _parser().parse(source).root_node
+    root = _parser().parse(source).root_node
+    for _ in range(_TORN):  # `$A-$1`, `a:$B/c`: the parser ends the word behind the mark, unless there are braces
+        torn = [node.start_byte for node in _marks(root) if _BARE.match(source, node.start_byte)]
+        if not torn:
+            break
+        for at in reversed(torn):
+            match = _BARE.match(source, at)
+            name = match[1] if match else b""
+            name = name[:1] if name[:1].isdigit() else name
+            source = source[:at] + b"${" + name + b"}" + source[at + 1 + len(name) :]
+        root = _parser().parse(source).root_node
+    return root
+
+
+def _marks(root: Node) -> list[Node]:
+    """The marks ``$`` that are no expansion's."""
+    marks, nodes = [], [root]
+    while nodes:
+        node = nodes.pop()
+        nodes += reversed(node.children)
+        if node.type == "$" and node.parent is not None and node.parent.type == "concatenation":
+            marks.append(node)
+    return marks
 
 
 def text_of(node: Node) -> str:

@@ -52,6 +52,8 @@ class Variables:
         self._settings = settings
         self.hidden = False
         self.every = False
+        self.moving = set(_MOVING)
+        """Names that hold another value each time, or that a trap may set between any two commands."""
 
     # -- assignments
 
@@ -111,7 +113,7 @@ class Variables:
             self._export(name, word, scope)
 
     def _odd(self, name: str, scope: Scope) -> bool:
-        return name in _MOVING or bool(_ODD.intersection(scope.attributes.get(name, "")))
+        return name in self.moving or bool(_ODD.intersection(scope.attributes.get(name, "")))
 
     def _forget(self, name: str, scope: Scope, *, array: bool = False) -> None:
         if array and name not in scope.arrays:
@@ -135,15 +137,21 @@ class Variables:
             return
         export = "n" not in options if command == "export" else "x" in options
         made = _Made(command, options)
+        # all words are expanded before a name is given one: `local X=$X`, `export A=1 B=$A`; arrays are given at once
+        waiting: list[tuple[Node, Word]] = []
         for child in node.named_children:
-            target = child.child_by_field_name("name") if child.type == "variable_assignment" else None
-            if target is not None:
-                given = _given(child, scope)  # before the name is the function's own: `local X=$X`
-                name = text_of(target).partition("[")[0]
-                made.make(name, scope)
-                self._store(text_of(target), given, scope, more=_adds(child), export=export)
-                made.close(name, scope)
-            elif child.type == "variable_name":
+            if child.type == "variable_assignment":
+                given = _given(child, scope)
+                if isinstance(given, Word):
+                    waiting.append((child, given))
+                else:
+                    self._give(child, given, scope, made, export)
+        for child, word in waiting:
+            self._give(child, word, scope, made, export)
+        for child in node.named_children:
+            if child.type == "variable_assignment":
+                continue
+            if child.type == "variable_name":
                 name = text_of(child)
                 fresh = made.make(name, scope)
                 made.close(name, scope)
@@ -156,6 +164,14 @@ class Variables:
             elif child.type != "comment" and not (child.type == "word" and text_of(child).startswith("-")):
                 for word in expand(child, scope):
                     self._declare_word(word, scope, made, export)
+
+    def _give(self, node: Node, given: Word | list[Word], scope: Scope, made: _Made, export: bool) -> None:
+        target = node.child_by_field_name("name")
+        if target is not None:
+            name = text_of(target).partition("[")[0]
+            made.make(name, scope)
+            self._store(text_of(target), given, scope, more=_adds(node), export=export)
+            made.close(name, scope)
 
     def _declare_word(self, word: Word, scope: Scope, made: _Made, export: bool) -> None:
         """``export "$NAME=$VALUE"``: the name stands in a word."""
@@ -183,6 +199,8 @@ class Variables:
                 scope.forget_all()
             elif subscript:
                 self._unset_at(subscript[1], number(subscript[2], scope), scope)
+            elif not any(other.text == "-f" for other in words) and word.text in scope.beneath - {*(scope.own or {})}:
+                scope.forget(word.text)  # what it hid may show again
             elif not any(other.text == "-f" for other in words):
                 scope.scalars.pop(word.text, None)
                 scope.attributes.pop(word.text, None)
@@ -235,6 +253,8 @@ class _Made:
                 scope.scalars.pop(name, None)
                 scope.attributes.pop(name, None)
                 scope.arrays[name] = []
+                if name in scope.beneath:
+                    scope.put(name, Word((_unknown(name),), str(scope.path), scope.line + 1))
         else:
             fresh = self._new and name not in scope.scalars and name not in scope.arrays
             if fresh and self._array:

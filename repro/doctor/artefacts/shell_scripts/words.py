@@ -5,7 +5,6 @@ What only a running shell can know (``$(nvidia-smi)``, variables that come from 
 
 from __future__ import annotations
 
-import fnmatch
 import itertools
 import re
 from collections.abc import Iterable, Sequence
@@ -16,8 +15,8 @@ from tree_sitter import Node
 
 from repro.doctor.artefacts.shell_scripts.arithmetic import forget_written, number
 from repro.doctor.artefacts.shell_scripts.braces import braces
+from repro.doctor.artefacts.shell_scripts.patterns import changed
 from repro.doctor.artefacts.shell_scripts.values import (
-    LONGEST,
     BoundError,
     Fields,
     Part,
@@ -36,7 +35,7 @@ from repro.doctor.artefacts.shell_scripts.values import (
     unquoted,
 )  # fmt: skip
 
-__all__ = ["EXTENDED", "expand", "expand_all", "forget_counted"]
+__all__ = ["expand", "expand_all", "forget_counted"]
 
 _EXPANSIONS = frozenset(
     {"simple_expansion", "expansion", "command_substitution", "arithmetic_expansion", "process_substitution"}
@@ -60,6 +59,8 @@ def expand(node: Node, scope: Scope, *, split: bool = True) -> list[Word]:
     """
     if split and node.type in _BRACED_WORDS and "{" in text_of(node):
         words = braces(text_of(node))
+        if words and len(words) > 1 and "braceexpand" in scope.modes:
+            words = None
         if words is None or len(words) > 1:
             return _listed(words, node, scope)
     fields = Fields()
@@ -96,19 +97,12 @@ def expand_all(nodes: Iterable[Node], scope: Scope) -> list[Word]:
         else:
             groups.append([node])
     for group in groups:
-        if len(group) == 1:
-            words += expand(group[0], scope)
-        elif group[0].end_byte == group[1].start_byte:
-            words.append(_glued(group, scope))
-        else:
-            words += _joined(group, scope)
+        words += expand(group[0], scope) if len(group) == 1 else _joined(group, scope)
     return words
 
 
 def _one_word(node: Node, following: Node) -> bool:
     """Whether the parser takes for two words what is one."""
-    if node.end_byte == following.start_byte:
-        return text_of(node).endswith("$")  # `a:$B/c`, where it stands in an array
     parent = following.parent
     gap = following.start_byte - node.end_byte
     if gap != len(_CONTINUED) or parent is None or parent.start_byte > node.end_byte:
@@ -130,19 +124,6 @@ def _joined(group: Sequence[Node], scope: Scope) -> list[Word]:
     if last.startswith("-") and scope.joins is not None:
         scope.joins.extend(word for word in fields.done if word.text.endswith(last))
     return fields.done
-
-
-def _glued(group: Sequence[Node], scope: Scope) -> Word:
-    def one(match: re.Match[str]) -> Part:
-        word = scalar(match[1], scope)
-        return Part(match[0], False) if word is None else Part(word.text, known(word.value))
-
-    text, at = "".join(text_of(node) for node in group), 0
-    parts: list[Part] = []
-    for match in re.finditer(r"\$(\w+)", text):
-        parts += [Part(text[at : match.start()]), one(match)]
-        at = match.end()
-    return scope.word((*parts, Part(text[at:])), group[0])
 
 
 def _add(node: Node, scope: Scope, fields: Fields, *, quoted: bool, depth: int) -> None:
@@ -168,7 +149,16 @@ def _add(node: Node, scope: Scope, fields: Fields, *, quoted: bool, depth: int) 
     elif node.child_count and kind not in ("brace_expression",):
         _inside(node, scope, fields, quoted=quoted, depth=depth, bare=True)
     else:
-        fields.add((Part(unescaped(text_of(node))),), here)
+        fields.add((_literal(text_of(node)),), here)
+
+
+_COMPUTED = re.compile(r"(?:[^\\$`]|\\[\s\S]|\$(?![\w{(@*#?!$-]))*(?:\$[\w{(@*#?!$-]|`)")
+"""An expansion that the parser takes for text."""
+
+
+def _literal(text: str) -> Part:
+    """Text outside of quotes."""
+    return Part(text, False) if _COMPUTED.match(text) else Part(unescaped(text))
 
 
 def _inside(
@@ -190,7 +180,7 @@ def _inside(
     def literal(upto: int) -> None:
         text = source[at:upto].decode(errors="replace")
         if text:
-            fields.add((Part(unescaped(text) if bare else unquoted(text)),), here)
+            fields.add((_literal(text) if bare else Part(unquoted(text), not _COMPUTED.match(text)),), here)
 
     for child in node.children:
         begin = child.start_byte - node.start_byte
@@ -229,7 +219,9 @@ def _expansion(node: Node, scope: Scope, fields: Fields, *, quoted: bool, depth:
     elif node.type == "arithmetic_expansion":
         add(_arithmetic(node, scope))
     else:
-        value = scope.substitute(node, scope) if scope.substitute and node.type == "command_substitution" else None
+        nested = text_of(node).startswith("`") and "\\" in text_of(node)  # it is read twice
+        readable = node.type == "command_substitution" and not nested
+        value = scope.substitute(node, scope) if scope.substitute and readable else None
         add(_unknown(node) if value is None else value)
 
 
@@ -267,6 +259,14 @@ def _several(words: Sequence[Word], scope: Scope, fields: Fields, apart: bool, q
             fields.split(word.value, word, scope.spaces)
 
 
+def _in_quotes(node: Node) -> bool:
+    """Whether it stands between double quotes, or in a here-document."""
+    parent = node.parent
+    while parent is not None and parent.type not in ("string", "heredoc_body", "command_substitution"):
+        parent = parent.parent
+    return parent is not None and parent.type != "command_substitution"
+
+
 _BRACED = re.compile(
     r"^\$\{(?P<hash>[#!])?(?P<name>[A-Za-z_]\w*|\d+|[@*])(?:\[(?P<at>[^\]]*)\])?(?P<op>:?[-+=?]|%%?|##?|//?|\^\^?|,,?|:|@)?",
 )
@@ -292,9 +292,14 @@ def _every(match: re.Match[str], node: Node, scope: Scope, fields: Fields, add: 
         words = [scope.scalars[name]]
     sure = words is not None and single(words)
     cut = re.fullmatch(r" *(\d{1,6})(?::(\d{1,6}))?", text_of(node)[match.end() : -1]) if op == ":" else None
-    if words is not None and cut and (sure or (cut[1] == "0" and not cut[2])):
+    if (
+        words is not None
+        and cut
+        and (int(cut[1]) or name not in ("@", "*"))
+        and (sure or (cut[1] == "0" and not cut[2]))
+    ):
         begin = int(cut[1]) - (name in ("@", "*"))
-        words = words[max(begin, 0) :][: int(cut[2]) if cut[2] else None]
+        words = words[begin:][: int(cut[2]) if cut[2] else None]
         _several(words, scope, fields, quoted and "*" not in (match["at"], name), quoted)
     elif match["hash"]:
         add((Part(str(len(words))),) if words is not None and sure else _unknown(node))
@@ -311,8 +316,7 @@ def _every(match: re.Match[str], node: Node, scope: Scope, fields: Fields, add: 
 
 def _one(match: re.Match[str], node: Node, scope: Scope, fields: Fields, add: _Add, quoted: bool, depth: int) -> None:
     """``${NAME}``, ``${NAME:-x}``, ``${NAME%.sh}``."""
-    name, op = match["name"], match["op"] or ""
-    at = match["at"]
+    source, name, op, at = text_of(node), match["name"], match["op"] or "", match["at"]
     if at is not None and forget_written(at, scope):
         return add(_unknown(node))
     word = _element(name, at, scope, node) if at is not None else scalar(name, scope)
@@ -338,9 +342,18 @@ def _one(match: re.Match[str], node: Node, scope: Scope, fields: Fields, add: _A
     elif not op:
         add(word.value, word)
     else:
-        argument = _argument_value(node, match.end(), scope, depth)
-        changed = _changed(word.text, op, plain(argument)) if known(word.value) and known(argument) else None
-        add(_unknown(node) if changed is None else (Part(changed),), word)
+        argument = _argument_value(node, match.end(), scope, depth)  # it may count
+        result = None
+        if known(word.value) and op != ":":
+            result = changed(word.text, op, source[match.end() : -1], scope)
+        elif (
+            known(word.value)
+            and known(argument)
+            and (cut := re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", plain(argument)))
+        ):
+            begin = int(cut[1])
+            result = word.text[begin : begin + int(cut[2])] if cut[2] else word.text[begin:]
+        add(_unknown(node) if result is None else (Part(result),), word)
     return None
 
 
@@ -366,15 +379,20 @@ def _argument(node: Node, start: int, scope: Scope, fields: Fields, add: _Add, q
     here = scope.word((), node)
     source = node.text or b""
 
+    def bare(text: str) -> None:
+        for piece in re.split(r"(\\[\s\S])", text):
+            if piece.startswith("\\") and len(piece) > 1:
+                fields.add((Part(unescaped(piece)),), here)  # what is escaped is not split
+            elif piece:
+                fields.split((_literal(piece),), here, scope.spaces)
+
     def gap(upto: int) -> None:
-        text = source[at - node.start_byte : upto - node.start_byte].decode(errors="replace")
-        if text:
-            fields.split((Part(unescaped(text)),), here, scope.spaces)
+        bare(source[at - node.start_byte : upto - node.start_byte].decode(errors="replace"))
 
     for child in _pieces(node, begin):
         gap(child.start_byte)
         if child.child_count == 0 and child.type not in ("raw_string", "ansi_c_string"):
-            fields.split((Part(unescaped(text_of(child))),), here, scope.spaces)
+            bare(text_of(child))
         else:
             _add(child, scope, fields, quoted=False, depth=depth + 1)
         at = child.end_byte
@@ -397,47 +415,21 @@ def _argument_value(node: Node, start: int, scope: Scope, depth: int) -> Value:
     fields = Fields()
     here = scope.word((), node)
     source = node.text or b""
-    at = begin
+    at, within = begin, _in_quotes(node)
+
+    def literal(text: str) -> None:
+        fields.add((Part(unquoted(text), not _COMPUTED.match(text)) if within else _literal(text),), here)
+
     for child in _pieces(node, begin):
-        fields.add(
-            (Part(source[at - node.start_byte : child.start_byte - node.start_byte].decode(errors="replace")),), here
-        )
-        _add(child, scope, fields, quoted=True, depth=depth + 1)
+        literal(source[at - node.start_byte : child.start_byte - node.start_byte].decode(errors="replace"))
+        if within and child.type in ("raw_string", "ansi_c_string", "word"):
+            literal(text_of(child))  # single quotes are text there
+        else:
+            _add(child, scope, fields, quoted=True, depth=depth + 1)
         at = child.end_byte
-    fields.add((Part(source[at - node.start_byte : -1].decode(errors="replace")),), here)
+    literal(source[at - node.start_byte : -1].decode(errors="replace"))
     fields.end()
     return tuple(part for word in fields.done for part in word.value if part.text)
-
-
-_MATCHED = 4096
-"""Characters of the longest value that patterns are matched with."""
-EXTENDED = re.compile(r"[*?+@!]\(")
-"""Patterns that `fnmatch` does not know."""
-
-
-def _changed(text: str, op: str, argument: str) -> str | None:
-    """What ``%``, ``#``, ``/``, ``^`` and a slice make of a value; None for what is not read."""
-    if op in ("%", "%%", "#", "##") and (len(text) > _MATCHED or EXTENDED.search(argument)):
-        return None  # each beginning or end is tried, and `fnmatch` does not know these patterns
-    if op in ("%", "%%"):
-        ends = range(len(text), -1, -1) if op == "%" else range(len(text) + 1)
-        return next((text[:end] for end in ends if fnmatch.fnmatchcase(text[end:], argument)), text)
-    if op in ("#", "##"):
-        starts = range(len(text) + 1) if op == "#" else range(len(text), -1, -1)
-        return next((text[start:] for start in starts if fnmatch.fnmatchcase(text[:start], argument)), text)
-    if op in ("^^", ",,") and not argument:
-        return text.upper() if op == "^^" else text.lower()
-    if op in ("/", "//"):
-        old, _, new = argument.partition("/")
-        if not old or set(old) & set("*?[\\#%") or "&" in new:
-            return None
-        if text.count(old) * len(new) > LONGEST:
-            raise BoundError("a word is too long")
-        return text.replace(old, new, 1 if op == "/" else -1)
-    if op == ":" and (match := re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", argument)):
-        begin = int(match[1])
-        return text[begin : begin + int(match[2])] if match[2] else text[begin:]
-    return None
 
 
 def _arithmetic(node: Node, scope: Scope) -> Value:

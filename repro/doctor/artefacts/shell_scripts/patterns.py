@@ -1,0 +1,136 @@
+"""Patterns of a shell script, ``*.sh``: what they match, and what expansions make of a value by them."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+
+from repro.doctor.artefacts.shell_scripts.values import LONGEST, BoundError, Scope, known, scalar, unquoted
+
+__all__ = ["changed", "escaped", "matches", "pattern"]
+
+_MATCHED = 4096
+"""Characters of the longest value that patterns are matched with."""
+_UNREAD = re.compile(r"[*?+@!]\(|\[[:.=]|\\")
+"""Patterns that `fnmatch` does not know."""
+_PIECE = re.compile(
+    r"""\\(?P<escaped>[\s\S])|'(?P<raw>[^']*)'|"(?P<double>(?:\\[\s\S]|[^"\\])*)"|\$(?P<name>[A-Za-z_]\w*|\d)"""
+    r"""|\$\{(?P<braced>[A-Za-z_]\w*|\d+)\}|(?P<computed>[$`])|(?P<bare>[\s\S])"""
+)
+_NAMED = re.compile(r"\$(?:([A-Za-z_]\w*|\d)|\{([A-Za-z_]\w*|\d+)\})")
+_COMPUTED = re.compile(r"(?:[^\\$`]|\\[\s\S])*[$`]")
+
+Pieces = list[tuple[str, bool]]
+"""Texts, and whether each stands in quotes, where it matches itself alone."""
+
+
+def _pieces(source: str, scope: Scope) -> Pieces | None:
+    """The pieces of a pattern with its variables put in; None where it is not known, or beyond what is read here."""
+    pieces: Pieces = []
+    for match in _PIECE.finditer(source):
+        name = match["name"] or match["braced"]
+        if match["computed"]:
+            return None
+        if name:
+            text, quoted = _held(name, scope), False
+        elif match["double"] is not None:
+            text, quoted = _inside(match["double"], scope), True
+        else:
+            quoted = match["bare"] is None
+            text = next(text for text in match.group("escaped", "raw", "bare") if text is not None)
+        if text is None:
+            return None
+        if text:
+            pieces.append((text, quoted))
+    return pieces
+
+
+def _held(name: str, scope: Scope) -> str | None:
+    word = scalar(name, scope)
+    return word.text if word and known(word.value) else None
+
+
+def _inside(source: str, scope: Scope) -> str | None:
+    """What stands in double quotes."""
+    texts, at = [], 0
+    for match in [*_NAMED.finditer(source), None]:
+        literal = source[at : match.start() if match else len(source)]
+        if _COMPUTED.match(literal) or (match and re.search(r"(?<!\\)(?:\\\\)*\\$", literal)):
+            return None
+        held = _held(match[1] or match[2], scope) if match else ""
+        if held is None:
+            return None
+        texts += [unquoted(literal), held]
+        at = match.end() if match else at
+    return "".join(texts)
+
+
+def _glob(pieces: Pieces) -> str | None:
+    """A pattern of `fnmatch`; None where that knows none."""
+    bare = "".join(text for text, quoted in pieces if not quoted)
+    if _UNREAD.search(bare) or ("[" in bare and any(quoted for _, quoted in pieces)):
+        return None
+    return "".join(escaped(text) if quoted else text for text, quoted in pieces).replace("[^", "[!")
+
+
+def escaped(text: str) -> str:
+    """A pattern that matches a text alone."""
+    return re.sub(r"[*?\[]", r"[\g<0>]", text)
+
+
+def pattern(source: str, scope: Scope) -> str | None:
+    """A pattern as `fnmatch` takes it; None where only a shell knows what it matches."""
+    pieces = _pieces(source, scope)
+    return None if pieces is None else _glob(pieces)
+
+
+def matches(text: str | None, glob: str | None, scope: Scope) -> bool | None:
+    """Whether a pattern matches; None where only a shell knows."""
+    if glob == "*":
+        return True
+    if text is None or glob is None or "nocasematch" in scope.modes:
+        return None
+    return fnmatch.fnmatchcase(text, glob)
+
+
+def changed(text: str, op: str, source: str, scope: Scope) -> str | None:
+    """What ``%``, ``#``, ``/`` and ``^`` make of a value.
+
+    Args:
+        text: The value.
+        op: What stands behind the name.
+        source: What stands behind that, as written.
+        scope: What is set.
+
+    Returns:
+        None for what is not known, or not read.
+
+    Raises:
+        BoundError: Where it grows too long.
+    """
+    if op in ("^^", ",,") and not source:
+        return text.upper() if op == "^^" else text.lower()
+    if op in ("/", "//"):
+        return _replaced(text, op, source, scope)
+    glob = pattern(source, scope) if op in ("%", "%%", "#", "##") and len(text) <= _MATCHED else None
+    if glob is None:
+        return None
+    if op[0] == "%":
+        ends = range(len(text), -1, -1) if op == "%" else range(len(text) + 1)
+        return next((text[:end] for end in ends if fnmatch.fnmatchcase(text[end:], glob)), text)
+    starts = range(len(text) + 1) if op == "#" else range(len(text), -1, -1)
+    return next((text[start:] for start in starts if fnmatch.fnmatchcase(text[:start], glob)), text)
+
+
+def _replaced(text: str, op: str, source: str, scope: Scope) -> str | None:
+    """``${NAME/old/new}``, where the old is no pattern."""
+    end = next((m.start() for m in _PIECE.finditer(source) if m[0] == "/"), len(source))
+    parts = [_pieces(side, scope) for side in (source[:end], source[end + 1 :])]
+    if parts[0] is None or parts[1] is None or "'" in source or "nocasematch" in scope.modes:
+        return None
+    old, new = ("".join(piece for piece, _ in side) for side in (parts[0], parts[1]))
+    if not old or set(old) & set("*?[\\#%") or set(new) & set("&~\\"):
+        return None
+    if text.count(old) * len(new) > LONGEST:
+        raise BoundError("a word is too long")
+    return text.replace(old, new, 1 if op == "/" else -1)
