@@ -116,6 +116,8 @@ READ = [
     "case a5 in a[[:digit:]]) R=1;; *) R=2;; esac",
     "if ls / >/dev/null; then A=(--x 1); else A=(--x 2); fi; R=${A[1]}",
     "set -- a b c; R=${@:0:1}",
+    "set -- a b; if ls / >/dev/null; then shift; fi; R=${1:-5}${2:-6}",
+    "f() { shift $(echo 1 | cat); R=${1:-5}; }; f a b",
     "X=ab; if [[ $X =~ ^a ]]; then R=1; else R=2; fi",
     "X=10; Y=9; if [[ $X < $Y ]]; then R=1; else R=2; fi",
     "if [ 1_0 -eq 10 ] 2>/dev/null; then R=1; else R=2; fi",

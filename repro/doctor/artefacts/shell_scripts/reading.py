@@ -264,7 +264,7 @@ class _Reader(Statements):
         if scope.positional is not None:
             sure = re.fullmatch(r"\d{1,5}", by) is not None and single(scope.positional[: int(by)])
             if not sure:
-                scope.positional = None
+                scope.lose()
             elif int(by) <= len(scope.positional):  # else nothing is
                 scope.positional = scope.positional[int(by) :]
 
@@ -321,13 +321,15 @@ class _Reader(Statements):
             self._again, self._certain = again or (self._again and bool(deep)), certain
 
     def _body(self, function: Function, arguments: Sequence[Word] | None, scope: Scope) -> None:
-        """Run a function's body: its own variables, its arguments and its file end with it."""
+        """Run a function's body: its own variables, its arguments (None: unknown) and its file end with it."""
         body, path, line = function
         before = scope.positional, scope.path, scope.line, scope.own, scope.beneath
         left, loops = len(self.left), self.loops
         scope.beneath |= {*(scope.own or {})}
-        scope.positional = None if arguments is None else list(arguments)
         scope.path, scope.line, scope.own, self.loops = path, line, {}, 0
+        scope.positional = list(arguments or ())
+        if arguments is None:
+            scope.lose()
         try:
             self.run(body, scope)
             self.gather(left, scope, "return")

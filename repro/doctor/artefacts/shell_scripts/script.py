@@ -153,9 +153,9 @@ class Merging:
         for name, setting in scope.exported.items():
             if setting.value is not None and name in scope.scalars:
                 scope.exported[name] = replace(setting, value=scope.scalars[name].value)
+        scope.positional = after[0].positional
         if any(branch.positional != scope.positional for branch in after):
-            same = all(branch.positional == after[0].positional for branch in after)
-            scope.positional = after[0].positional if same else None
+            scope.lose()
         for branch in after:
             for name, letters in branch.attributes.items():
                 scope.attributes[name] = "".join({*scope.attributes.get(name, ""), *letters})

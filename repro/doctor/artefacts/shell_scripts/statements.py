@@ -1,7 +1,8 @@
 """The statements of a shell script, walked as a shell takes them: branches, loops, functions that end early.
 
 Branches whose condition cannot be known are all read. A variable that they leave different is not known afterwards; of
-arrays, which hold flags, the last that changed them is taken. What one alone sets is in one reading, not in another.
+arrays, which hold flags, the last that changed them is taken in one reading, the first in another. What one alone sets
+is in one reading, not in another.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ class Statements(abc.ABC):
             scope.arrays = {**scope.arrays, **arrays}
             after = {name: plain(word.value) for name, word in scope.scalars.items()}
             changed = {name for name in {*before, *after} if before.get(name) != after.get(name)}
-            if not changed and positional is scope.positional:
+            if not changed and positional == scope.positional:
                 return
             for name in changed:
                 scope.forget(name)

@@ -182,6 +182,10 @@ class Scope:
         for name in {*self.scalars, *self.arrays}:
             self.forget(name)
 
+    def lose(self) -> None:
+        """The positions are not known from here on; None means that nobody gave any, as far as can be said."""
+        self.positional = [Word((Part("$@", False, several=True),), str(self.path), self.line + 1)]
+
     def held(self, name: str) -> Held:
         """What a name is here."""
         return Held(self.scalars.get(name), self.arrays.get(name), self.exported.get(name), self.attributes.get(name))
@@ -356,10 +360,10 @@ def scalar(name: str, scope: Scope) -> Word | None:
         at = int(name[:6])
         if at == 0:
             return Word((Part(str(scope.path)),), str(scope.path), 1)
-        if scope.positional is None or at > len(scope.positional):
-            return None
-        word = scope.positional[at - 1]
-        return word if single(scope.positional[:at]) else word._replace(value=(Part(f"${{{name}}}", False),))
+        before = (scope.positional or [])[:at]
+        if not single(before):
+            return before[0]._replace(value=(Part(f"${{{name}}}", False),))
+        return before[-1] if len(before) == at else None
     if name in scope.scalars:
         return scope.scalars[name]
     if name == "BASH_SOURCE":
