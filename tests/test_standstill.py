@@ -56,7 +56,8 @@ def kept(tmp_path: Path) -> Repo:
     repo.git("init", "--quiet")
     Dvc(repo.root).init()
     (folder / "run.json").write_text("content")
-    (folder / "trace" / "header.json").write_text("{}")  # without it a push would refuse a part of a run
+    for name in ("header.json", "steps.jsonl", "rank-00000.log"):  # without them a push would refuse a part of a run
+        (folder / "trace" / name).write_text(name)
     Dvc(repo.root).add(folder)
     healthy(repo)
     return repo
@@ -106,7 +107,7 @@ def test_a_silent_remote_is_one_line(kept: Repo, monkeypatch: pytest.MonkeyPatch
         assert not working_on(kept)
     getattr(dvc, verb)(pointer)
     assert (pointer.with_suffix("") / "run.json").read_text() == "content"
-    assert len([path for path in (kept.root.parent / "remote").rglob("*") if path.is_file()]) == 3
+    assert len([path for path in (kept.root.parent / "remote").rglob("*") if path.is_file()]) == 5
 
 
 @pytest.mark.whole
