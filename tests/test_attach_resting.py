@@ -19,6 +19,7 @@ from torch import nn
 from repro_golden.compare.traces import compare
 from repro_golden.recording.attach.alive.beside import Beside
 from repro_golden.recording.attach.alive.variables import names_of
+from repro_golden.recording.attach.by_identity import id_of
 from repro_golden.recording.attach.steps import Steps
 from repro_golden.trace import Trace
 
@@ -211,7 +212,7 @@ def test_a_programs_locals_stay_as_it_made_them() -> None:
         before, later = dict(settings), nn.Linear(2, 2)
         for step in range(4):
             read(beside, step, later)
-        assert names_of([later]) == {id(later): "later"}
+        assert names_of([later]) == {id_of(later): "later"}
         return settings, before, later
 
     after, before, _ = train(100, Beside())
