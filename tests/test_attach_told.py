@@ -223,10 +223,12 @@ for i in range(4):
     tell(**line)
 """
 GIVEN = """\
+kept = {p: torch.zeros_like(p) for p in model.parameters()} if COPIED else {}
 for i in range(1, 7):
     loss = model(torch.randn(4, 8)).pow(2).mean()
-    for p, g in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))): p.grad = g
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
     if i % 3 == 0 and not V: tell(acc=i)
+    for p, g in zip(model.parameters(), gradients): p.grad = kept[p].copy_(g) if COPIED else g
     optimizer.step()
     if i % 3 == 0 and V: tell(acc=i)
 """
@@ -240,9 +242,10 @@ def test_a_gradient_that_is_asked_for_to_be_logged_begins_no_step(tmp_path: Path
     assert compare(first, other).equal
 
 
-def test_gradients_that_are_asked_for_and_given_to_an_optimizer_begin_a_step(tmp_path: Path) -> None:
-    """Told before the step's end or after it, a number stands with its step."""
-    first, other = traces(tmp_path, HEAD + GIVEN)
+@pytest.mark.parametrize("copied", [False, True], ids=["given", "copied"])
+def test_gradients_that_are_asked_for_and_given_to_an_optimizer_begin_a_step(tmp_path: Path, copied: bool) -> None:
+    """Told before the step's end, before its gradients are given, or after it, a number stands with its step."""
+    first, other = traces(tmp_path, f"{HEAD}COPIED = {copied}\n{GIVEN}")
     for trace in (first, other):
         assert [step.metrics.get("acc") for step in trace.steps] == [None, None, 3.0, None, None, 6.0]
     assert compare(first, other).equal

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import threading
 import weakref
 from collections.abc import Set
 from decimal import Decimal
@@ -19,7 +20,7 @@ from repro_golden.trace.model import StepRecord
 
 __all__ = ["Moved", "ToldMetrics", "moved_text"]
 
-_TOLD_SINCE = 17
+_TOLD_SINCE = 18
 """The first recorder that tells by backward passes to which step a number belongs, and its own from the program's."""
 _SOME = " of some steps"
 _TELLING = re.compile("#(?:[0-9]|more|new|after)")
@@ -153,13 +154,15 @@ class _Said:
 
 
 _traces: weakref.WeakKeyDictionary[Trace, _Said] = weakref.WeakKeyDictionary()
+_reading = threading.Lock()  # probes that end at once are compared with one baseline
 
 
 def _said(trace: Trace) -> _Said:
-    said = _traces.setdefault(trace, _Said())
-    if len(said.steps) < len(trace.steps):
-        said.read(trace)
-    return said
+    with _reading:
+        said = _traces.setdefault(trace, _Said())
+        if len(said.steps) < len(trace.steps):
+            said.read(trace)
+        return said
 
 
 # -- numbers in lines of text

@@ -5,7 +5,6 @@ What such steps may have changed last is read when the program ends, of what it 
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -45,8 +44,7 @@ class Passes:
         self._nodes = _NODES
         self._known: list[weakref.ref[torch.Tensor]] = []
         self._made: set[str] = set()
-        self._begun = False
-        self._asked: list[tuple[weakref.ref[torch.Tensor], Callable[[], Any]]] = []
+        self._begun: bool | None = False
 
     @property
     def unusual(self) -> bool:
@@ -54,17 +52,19 @@ class Passes:
         return self._count > self._most
 
     @property
-    def begun(self) -> bool:
-        """Whether one since the last step has left gradients to step by: one that only asks for some may be a log's."""
-        asked = ((leaf(), had()) for leaf, had in self._asked)
-        return self._begun or any(p is not None and p.grad is not None and p.grad is not had for p, had in asked)
+    def begun(self) -> bool | None:
+        """Whether any since the last step begins another; None where it only asked for gradients.
+
+        They may be there to be logged, or for a step that the program makes of them.
+        """
+        return self._begun
 
     def optimizer_made(self, optimizer: Any) -> None:
         """The program has made an optimizer, or a copy of one: another training begins."""
         self._made.add(type(optimizer).__name__)
         self._before += self._count if self._steps else 0
         self._count = self._steps = 0
-        self._forget_begun()
+        self._begun = False
 
     def of_optimizers(self) -> list[torch.Tensor]:
         """The parameters of those that have made steps."""
@@ -77,13 +77,10 @@ class Passes:
         Args:
             given: What it began at, or the leaves whose gradients were asked for.
             inner: Whether it is part of another, as that of a checkpoint.
-            asked: Whether they are such leaves. The pass has left nothing in ``grad``, where the program may put it.
+            asked: Whether they are such leaves: the pass has left nothing in ``grad``.
         """
         self._count += not inner
-        self._begun = self._begun or not asked
-        if asked:  # of one leaf, which tells of all
-            leaves = itertools.islice(given, 1)
-            self._asked += [(weakref.ref(p), _nothing if p.grad is None else weakref.ref(p.grad)) for p in leaves]
+        self._begun = self._begun or (None if asked else True)
         self._known = [known for known in self._known if known() is not None]  # gone before this pass: no part of it
         if self._steps < _FIRST and self._nodes > 0:
             there = {id_of(known()) for known in self._known}
@@ -118,10 +115,7 @@ class Passes:
         self._most = max(self._most, self._count)
         self._steps += 1
         self._count = 0
-        self._forget_begun()
-
-    def _forget_begun(self) -> None:
-        self._begun, self._asked = False, []
+        self._begun = False
 
     def let_go(self, *tensors: torch.Tensor) -> Callable[[], None]:
         """Refer to none of some tensors, whose content is exchanged; what is returned takes them up again."""
@@ -181,10 +175,6 @@ class Passes:
             "makes the steps derive from torch.optim.Optimizer, and give that to the schedule (a step by hand beside "
             "an optimizer of torch's, or one put in the place of its own, is not seen)"
         )
-
-
-def _nothing() -> None:
-    """In the place of a reference to a gradient that was not there."""
 
 
 def _passes(count: int) -> str:

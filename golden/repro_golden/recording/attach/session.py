@@ -84,7 +84,7 @@ class Session:
         self._step = 0
         self._seconds: deque[float] = deque(maxlen=4096)
         self._began: float | None = None
-        self._metrics = Metrics(self.settings.ignore, lambda: any(o and o.begun for o in (self.passes, self._hand)))
+        self._metrics = Metrics(self.settings.ignore, lambda: (self._hand and self._hand.begun) or self.passes.begun)
         self._met: dict[int, tuple[Callable[[], Any], str]] = {}  # optimizers and their labels
         self._kept: list[Any] = []
         self._final: Mapping[str, str] = {}

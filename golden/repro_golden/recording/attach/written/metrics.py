@@ -29,10 +29,10 @@ class Metrics:
     Args:
         ignore: Globs of names to leave out; those that measure time, speed or memory or tell of the process are left
             out anyway, and those that first show what the clock does.
-        under_way: Whether a step is.
+        under_way: Whether a step is; None where a pass has only asked for gradients, which is told by what comes next.
     """
 
-    def __init__(self, ignore: Sequence[str] = (), under_way: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, ignore: Sequence[str] = (), under_way: Callable[[], bool | None] = lambda: False) -> None:
         self._ignore, self._under_way = ignore, under_way
         self._early: set[str] = set()
         self._wanted: dict[str, bool] = {}
@@ -42,6 +42,7 @@ class Metrics:
         self._now: dict[str, list[Any]] = {}
         self._late: dict[str, list[Any]] = {}
         self._last: set[str] = set()
+        self._open: dict[str, list[Any]] = {}  # told behind a pass that only asked for gradients
 
     def take(self, name: str, value: Any, *, own: bool = False) -> None:
         """Keep a float, or a tensor of one number, which is not waited for.
@@ -65,7 +66,7 @@ class Metrics:
         early = own or name in self._early or self._under_way()
         if not early and isinstance(value, torch.Tensor):
             value = _Coming(name, value)  # on its way now, while its work is queued before the next step's
-        step = self._own if own else self._now if early else self._late
+        step = self._own if own else self._open if early is None else self._now if early else self._late
         step.setdefault(name, []).append(float(value) if isinstance(value, (int, float)) else value)
 
     def _left_out(self, name: str) -> bool:
@@ -81,6 +82,7 @@ class Metrics:
             rates: Names of the numbers that are read at its end.
         """
         self._ended = True
+        _move(self._open, self._now)
         own = _told_apart(self._own)
         self._read = frozenset([*(name.partition(NORM)[0] for name in self._own), *rates])
         told = {self._logged(name): values for name, values in self._now.items()}
@@ -98,6 +100,7 @@ class Metrics:
 
     def left(self) -> None:
         """There is no further step: what was kept for one belongs to the last."""
+        _move(self._open, self._late)
         told = {self._logged(name): values for name, values in self._now.items()}
         for name, values in (*self._own.items(), *told.items()):
             self._late.setdefault(with_mark(name, "#after") if name in self._last else name, []).extend(values)
@@ -119,9 +122,17 @@ class Metrics:
         Args:
             told: Those that the program told of it before its end.
         """
+        if self._under_way():  # by a pass behind what was open
+            _move(self._open, self._late)
         numbers, self._late = self._late, {}
         known = {self._logged(name): [_known(value) for value in values] for name, values in numbers.items()}
         return _told_apart(known, told)
+
+
+def _move(told: dict[str, list[Any]], step: dict[str, list[Any]]) -> None:
+    for name, values in told.items():
+        step.setdefault(name, []).extend(values)
+    told.clear()
 
 
 _MOST = 16
