@@ -223,14 +223,18 @@ for i in range(4):
     tell(**line)
 """
 GIVEN = """\
+from torch.utils.tensorboard import SummaryWriter
+writer = SummaryWriter(tempfile.mkdtemp())
+def log(i):
+    tell(acc=i); writer.add_scalar("norm", gradients[0].norm(), i)
 kept = {p: torch.zeros_like(p) for p in model.parameters()} if COPIED else {}
 for i in range(1, 7):
     loss = model(torch.randn(4, 8)).pow(2).mean()
     gradients = torch.autograd.grad(loss, list(model.parameters()))
-    if i % 3 == 0 and not V: tell(acc=i)
+    if i % 3 == 0 and not V: log(i)
     for p, g in zip(model.parameters(), gradients): p.grad = kept[p].copy_(g) if COPIED else g
     optimizer.step()
-    if i % 3 == 0 and V: tell(acc=i)
+    if i % 3 == 0 and V: log(i)
 """
 
 
@@ -248,6 +252,7 @@ def test_gradients_that_are_asked_for_and_given_to_an_optimizer_begin_a_step(tmp
     first, other = traces(tmp_path, f"{HEAD}COPIED = {copied}\n{GIVEN}")
     for trace in (first, other):
         assert [step.metrics.get("acc") for step in trace.steps] == [None, None, 3.0, None, None, 6.0]
+        assert ["norm" in step.metrics for step in trace.steps] == [False, False, True, False, False, True]
     assert compare(first, other).equal
 
 

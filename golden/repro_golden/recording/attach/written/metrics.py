@@ -64,7 +64,7 @@ class Metrics:
         if not own and not self._ended:
             self._early.add(name)
         early = own or name in self._early or self._under_way()
-        if not early and isinstance(value, torch.Tensor):
+        if early is False and isinstance(value, torch.Tensor):
             value = _Coming(name, value)  # on its way now, while its work is queued before the next step's
         step = self._own if own else self._open if early is None else self._now if early else self._late
         step.setdefault(name, []).append(float(value) if isinstance(value, (int, float)) else value)
