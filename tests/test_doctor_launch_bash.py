@@ -12,6 +12,9 @@ from repro.doctor.artefacts.shell_scripts.reading import read_script
 from repro.doctor.artefacts.shell_scripts.values import Word, known
 
 FOLLOWED = [
+    # what a list sets is not asked again
+    'A=1; B=1; R=; [ "$A" = "$B" ] && B=4 || { R=7; }; R=$B',
+    'G=; [ -z "$G" ] && [ -n "$G" ] || G=256; R=$G',
     # what leaves a function, from within loops and branches
     "f() { for i in 1 2 3; do if [ $i = 2 ]; then R=$i; return 0; fi; done; R=9; }; f",
     'f() { for s in 16:128 32:256; do if [ "${s%%:*}" = "$1" ]; then R=${s##*:}; return 0; fi; done; R=9; }; f 32',
@@ -75,6 +78,10 @@ FOLLOWED = [
 """Scripts of which the reader knows all that R is at their end."""
 
 READ = [
+    'A=1; B=1; R=; [ "$A" = "$B" ] && B=4 || R=7',
+    'R=; [ -z "$R" ] && R=256 || R=$((R * 2))',
+    'G=; if [ -z "$G" ] && G=256 && true; then R=$G; else R=1; fi',
+    'G=; while [ -z "$G" ] && G=256; do R=1; done',
     "f() { if [ $1 = a ]; then if [ $2 = b ]; then return; fi; fi; R=2; }; R=1; f a b",
     "f() { for i in 1 2; do if ls / >/dev/null; then R=5; break; fi; R=9; return; done; R=2; }; f",
     "f() { for i in 1 2; do if ls / >/dev/null; then R=5; continue; fi; R=9; return; done; S=$R; }; f; R=$S",

@@ -73,23 +73,23 @@ class Statements(abc.ABC):
     def fed(self, node: Node, redirect: Node, scope: Scope) -> None:
         """A command with a here-document."""
 
-    def run(self, node: Node, scope: Scope) -> None:
-        """One statement."""
+    def run(self, node: Node, scope: Scope) -> bool | None:
+        """One statement; of a list whether it holds, for what it sets may change what it asks."""
         self._steps += 1
         if self._steps > _STEPS:
             raise BoundError("too many statements")
         if self.ended:
-            return
+            return None
         self._depth += 1
         if self._depth > _DEPTH:
             raise BoundError("too deep")
         try:
-            self._statement(node, scope)
+            return self._statement(node, scope)
         finally:
             self._depth -= 1
 
-    def _statement(self, node: Node, scope: Scope) -> None:
-        kind = node.type
+    def _statement(self, node: Node, scope: Scope) -> bool | None:
+        kind, held = node.type, None
         beside = node.next_sibling is not None and node.next_sibling.type == "&"
         inner = scope.copy() if beside else scope  # what it sets in the background is lost
         if kind == "compound_statement" and node.children and node.children[0].type == "((":
@@ -97,11 +97,18 @@ class Statements(abc.ABC):
         elif kind in _BLOCKS:
             self._children(node, inner)
         elif kind in _METHODS:
-            _METHODS[kind](self, node, inner)
+            held = _METHODS[kind](self, node, inner)
         else:
             forget_counted(node, inner)
         if beside:
             self.ended = ""
+        return None if beside else held
+
+    def _asked(self, nodes: Sequence[Node], scope: Scope) -> bool | None:
+        """Whether the last of some statements holds, all of which are run; None where only a shell knows."""
+        self._block(nodes[:-1], scope)
+        held = self.run(nodes[-1], scope)
+        return held if nodes[-1].type == "list" else holds(nodes[-1], scope)
 
     def _apart(self, node: Node, scope: Scope) -> None:
         """``( ... )``, and each part of a pipeline: what they set is lost."""
@@ -123,8 +130,8 @@ class Statements(abc.ABC):
             for child in asked:
                 forget_written(text_of(child), scope)
         else:
-            self._block(asked, scope)
-            if self.ended or (asked and holds(asked[-1], scope) is (node.children[0].type == "until")):
+            held = self._asked(asked, scope) if asked else None
+            if self.ended or held is (node.children[0].type == "until"):
                 return
 
         def body(inner: Scope) -> None:
@@ -144,7 +151,7 @@ class Statements(abc.ABC):
         del script.commands[lengths[0] :], script.settings[lengths[1] :]
         del script.missing[lengths[2] :], script.joined[lengths[3] :]
 
-    def repeated(self, body: Callable[[Scope], None], scope: Scope) -> None:
+    def repeated(self, body: Callable[[Scope], object], scope: Scope) -> None:
         """Read what is run any number of times until it leaves nothing else than before."""
 
         def once(inner: Scope) -> None:
@@ -216,26 +223,26 @@ class Statements(abc.ABC):
                 else:
                     self.run(child, scope)
 
-    def _list(self, node: Node, scope: Scope) -> None:
-        """``a && b``, ``a || b``."""
+    def _list(self, node: Node, scope: Scope) -> bool | None:
+        """``a && b``, ``a || b``: whether it holds; None where only a shell knows."""
         children = [child for child in node.children if not child.is_extra]
         if len(children) != 3:
-            return self._children(node, scope)
+            self._children(node, scope)
+            return None
         left, operation, right = children
         self.unsure += operation.type == "||"  # it may fail
-        self.run(left, scope)
+        held = self._asked([left], scope)
         self.unsure -= operation.type == "||"
         if self.ended:
             return None
-        result = holds(left, scope)
-        if result is None:
-            return self.merged([lambda inner: self.run(right, inner), _nothing], scope)
-        if result == (operation.type == "&&"):
-            self.run(right, scope)
-        return None
+        if held is None:
+            self.merged([lambda inner: self.run(right, inner), _nothing], scope)
+            last = None if right.type == "list" else holds(right, scope)
+            return last if last is (operation.type == "||") else None
+        return self._asked([right], scope) if held == (operation.type == "&&") else held
 
     def _if(self, node: Node, scope: Scope) -> None:
-        branches: list[Callable[[Scope], None]] = []
+        branches: list[Callable[[Scope], object]] = []
         certain = False
         clauses = [node, *(c for c in node.named_children if c.type in ("elif_clause", "else_clause"))]
         for clause in clauses:
@@ -243,12 +250,12 @@ class Statements(abc.ABC):
                 break
             condition, body = parts_of(clause)
             self.unsure += 1
-            self._block(condition, scope)  # a later one is asked where those before it do not hold
+            held = self._asked(condition, scope) if condition else None  # where those before it do not hold
             self.unsure -= 1
             if self.ended:
                 return
-            certain = clause.type == "else_clause" or (bool(condition) and holds(condition[-1], scope) is True)
-            if certain or not condition or holds(condition[-1], scope) is None:
+            certain = clause.type == "else_clause" or held is True
+            if certain or held is None:
                 branches.append(functools.partial(self._from, scope.copy(), body))
         if not certain:
             branches.append(_nothing)
@@ -268,7 +275,7 @@ class Statements(abc.ABC):
         words = expand(value, scope, split=False) if value else []
         text = words[0].text if words and known(words[0].value) else None
         items = [child for child in node.named_children if child.type == "case_item"]
-        branches: list[Callable[[Scope], None]] = []
+        branches: list[Callable[[Scope], object]] = []
         through: bool | None = False
         again = False
         for item in items:
@@ -322,7 +329,7 @@ class Statements(abc.ABC):
         self.variables.set(text_of(name), scope.word((Part(f"${text_of(name)}", False),), node), scope)
         self.repeated(functools.partial(self.run, body), scope)
 
-    def merged(self, branches: Sequence[Callable[[Scope], None]], scope: Scope) -> None:
+    def merged(self, branches: Sequence[Callable[[Scope], object]], scope: Scope) -> None:
         """Read branches of which only a shell knows which one is taken."""
         if self.ended:
             return
@@ -350,7 +357,7 @@ class Statements(abc.ABC):
             return
         self.merging.scopes(scope, after)
 
-    def _alone(self, branch: Callable[[Scope], None], scope: Scope) -> None:
+    def _alone(self, branch: Callable[[Scope], object], scope: Scope) -> None:
         """Read a branch that is taken as far as can be said.
 
         What is not given here may be given by whoever runs it: what only leaves, for want of an address, may not.
@@ -367,7 +374,7 @@ class Statements(abc.ABC):
             scope.take(inner)
 
 
-_METHODS: Mapping[str, Callable[[Statements, Node, Scope], None]] = {
+_METHODS: Mapping[str, Callable[[Statements, Node, Scope], bool | None]] = {
     "list": Statements._list,
     "subshell": Statements._apart,
     "pipeline": Statements._apart,
