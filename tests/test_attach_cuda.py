@@ -59,6 +59,35 @@ sys.exit(subprocess.call([sys.executable, *sys.argv[2:]], env=environment_for(Se
 """
 
 
+WRAPPED = """
+import sys, tempfile
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+torch.distributed.init_process_group("nccl", init_method=f"file://{tempfile.mkdtemp()}/s", rank=0, world_size=1)
+torch.manual_seed(0)
+net = FullyShardedDataParallel(torch.nn.Linear(8, 4).cuda(), sharding_strategy=ShardingStrategy.NO_SHARD)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    net(torch.randn(4, 8, device="cuda")).square().mean().backward()
+    net.clip_grad_norm_(1.0) if sys.argv[1] == "own" else torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    optimizer.step()
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("kind", ["own", "torch"])
+def test_a_norm_is_told_once_by_clipping_that_calls_another(tmp_path: Path, kind: str) -> None:
+    """FSDP clips by torch's function what it does not shard; of two tellings on a GPU each stood for itself."""
+    (tmp_path / "program.py").write_text(WRAPPED)
+    command = [sys.executable, "-c", RECORD, str(tmp_path / "raw"), str(tmp_path / "program.py"), kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    steps = [rows for _, rows in read_frames(tmp_path / "raw" / "rank-00000.log")]
+    norms = [[row.name for row in rows if row.name.startswith("grad_norm")] for rows in steps]
+    assert norms == [["grad_norm"]] * 3
+
+
 @pytest.mark.parametrize("kind", ["plain", "fused", "foreach", "capturable", "scaler", "scaler-fused", "compiled"])
 def test_recording_changes_no_bit(tmp_path: Path, kind: str) -> None:
     """A recorded program on a GPU ends with the unrecorded one's state, and each step is in the record."""

@@ -211,10 +211,16 @@ def test_a_number_of_some_steps_stands_with_its_step(tmp_path: Path, program: st
 
 
 ASKED = """\
-for i in range(4):
-    optimizer.zero_grad()
-    backward()
+def plain():
+    backward(); optimizer.step()
+def closure():
+    optimizer.step(backward)
+def functional():
+    loss = model(torch.randn(4, 8)).pow(2).mean()
+    for p, g in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))): p.grad = g
     optimizer.step()
+for i in range(4):
+    step()
     line = {"acc": i}
     if V:
         x = torch.randn(4, 8, generator=torch.Generator().manual_seed(i)).requires_grad_()
@@ -238,10 +244,14 @@ for i in range(1, 7):
 """
 
 
-@pytest.mark.parametrize("what", ["input", "weights"])
-def test_a_gradient_that_is_asked_for_to_be_logged_begins_no_step(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "step"),
+    [("input", "plain"), ("weights", "plain"), ("input", "closure"), ("weights", "closure"), ("input", "functional")],
+)
+def test_a_gradient_that_is_asked_for_to_be_logged_begins_no_step(tmp_path: Path, what: str, step: str) -> None:
     """What is told behind it, of an input or of the weights, stands with the step that has ended."""
-    first, other = traces(tmp_path, f"{HEAD}WHAT = {what!r}\n{ASKED}")
+    asked = ASKED.replace("    step()\n", f"    {step}()\n")
+    first, other = traces(tmp_path, f"{HEAD}WHAT = {what!r}\n{asked}")
     assert [step.metrics["acc"] for step in other.steps] == [0.0, 1.0, 2.0, 3.0]
     assert compare(first, other).equal
 

@@ -167,6 +167,8 @@ def test_mappings_in_lists_and_in_mappings_are_few_signals() -> None:
     ("one", "other"),
     [
         ([{"a": 1}, {"b": 2}], [{"b": 2}, {"a": 1}]),
+        ({"best": [None, 1.0]}, {"best": [1.0, None]}),
+        ([1.0, "x", 2.0], [1.0, 2.0, "x"]),
         ([{"a": 1}, {"a": 0.5}], [{"a": 0.5}, {"a": 1}]),
         ({"x": [[1], [2, 3]]}, {"x": [[1, 2], [3]]}),
         ({f"k{k}": {"a": k % 2} for k in range(101)}, {f"k{k}": {"b" if k == 5 else "a": k % 2} for k in range(101)}),

@@ -20,7 +20,7 @@ from repro_golden.trace.model import StepRecord
 
 __all__ = ["Moved", "ToldMetrics", "moved_text"]
 
-_TOLD_SINCE = 18
+_TOLD_SINCE = 19
 """The first recorder that tells by backward passes to which step a number belongs, and its own from the program's."""
 _SOME = " of some steps"
 _TELLING = re.compile("#(?:[0-9]|more|new|after)")

@@ -62,7 +62,7 @@ _OPTIONAL = ("module", "copy", "leaf", "resting", "rng", "unsaved")
 A buffer that no checkpoint holds acts in its module's forward pass alone, and shows in gradients. So are the numbers
 that an optimizer keeps beside its parameters' state: they act in its steps alone, and show in what these update.
 """
-VALUES_SINCE = 18
+VALUES_SINCE = 19
 """The first recorder that has the numbers and texts of a file by these names: by their keys, as far as they are few."""
 
 _VALUE = re.compile(r"(saved/[^/]+/(?:part\.\d+/)?)((?:integers|floats|texts|lengths|places)(?:#1)*\[.*)", re.DOTALL)

@@ -34,7 +34,7 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     settings = Settings.from_text(os.environ[VARIABLE])
     session = Session(settings)
     held = gradients_of if settings.record else lambda _: {}
-    steps = Steps(session.begin, _stepped(session, settings), handed_to, held)
+    steps = Steps(session.begin, _stepped(session, settings), handed_to, held, lambda: session.passes.by_closure())
     # the compiler must leave the recorder alone; torch's optimizers are marked in the same way
     untraced = torch._disable_dynamo  # type: ignore[attr-defined]
     before, after = whole_graphs.hooks(steps, session.begin, untraced, lambda: _last(optimizers, after_all))
@@ -124,13 +124,22 @@ def _clipping(when: Callable[[str, Callable[[Any], None]], object], utils: Any, 
     """Keep the norm that gradients are clipped by, before clipping."""
     import torch
 
+    from repro_golden.recording.attach.by_hand import Depth
     from repro_golden.recording.attach.standing_in import stand_in
+
+    depth = Depth()
 
     def of_clip(clip: Any) -> Any:
         @functools.wraps(clip)
         def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
-            norm = clip(*args, **kwargs)
-            if not torch.compiler.is_compiling():
+            if torch.compiler.is_compiling():
+                return clip(*args, **kwargs)
+            depth.value += 1
+            try:
+                norm = clip(*args, **kwargs)
+            finally:
+                depth.value -= 1
+            if not depth.value:
                 session.metric("grad_norm", norm, own=True)
             return norm
 
@@ -148,7 +157,7 @@ def _clipping(when: Callable[[str, Callable[[Any], None]], object], utils: Any, 
     stand_in([utils.clip_grad, utils], "clip_grad_norm_", of_clip)
     stand_in([utils.clip_grad, utils], "clip_grads_with_norm_", of_scale)  # since torch 2.6
 
-    def of_fsdp(module: Any) -> None:  # which clips by itself
+    def of_fsdp(module: Any) -> None:  # which clips by itself, and what it does not shard by torch's
         wrapper = module.FullyShardedDataParallel
         wrapper.clip_grad_norm_ = of_clip(wrapper.clip_grad_norm_)
 

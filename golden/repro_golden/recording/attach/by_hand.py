@@ -18,7 +18,7 @@ from repro_golden.recording.attach.alive.readings import is_leaf
 from repro_golden.recording.attach.by_identity import id_of
 from repro_golden.recording.attach.standing_in import stand_in
 
-__all__ = ["ByHand", "hook"]
+__all__ = ["ByHand", "Depth", "hook"]
 
 
 class ByHand:
@@ -82,13 +82,15 @@ def _led_from(
             yield tensor
 
 
-class _Depth(threading.local):
+class Depth(threading.local):
+    """How many calls of this thread are inside of each other."""
+
     value = 0
 
 
 def hook(session: Any) -> None:
     """Watch backward passes of this process: a step is made by each until it makes an optimizer."""
-    depth = _Depth()
+    depth = Depth()
     backward, grad = torch.autograd.backward, torch.autograd.grad
 
     @functools.wraps(backward)

@@ -66,19 +66,27 @@ class Passes:
         self._count = self._steps = 0
         self._begun = False
 
+    def by_closure(self) -> None:
+        """A closure is about to make a step's passes: what was asked for before belongs to none of it."""
+        self._begun = True
+
     def of_optimizers(self) -> list[torch.Tensor]:
         """The parameters of those that have made steps."""
         there = [self._names.held(o) for known, _ in self._met.values() if (o := known()) is not None]
         return [p for held in there for p in held.parameters.values()]
 
     def passed(self, given: Iterable[Any], *, inner: bool = False, asked: bool = False) -> None:
-        """A pass was made.
+        """A pass was made. One that only asks for gradients of inputs, to look at them, trains nothing and is none.
 
         Args:
             given: What it began at, or the leaves whose gradients were asked for.
             inner: Whether it is part of another, as that of a checkpoint.
             asked: Whether they are such leaves: the pass has left nothing in ``grad``.
         """
+        if asked and self._steps:
+            held = set(map(id_of, self.of_optimizers()))
+            if all(type(leaf) is torch.Tensor and id_of(leaf) not in held for leaf in given):
+                return
         self._count += not inner
         self._begun = self._begun or (None if asked else True)
         self._known = [known for known in self._known if known() is not None]  # gone before this pass: no part of it

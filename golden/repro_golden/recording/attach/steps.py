@@ -59,6 +59,7 @@ class Steps(threading.local):
         ended: called with each step that was made.
         handed_to: The optimizers that a step call of one is a step of.
         gradients_of: By id of a parameter, an optimizer's gradients, each alone in a tuple.
+        closure: Called before `begun` where a closure is to make the step's passes.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class Steps(threading.local):
         ended: Callable[[Made], None],
         handed_to: Callable[[Any], Sequence[Any]],
         gradients_of: Callable[[Any], Mapping[int, tuple[torch.Tensor]]],
+        closure: Callable[[], None],
     ) -> None:
+        self._closure = closure
         self._begun, self._ended, self._handed_to, self._gradients_of = begun, ended, handed_to, gradients_of
         self._calls: list[_Call] = []
         self._made = Made()
@@ -84,9 +87,11 @@ class Steps(threading.local):
         self._push(_step_call())
         if self._whole is not None:
             return
+        if closure := any(map(callable, given)):
+            self._closure()
         for number, each in enumerate(self._handed_to(optimizer)):
             self._begun(each, len(self._calls) == 1 and not number)
-        if any(map(callable, given)):
+        if closure:
             self._made.closure = True  # what is there now is of the step before
         else:
             self._made.gradients.update(self._gradients_of(optimizer))

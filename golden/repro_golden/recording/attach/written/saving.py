@@ -210,7 +210,7 @@ def content(value: Any) -> tuple[Tensors, str]:
     Tensors, as which arrays of NumPy count, by their path; numbers of each kind and texts by the path of what holds
     them (``integers[epoch]``, ``floats[losses]``), those of a list as one, and so are those of mappings in a list
     (``floats[history.*.loss]``), and of a mapping with many below it (``integers[vocab.*]``, in the order of its keys);
-    of those with a ``*``, ``places`` tell where each lies. With the texts are bytes,
+    of those with a ``*``, and of a list of several kinds, ``places`` tell where each lies. With the texts are bytes,
     None, names of dtypes and the like, and integers of more than 64 bits. Of modules that are saved whole, the numbers
     and texts of their parts count too. Left out are settings, as a hyperparameter counts by what it does: namespaces,
     records (dataclasses) of a class that `_SETTINGS_OF` fits, and these and mappings under a key that `_SETTINGS` fits,
@@ -330,16 +330,21 @@ def _capped(paths: set[tuple[str, ...]], most: int = _MANY) -> dict[tuple[str, .
     return {path: ("*", *merged[path[1:]]) if path else () for path in paths}
 
 
-def _places(values: Iterable[tuple[str, str]], names: Mapping[str, tuple[str, ...]]) -> dict[str, list[int]]:
-    """Where in lists and mappings the values lie that have one name with a ``*``, and of which kind each is.
+def _places(values: Sequence[tuple[str, str]], names: Mapping[str, tuple[str, ...]]) -> dict[str, list[int]]:
+    """Where in lists and mappings the values lie that have one name, and of which kind each is.
+
+    Of names without a ``*`` those are left out whose values are of one kind: the order of their rows says it.
 
     A place in a list is its number, and that of a key its place among those beside it: another key is a rename.
     """
     found: dict[tuple[str, ...], list[int]] = {}
     order: dict[tuple[str, ...], dict[str, int]] = {}
+    kinds: dict[tuple[str, ...], set[str]] = {}
+    for name, kind in values:
+        kinds.setdefault(names[name], set()).add(kind)
     for name, kind in sorted(values):
         called = names[name]
-        if "*" in called:
+        if "*" in called or len(kinds[called]) > 1:
             keys, numbers = tuple(name.split(".", _DEEP)), found.setdefault(called, [])
             free = [n for n in range(len(keys)) if called[n : n + 1] in ((), ("*",))]
             numbers += (_KINDS.index(kind), len(free))
