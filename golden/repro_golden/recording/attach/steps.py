@@ -68,7 +68,7 @@ class Steps(threading.local):
         ended: Callable[[Made], None],
         handed_to: Callable[[Any], Sequence[Any]],
         gradients_of: Callable[[Any], Mapping[int, tuple[torch.Tensor]]],
-        closure: Callable[[], None],
+        closure: Callable[[], None] = lambda: None,
     ) -> None:
         self._closure = closure
         self._begun, self._ended, self._handed_to, self._gradients_of = begun, ended, handed_to, gradients_of
