@@ -57,7 +57,8 @@ SAME = (
 """What two executors must agree on: all of an answer but what it cost and where its reports lie."""
 
 PROBES = """\
-import json, sys, threading, time
+import json, os, sys, threading, time
+import ray
 from pathlib import Path
 from repro_bisect.axes.commits import History
 from repro_bisect.probe.executors import Task
@@ -70,9 +71,10 @@ address, folder = sys.argv[1], Path(sys.argv[2])
 checkout = find_checkout(Path.cwd())
 case = find_case(checkout.root, None)
 history = History(checkout, "HEAD~1..HEAD", ["train.py"])
+before = dict(os.environ)
 cluster = Cluster(address, checkout, case, history, None, None)
 task = Task(history.bad, history.tree(history.bad), 6)
-said = {"slots": cluster.slots, "steps": []}
+said = {"slots": cluster.slots, "steps": [], "left": dict(os.environ) == before}
 try:
     (folder / "whole").mkdir()
     cluster.run(task, folder / "whole", threading.Event(), said["steps"].append)
@@ -291,7 +293,10 @@ def test_killed_and_slow_to_die(tmp_path: Path) -> None:
 @pytest.mark.whole
 @needs_ray
 def test_progress_and_cancelling(tmp_path: Path, node: Node) -> None:
-    """Steps are told while a probe runs, and a cancelled one has ended on its node when that is said."""
+    """Steps are told while a probe runs, and a cancelled one has ended on its node when that is said.
+
+    Our own variables are as they were, too.
+    """
     repo = start(tmp_path, SLOW, CASE.replace("teps = 3", "teps = 6").replace("--steps 3", "--steps 6"))
     note(repo, "a")
     (tmp_path / "probes.py").write_text(PROBES)
@@ -302,7 +307,7 @@ def test_progress_and_cancelling(tmp_path: Path, node: Node) -> None:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["slots"] == 2
-    assert told["cancelled"]
+    assert told["cancelled"] and told["left"]
     assert len(told["steps"]) > 1
     assert told["steps"] == sorted(set(told["steps"]))
     assert [p.name for p in (tmp_path / "whole").iterdir()] == ["trace"]
@@ -311,10 +316,29 @@ def test_progress_and_cancelling(tmp_path: Path, node: Node) -> None:
     assert until(lambda: not node.left()), node.left()  # one that was killed, as on a busy node, is cleaned up after
 
 
+@pytest.mark.whole
+@needs_ray
+def test_a_golden_run_of_this_machine_is_no_replay_on_a_node(tmp_path: Path, node: Node) -> None:
+    """What it was recorded with is not what nodes have: it is not used, and the answer names the cluster."""
+    repo = start(tmp_path, TRAIN, CASE)
+    for command in (["init", "--remote", str(tmp_path / "remote")], ["golden", "record", "toy"]):
+        done = subprocess.run([sys.executable, "-m", "repro", *command], cwd=repo.root, env=variables(tmp_path),
+                              capture_output=True, text=True, check=False)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    good = repo.commit("Record")
+    culprit = edit(repo, "scale = 1.0", "scale = 1.0 + 1e-6 * (step >= 1)", "Scale")
+    with bisecting(repo, tmp_path, f"{good}..HEAD", "--ray", node.address) as process:
+        out, err = process.communicate(timeout=200)
+    assert "the golden run of GOOD is not used: it was recorded here, and nodes have variables" in err
+    answer = json.loads(out)
+    assert answer["culprit"]["commit"] == culprit
+    assert f"--ray {node.address}" in answer["reproduce"]
+
+
 @pytest.mark.campaign
 @needs_ray
 def test_same_answers_of_the_built_in_trainer(recorded: Repo, tmp_path: Path, node: Node) -> None:
-    """Rollouts, golden run and saved states reach the nodes, and both executors say the same."""
+    """Rollouts and saved states reach the nodes, and both executors say the same."""
     good = recorded.git("rev-parse", "HEAD")
     note(recorded, "a", "core/notes.py")
     recorded.edit(

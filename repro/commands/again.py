@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["again"]
 
 _OF_THE_TELLING = frozenset((
-    "as_json", "exit_zero", "export", "fresh", "jobs", "key", "number", "out", "post", "ray", "repository",
-    "tensorboard",
+    "as_json", "exit_zero", "export", "fresh", "jobs", "key", "number", "out", "post", "repository", "tensorboard",
 ))  # fmt: skip
 """Parameters that change how or where an answer is told, and not the answer."""
 

@@ -145,7 +145,7 @@ def session(
     with contextlib.ExitStack() as exits:
         exits.callback(executor.close)
         try:
-            golden = _golden_of(store, case, axis, identity.machine, digest, checkout)
+            golden = _golden_of(store, case, axis, identity.machine, digest, checkout, away=bool(options.ray))
         except ReproError as error:  # it spares a replay, and is no more needed than that
             watch(Event(f"the golden run of GOOD is not used: {error}"))
             golden = None
@@ -204,9 +204,9 @@ def fetched_rollouts(checkout: Checkout, case: Case) -> Rollouts:
 
 
 def _golden_of(
-    store: Store, case: Case, axis: Axis, machine: str, rollouts: str, checkout: Checkout
+    store: Store, case: Case, axis: Axis, machine: str, rollouts: str, checkout: Checkout, *, away: bool
 ) -> GoldenRun | None:
-    """The golden run of the good end's own code on this machine, if there is one.
+    """The golden run of the good end's own code on this machine, if there is one and probes do not run `away` from it.
 
     Raises:
         ReproError: it was recorded under other circumstances, or cannot be read.
@@ -222,6 +222,8 @@ def _golden_of(
     tree = axis.tree(axis.good)
     same = tree is not None and golden.record.get("tree") == tree
     current = golden.record["case"] == case.canonical() and golden.record["rollouts"] == rollouts
+    if same and current and away:
+        raise ReproError("it was recorded here, and nodes have variables and packages of their own")
     if same and current and (change := changed_since(golden, case, checkout)):
         raise ReproError(f"it was recorded with other {change}")
     return golden if same and current and not golden.noisy else None

@@ -267,16 +267,18 @@ def _connect(address: str, checkout: Checkout) -> Any:
     from ray._private import worker
 
     worker.print_to_stdstream = _unsaid
-    before = signal.getsignal(signal.SIGTERM)
+    before, variables = signal.getsignal(signal.SIGTERM), dict(os.environ)
     try:
         with _instrument(checkout.scratch) as folder:
-            variables = {name: os.environ[name] for name in BITS_VARIABLES if name in os.environ}
-            variables |= {VARIABLE: checkout.trust} if checkout.trust else {}
-            environment = {"working_dir": str(folder), "env_vars": variables}
+            handed = {name: variables[name] for name in BITS_VARIABLES if name in variables}
+            handed |= {VARIABLE: checkout.trust} if checkout.trust else {}
+            environment = {"working_dir": str(folder), "env_vars": handed}
             ray.init(address=head, log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ReproError(f"the Ray cluster at {head} does not take us ({_one_line(error)})") from None
-    finally:  # Ray puts its own there, which ends this process with another exit code
+    finally:  # Ray's variables are none of the user's, and its handler ends this process with another exit code
+        for name in os.environ.keys() - variables.keys():
+            del os.environ[name]
         if before is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
     return ray
