@@ -210,6 +210,10 @@ def test_a_number_of_some_steps_stands_with_its_step(tmp_path: Path, program: st
     assert compare(first, other).equal
 
 
+SAME_TWICE = """\
+for i in range(3):
+    backward(); optimizer.step(); tell(acc=i)
+"""
 ASKED = """\
 def plain():
     backward(); optimizer.step()
@@ -263,6 +267,15 @@ def test_gradients_that_are_asked_for_and_given_to_an_optimizer_begin_a_step(tmp
     for trace in (first, other):
         assert [step.metrics.get("acc") for step in trace.steps] == [None, None, 3.0, None, None, 6.0]
         assert ["norm" in step.metrics for step in trace.steps] == [False, False, True, False, False, True]
+    assert compare(first, other).equal
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float64"])
+def test_a_default_dtype_is_no_matter_of_the_recorder(tmp_path: Path, kind: str) -> None:
+    """What it makes for itself names a dtype; NumPy knows no bfloat16."""
+    head = HEAD.replace("torch.manual_seed(0)", f"torch.manual_seed(0); torch.set_default_dtype(torch.{kind})")
+    first, other = traces(tmp_path, head + SAME_TWICE)
+    assert [step.metrics["acc"] for step in first.steps] == [0.0, 1.0, 2.0]
     assert compare(first, other).equal
 
 

@@ -105,6 +105,19 @@ def test_the_subject_imports_nothing_of_ours() -> None:
             assert not any(n.split(".")[0] in ("repro", "repro_golden", "repro_bisect") for n in names), path
 
 
+def test_tensors_of_the_recorder_are_of_no_default_of_the_programs() -> None:
+    """Each that is made names its device, and its dtype where no value says it: a program may set defaults."""
+    wanted = {f"torch.{name}": {"device", "dtype"} for name in ("empty", "zeros", "ones", "full")}
+    wanted |= {"torch.arange": {"device"}, "torch.tensor": {"device"}}
+    defaults = []
+    rooms = [ROOT / "golden" / "repro_golden" / room for room in ("fingerprint", "recording", "trace")]
+    for path in (path for room in rooms for path in sorted(room.rglob("*.py"))):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        said = [(call, {keyword.arg for keyword in call.keywords}) for call in calls]
+        defaults += [f"{path.name}:{c.lineno}" for c, words in said if wanted.get(ast.unparse(c.func), set()) - words]
+    assert not defaults
+
+
 def test_golden_runs_are_no_stage_outputs() -> None:
     """dvc.yaml has check stages only: an output that depends on core/ would re-record itself on every change."""
     import yaml

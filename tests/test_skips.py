@@ -6,7 +6,7 @@ from repro.report.skips import skipped
 from repro_bisect.driver.result import in_order
 from repro_golden.replay.children import last_line
 
-REASON = "crashes before its first update: exited with 1: ModuleNotFoundError"
+REASON = "ends before its first update: exited with 1: ModuleNotFoundError"
 
 
 def test_skips_of_one_reason_are_one_line() -> None:

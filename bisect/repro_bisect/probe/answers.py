@@ -10,6 +10,7 @@ from repro_bisect.predicates.predicates import Own, Predicate, first_violation
 from repro_bisect.probe.reasons import ABSENT, OTHER_CODE, OTHER_RANKS
 from repro_golden.base.errors import NotVerifiableError, ReproError, UnjudgedError
 from repro_golden.compare.traces import Divergence, first_difference
+from repro_golden.recording.attach.written.raw import RECORDER_FAILED
 from repro_golden.recording.operations.stream import Stream
 from repro_golden.repository.linked import LEADS_OUT
 from repro_golden.subjects.missing import names_cure
@@ -114,7 +115,8 @@ def unusable(name: str, answer: Answer) -> str:
 
 def is_told(reason: str) -> bool:
     """Whether the reason of a skip names its cause, and the cure."""
-    return names_cure(reason) or LEADS_OUT in reason or reason.startswith((OTHER_CODE, OTHER_RANKS, ABSENT))
+    told = names_cure(reason) or LEADS_OUT in reason or RECORDER_FAILED in reason
+    return told or reason.startswith((OTHER_CODE, OTHER_RANKS, ABSENT))
 
 
 def differ_twice(first: Trace, again: Trace, name: str, asked: int | None = None) -> Divergence | None:

@@ -35,7 +35,7 @@ def reason_of(failure: ChildFailure, git: Git) -> str:
         "contract": "offers another contract",
         "build": "does not build the trainer",
         "load": "does not load the state",
-        "start": "crashes before its first update",
+        "start": "ends before its first update",
         "step": f"{_CRASHES} {failure.step}",
         "record": f"{_UNRECORDED} {failure.step}",
         "timeout": _OUT_OF_TIME,

@@ -62,7 +62,7 @@ class _Chunk:
     def __init__(self, device: torch.device, size: int) -> None:
         with own_memory(device):
             self.device = torch.empty(size, dtype=torch.int64, device=device)
-            self.host = torch.empty(size, dtype=torch.int64, pin_memory=device.type == "cuda")
+            self.host = torch.empty(size, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
         self.used = 0
 
 

@@ -152,7 +152,7 @@ def canonical_tensors(held: Iterable[Held], only: Container[str] | None = None) 
                 continue
             local = process.tensors[local_name].detach().cpu().contiguous()
             for name, part in wanted:
-                whole = canonical.setdefault(name, torch.zeros(part.shape, dtype=local.dtype))
+                whole = canonical.setdefault(name, torch.zeros(part.shape, dtype=local.dtype, device="cpu"))
                 mine = local.as_strided(part.size, part.step, local.storage_offset() + part.start)
                 whole.as_strided(part.size, part.to, part.at).copy_(mine)
     return canonical

@@ -75,7 +75,8 @@ def _paths(line: str) -> Iterator[str]:
     """What in a line may be a path: what is quoted, what stands between colons, words."""
     quoted = ["".join(match) for match in _QUOTED.findall(line)]
     parts = [part.strip() for part in re.split(r":(?:\s|$)", line)]
-    words = [word.strip("'\"`<>()[],;.:") for word in line.split()]
+    marks = "'\"`<>()[],;:"
+    words = [word.lstrip(marks).rstrip(f"{marks}.") for word in line.split()]
     yield from (text for text in (*quoted, *parts, *words) if text and "\0" not in text and len(text) < _LONGEST)
 
 

@@ -38,7 +38,7 @@ def collector() -> Collector | PlainCollector:
 @functools.cache
 def _collector_type() -> type[Collector] | type[PlainCollector]:
     try:
-        torch.empty(0, device="cpu").numpy()
+        torch.empty(0, dtype=torch.uint8, device="cpu").numpy()
     except RuntimeError:  # it is missing, broken, or of a version that this torch does not know
         from repro_golden.fingerprint.plain import PlainCollector
 

@@ -39,7 +39,7 @@ from repro_golden.recording.attach.steps import Labels, Made, Turns
 from repro_golden.recording.attach.written.files import Files
 from repro_golden.recording.attach.written.metrics import Metrics, writable
 from repro_golden.recording.attach.written.places import place_of
-from repro_golden.recording.attach.written.raw import FOUND, SHOWN, as_metric
+from repro_golden.recording.attach.written.raw import FOUND, RECORDER_FAILED, SHOWN, as_metric
 from repro_golden.recording.attach.written.records import Records, tap
 from repro_golden.trace.families import UNREAD
 
@@ -453,7 +453,7 @@ class Session:
         except (AssertionError, RuntimeError, ValueError) as error:
             self.around.unread["the state at the end"] = one_line(f"{type(error).__name__}: {error}")[:100]
             # without a sign of it this run would pass for one that was stopped, whose last files prove nothing
-            self._late().take("update", UNREAD, {"": torch.zeros(1)}, None)
+            self._late().take("update", UNREAD, {"": torch.zeros(1, dtype=torch.float32, device="cpu")}, None)
 
     def _ending(self) -> Iterator[tuple[str, Reading]]:
         yield from left(self._met.values(), self.names.held, self._gone)
@@ -495,6 +495,6 @@ class Session:
         self._records.blame(error)
         text = one_line(f"{type(error).__name__}: {error}")[:300]
         if self._records.opened or self.has_optimizer:
-            self._records.failed(f"the recorder failed at step {self._step}: {text}")
+            self._records.failed(f"{RECORDER_FAILED} {self._step}: {text}")
         with contextlib.suppress(Exception):  # the program's stderr may be closed, or full
             print(f"repro: recording stopped at step {self._step} ({text}); the program goes on", file=sys.stderr)

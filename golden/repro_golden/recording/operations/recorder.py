@@ -130,14 +130,14 @@ class OperationRecorder(TorchDispatchMode):
         register_optimizer_step_post_hook(self._stepped)
         self._line({"format": FORMAT, "step": self.step, "rank": self.rank, "pid": os.getpid()})
         with _unseen():
-            first = collector()
-            first.add([torch.zeros(2)], [None])
+            first, zeros = collector(), torch.zeros(2, dtype=torch.float32, device="cpu")
+            first.add([zeros], [None])
             first.finish().result()
         self._collector = collector()
         with contextlib.suppress(ImportError):  # without NumPy, the collector alone reads
             from repro_golden.fingerprint.tensors import lanes_of_small
 
-            lanes_of_small(torch.zeros(2))
+            lanes_of_small(zeros)
             self._small = lanes_of_small
 
     def begin(self) -> None:

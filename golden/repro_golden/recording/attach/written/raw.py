@@ -16,7 +16,10 @@ from typing import Any
 
 from repro_golden.trace.model import METRIC
 
-__all__ = ["FOUND", "NORM", "SHOWN", "RawLog", "as_metric", "cut_short", "number_of"]
+__all__ = ["FOUND", "NORM", "RECORDER_FAILED", "SHOWN", "RawLog", "as_metric", "cut_short", "number_of"]
+
+RECORDER_FAILED = "the recorder failed at step"
+"""How it says that a recording ended by itself, which another commit seldom cures."""
 
 
 class RawLog:
