@@ -161,7 +161,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize(
     ("program", "step", "name"),
     [
-        pytest.param(LAST, 2, "eval_acc#after", id="after-the-last-step"),
+        pytest.param(LAST, 2, "eval_acc", id="after-the-last-step"),
         pytest.param(TENSORS, 0, "acc#1", id="tensors"),
         pytest.param(REPEATED, 0, "acc#2", id="repeated"),
         pytest.param(LOGGED_RATE, 0, None, id="logged-lr"),
@@ -268,6 +268,15 @@ def test_gradients_that_are_asked_for_and_given_to_an_optimizer_begin_a_step(tmp
         assert [step.metrics.get("acc") for step in trace.steps] == [None, None, 3.0, None, None, 6.0]
         assert ["norm" in step.metrics for step in trace.steps] == [False, False, True, False, False, True]
     assert compare(first, other).equal
+
+
+@pytest.mark.parametrize("line", ["print({**numbers})", "tell(**numbers)"], ids=["dict", "JSON"])
+def test_settings_that_are_printed_are_no_result(tmp_path: Path, line: str) -> None:
+    """What comes before anything is trained is shown, and not compared by bits, as saved settings are not."""
+    settings = f"numbers = {{'workers': 4 if V else 0, 'lr_max': 0.5}}\n{line}\n"
+    first, other = traces(tmp_path, HEAD + settings + SAME_TWICE)
+    assert compare(first, other).equal
+    assert [trace.steps[0].metrics["workers"] for trace in (first, other)] == [0.0, 4.0]
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float64"])

@@ -111,7 +111,7 @@ def _labelled(text: str) -> Labelled | None:
     return Labelled(label[2], label[1] or "actor", int(label[3]), metrics) if metrics else None
 
 
-def metrics_of(line: str, patterns: Sequence[re.Pattern[str]] = ()) -> dict[str, float]:
+def metrics_of(line: str, patterns: Sequence[re.Pattern[str]] = (), *, alone: bool = True) -> dict[str, float]:
     """The metrics that one printed line shows; no line at all is an error.
 
     Colour codes, Ray's prefix and the logging prefix of slime, Miles or Relax are taken off; then the line may be
@@ -125,6 +125,8 @@ def metrics_of(line: str, patterns: Sequence[re.Pattern[str]] = ()) -> dict[str,
 
     Args:
         line: without its line end. Lines longer than 64 KiB are not read.
+        alone: whether an object or dict alone in its line counts: before anything is trained it may be the program's
+            settings.
         patterns: searched besides, each match in turn, in what is left of the line. A pattern with just the groups
             `name` and `value` gives that name; in any other the groups' names are the metrics' names. A group that
             holds no float is passed over.
@@ -136,7 +138,7 @@ def metrics_of(line: str, patterns: Sequence[re.Pattern[str]] = ()) -> dict[str,
     label = _label_of(line, text)
     if label:
         metrics = label.metrics
-    elif text.startswith("{"):
+    elif alone and text.startswith("{"):
         metrics = numbers(text, quoted=True)
     for pattern in patterns:
         named = pattern.groups == 2 and set(pattern.groupindex) == {"name", "value"}

@@ -84,7 +84,7 @@ def _hearing(
     when("tqdm.std", lambda module: _bars(module.tqdm, session, on_bars))
 
     def line(text: str) -> None:
-        compared = metrics_of(text, patterns)
+        compared = metrics_of(text, patterns, alone=session.metrics.begun)
         for name, value in compared.items():
             session.metric(name, value)
         draw(text, compared)

@@ -58,7 +58,7 @@ class Session:
         around: What is alive beside the optimizers.
         has_optimizer: Whether an optimizer of torch's was ever made.
         ends: Each takes the last line of a stream, which may have no end.
-        passes: Backward passes, in a program with optimizers, since the last step of one.
+        metrics, passes: Numbers that are told; backward passes since the last step, in a program with optimizers.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -84,7 +84,7 @@ class Session:
         self._step = 0
         self._seconds: deque[float] = deque(maxlen=4096)
         self._began: float | None = None
-        self._metrics = Metrics(self.settings.ignore, lambda: (self._hand and self._hand.begun) or self.passes.begun)
+        self.metrics = Metrics(self.settings.ignore, lambda: (self._hand and self._hand.begun) or self.passes.begun)
         self._met: dict[int, tuple[Callable[[], Any], str]] = {}  # optimizers and their labels
         self._kept: list[Any] = []
         self._final: Mapping[str, str] = {}
@@ -112,7 +112,7 @@ class Session:
     @harmless
     def metric(self, name: str, value: Any, *, own: bool = False) -> None:
         """Keep a number for its step, of the program's or of our `own`. The tensor it may be is not waited for."""
-        self._metrics.take(writable(name), value, own=own)
+        self.metrics.take(writable(name), value, own=own)
 
     @harmless
     def observe(self, phase: str, name: str, value: Any) -> None:
@@ -288,7 +288,7 @@ class Session:
         labelled = sorted(((self._met[id_of(o)][1], o) for o in made.optimizers), key=lambda pair: pair[0])
         written = self._labels.stepped(labelled, self._step)
         prefixed = [(f"optimizer.{k}/" if k else "", o) for k, (_, o) in enumerate(labelled)]
-        logged = self._metrics.end(prefix + name for prefix, o in prefixed for name in learning_rates(o))
+        logged = self.metrics.end(prefix + name for prefix, o in prefixed for name in learning_rates(o))
         if not self.settings.record:
             self._held = ({name: float(value) for name, value in logged.items()}, frozenset())
             self.passes.stepped()
@@ -316,7 +316,7 @@ class Session:
                 self._gone["gradients"] = "freed by the step, which made them itself"
         for name, value in logged.items():
             number = value if isinstance(value, torch.Tensor) else float(value)
-            self._take("grad" if self._metrics.is_own(name) else "loss", name, number)
+            self._take("grad" if self.metrics.is_own(name) else "loss", name, number)
         for prefix, optimizer, held in named:
             for kind, reading in held.kinds(state=self.settings.state_after(self._step)):
                 self._read("update", prefix + kind, reading, whole=not kind)
@@ -386,7 +386,7 @@ class Session:
             return
         (held, early), self._held = self._held, None
         if not self.settings.record:
-            numbers = held | self._metrics.late(held)
+            numbers = held | self.metrics.late(held)
         else:
             from repro_golden.trace.step import Step
             from repro_golden.trace.writer import metric_row
@@ -395,16 +395,16 @@ class Session:
             step = Step(packs=True)
             signals.into(step, lambda row: as_metric(row, early))
             numbers = {name: value for name, value in step.metrics.items() if name in early}
-            late = self._metrics.late(numbers)
+            late = self.metrics.late(numbers)
             for name, value in late.items():
                 step.add(metric_row("loss", name, value))
             numbers |= late
             for row in self._files.rows(self._turns.own):
                 if not self.settings.ignores(row.name):
                     step.add(row)
-            after, self._after = self._after, None
-            if after is not None:
-                after.into(step)
+            if self._after is not None:
+                self._after.into(step)
+                self._after = None
             self._records.log.append(step.end(self._step - 1, label))
         if self.settings.terminal:
             logged = {name: value for name, value in numbers.items() if not name.startswith(SHOWN)}
@@ -432,7 +432,7 @@ class Session:
         self._take_final()
         self._kept.clear()  # what is alive now is so in a run that is not asked for its final state
         if not stopped:
-            self._metrics.left()
+            self.metrics.left()
             self._files.end()
             if self._held is not None and self.settings.record:
                 self._read_end()
@@ -480,9 +480,9 @@ class Session:
             self._records.log.put(".terminal", terminal(self._final, self._first, self._logged))
         passes = {} if stopped else self.passes.unread()
         unread = CLOSED | self.around.unread | self._files.unread | self._gone | passes
-        ignored = sorted({*self._metrics.ignored, *TIMES})
+        ignored = sorted({*self.metrics.ignored, *TIMES})
         end = {"steps": self._step, "stopped": stopped, "ignored": ignored, "unread": dict(sorted(unread.items()))}
-        end |= {"machine": sorted({*self._metrics.machine, *TIMES})}
+        end |= {"machine": sorted({*self.metrics.machine, *TIMES})}
         end |= {"modules": loaded(), "places": places(self.settings.place, self._main)}
         self._records.log.put(".end", end | {"spent": measure(self._seconds)})
 

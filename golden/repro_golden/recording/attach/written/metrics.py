@@ -90,6 +90,11 @@ class Metrics:
         self._own, self._now = {}, {}
         return own | _told_apart(told)
 
+    @property
+    def begun(self) -> bool:
+        """Whether a step has ended or is under way."""
+        return self._ended or self._under_way() is not False
+
     def is_own(self, name: str) -> bool:
         """Whether a number of the step that has ended is not the program's."""
         return name in self._read_apart
