@@ -123,7 +123,7 @@ def json_text(data: Any) -> str:
     try:
         text = json.dumps(data, indent=2, sort_keys=True, allow_nan=False)
     except ValueError:  # JSON has no NaN
-        from repro_golden.compare.traces import jsonable
+        from repro_golden.base.canonical import jsonable
 
         text = json.dumps(jsonable(data), indent=2, sort_keys=True, allow_nan=False)
     return text.replace("##", "#\\u0023")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -368,8 +368,8 @@ def test_the_answer_is_sealed(tmp_path: Path) -> None:
     path = tmp_path / "answer.json"
     digest = seal_answer(answer, path)
     text = path.read_text()
-    assert not any(str(value) in text for value in answer.to_mapping().values() if len(str(value)) > 2)
-    assert open_answer(path, digest) == answer.to_mapping()
+    assert not any(str(value) in text for value in asdict(answer).values() if len(str(value)) > 2)
+    assert open_answer(path, digest) == asdict(answer)
     seal_answer(replace(answer, first_step=answer.first_step + 1), path)
     with pytest.raises(ReproError, match="changed since it was sealed"):
         open_answer(path, digest)

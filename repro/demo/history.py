@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Literal
 
 from repro.demo.culprits import CULPRITS, Culprit, kinds
@@ -97,10 +97,6 @@ class Answer:
     place: str
     phase: str
     first_step: int
-
-    def to_mapping(self) -> dict[str, str | int]:
-        """JSON types."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

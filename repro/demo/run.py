@@ -12,7 +12,7 @@ import subprocess
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from repro_bisect.driver.result import BisectResult
 from repro_bisect.driver.session import Options as BisectOptions
 from repro_bisect.driver.session import commits_of
 from repro_bisect.probe.progress import Event
-from repro_golden.base.canonical import canonical_json, write_atomic
+from repro_golden.base.canonical import canonical_json, mapping_of, write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.case.file import find_case
 from repro_golden.repository.checkout import find_checkout
@@ -96,20 +96,8 @@ class DemoResult:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        return {
-            "seed": self.seed,
-            "right": not self.problem,
-            "problem": self.problem,
-            "commits": self.commits,
-            "proofs": self.proofs,
-            "verify": self.verification.to_mapping(),
-            "bisect": self.bisect.to_mapping(),
-            "answer": self.answer,
-            "sha256": self.sha256,
-            "reports": [str(path) for path in self.reports],
-            "reproduce": self.reproduce,
-            "seconds": self.seconds,
-        }
+        told = {"right": not self.problem, "problem": self.problem, "verify": self.verification}
+        return mapping_of(self, "verification", reports=[str(path) for path in self.reports], **told)
 
 
 def prepare_folder(folder: Path) -> None:
@@ -257,7 +245,7 @@ def _git(root: Path, *arguments: str, stdin: bytes = b"") -> None:
 
 def seal_answer(answer: Answer, path: Path) -> str:
     """Write the answer so that no eye or grep reads it by accident; its SHA-256 is returned."""
-    raw = canonical_json(answer.to_mapping()).encode()
+    raw = canonical_json(asdict(answer)).encode()
     digest = hashlib.sha256(raw).hexdigest()
     sealed = {"sealed": base64.b64encode(zlib.compress(raw, 9)).decode(), "sha256": digest}
     write_atomic(path, canonical_json(sealed) + "\n")

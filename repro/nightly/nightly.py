@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from repro.nightly.baseline import Judgement, Tonight, baseline_of
@@ -15,13 +14,14 @@ from repro.nightly.lineage import lineage
 from repro.nightly.records import Baseline, Check, Night, Status, Summary, worst
 from repro.nightly.trusted import metrics_check, nonfinite, summarise
 from repro.pulls.pair import now
-from repro_bisect.axes.axis import PointInfo, short
+from repro_bisect.axes.axis import short
 from repro_bisect.axes.commits import Commits
 from repro_bisect.driver.commits import bisect_range
 from repro_bisect.driver.result import BisectResult
 from repro_bisect.driver.session import Options, commits_of, fetched_rollouts, session
 from repro_bisect.predicates.predicates import Bitwise, of_case
 from repro_bisect.probe.progress import Event, Watch
+from repro_golden.base.canonical import jsonable, mapping_of
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.base.observed import tellings
 from repro_golden.base.usage import spent_of
@@ -211,7 +211,7 @@ class _Night:
             try:
                 result = self._search(f"{good}..{self.commit}")
                 outcome, why = result.outcome, result.unnamed
-                self.culprits = _plain([culprit.to_mapping() for culprit in result.culprits])
+                self.culprits = jsonable(result.culprits)
             except MachineFailureError:
                 raise
             except NotVerifiableError as error:
@@ -247,10 +247,10 @@ class _Night:
             baseline=judgement.baseline if judgement else Baseline("none"),
             metrics=self.metrics,
             kl=self._kl(),
-            compared=_plain(compared.to_mapping()) if compared else None,
+            compared=jsonable(compared),
             culprits=self.culprits,
             bisect=self.bisected,
-            spent=spent.to_mapping() if spent else None,
+            spent=jsonable(spent),
             seconds=time.monotonic() - self.began,
             reproduce=self.asked.reproduce,
             version=self.asked.version,
@@ -262,8 +262,7 @@ class _Night:
         if self.trace is None:
             return None
         known = self.judgement.looked if self.judgement else None
-        mapping = (known or of_case(self.case.compare).looked(self.trace)).to_mapping()
-        return _plain(mapping)  # type: ignore[no-any-return]
+        return (known or of_case(self.case.compare).looked(self.trace)).to_mapping()
 
     def _kl(self) -> dict[str, float]:
         """KL(baseline || tonight) where it is farthest from 0; of equal bits 0, where there are log-probs."""
@@ -277,10 +276,4 @@ class _Night:
 
 
 def _info(checkout: Checkout, commit: str) -> dict[str, Any]:
-    info: PointInfo = Commits(checkout, commit, {}, ["."]).info(commit)
-    return _plain(asdict(info))  # type: ignore[no-any-return]
-
-
-def _plain(value: Any) -> Any:
-    """The same as JSON has it, with lists for tuples."""
-    return json.loads(json.dumps(value, allow_nan=False))
+    return mapping_of(Commits(checkout, commit, {}, ["."]).info(commit))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from repro_golden.base.canonical import check_format, decode_float, encode_float, read_json, write_atomic
+from repro_golden.base.canonical import check_format, decode_float, mapping_of, read_json, write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.trace.model import checked, to_checked_line
 
@@ -162,18 +162,7 @@ class Night:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types, with the format number."""
-        raw = {k: v for k, v in vars(self).items() if k not in ("checks", "baseline", "metrics", "kl", "number")}
-        return raw | {
-            "format": FORMAT,
-            "commit": {k: list(v) if isinstance(v, tuple) else v for k, v in self.commit.items()},
-            "culprits": list(self.culprits),
-            "checks": [vars(check) for check in self.checks],
-            "baseline": vars(self.baseline),
-            "metrics": {
-                name: {k: encode_float(v) for k, v in vars(summary).items()} for name, summary in self.metrics.items()
-            },
-            "kl": {name: encode_float(value) for name, value in self.kl.items()},
-        }
+        return mapping_of(self, "number", format=FORMAT)
 
     @classmethod
     def from_mapping(cls, raw: Mapping[str, Any]) -> Night:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from repro_bisect.probe.answers import Answer, unlike_before, unusable
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
+from repro_golden.base.canonical import mapping_of
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.base.usage import Usage, spent_of
 from repro_golden.case.file import Bound, Case, Compare
@@ -34,7 +35,6 @@ from repro_golden.compare.traces import (
     Divergence,
     every_violation,
     first_difference,
-    jsonable,
     named_alike,
     on_purpose,
 )
@@ -87,15 +87,7 @@ class Compared:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        return {
-            "verdict": self.verdict,
-            "drift": self.drift.to_mapping(),
-            "violations": [jsonable(asdict(v)) for v in self.violations],
-            "picture": self.plot_data.to_mapping() if self.plot_data else None,
-            "flaky": self.flaky,
-            "mismatch": self.mismatch.to_mapping() if self.mismatch else None,
-            "nonfinite": self.nonfinite.to_mapping() if self.nonfinite else None,
-        }
+        return mapping_of(self, "plot_data", picture=self.plot_data)
 
 
 def compare_traces(a: Trace, b: Trace, rule: Compare, *, dumped: tuple[Trace, Trace] | None = None) -> Compared:
@@ -186,25 +178,7 @@ class PairResult:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        spent = {side: usage.to_mapping() if usage else None for side, usage in self.spent.items()}
-        return {
-            "case": self.case,
-            "base": asdict(self.base),
-            "head": asdict(self.head),
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "compared": self.compared.to_mapping() if self.compared else None,
-            "bounds": {name: bound.model_dump() for name, bound in self.bounds.items()},
-            "spent": spent,
-            "commits": self.commits,
-            "culprits": [culprit.to_mapping() for culprit in self.culprits],
-            "bisect": self.bisect.to_mapping() if self.bisect else None,
-            "unnamed": self.unnamed,
-            "notes": list(self.notes),
-            "machine": self.machine,
-            "at": self.at,
-            "seconds": self.seconds,
-        }
+        return mapping_of(self, bounds={name: bound.model_dump() for name, bound in self.bounds.items()})
 
 
 def compare_commits(

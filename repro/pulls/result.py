@@ -12,7 +12,6 @@ from repro.pulls.pair import Compared, PairResult
 from repro.report.pieces import Line, code, plain, quoted, said
 from repro.text import count
 from repro_bisect.axes.axis import short
-from repro_golden.base.canonical import encode_float
 from repro_golden.base.observed import bounded
 
 __all__ = ["FORMAT", "WORDS", "Entry", "Failed", "PullReport", "judging", "moved_bounds", "summary", "verdict_line"]
@@ -85,7 +84,7 @@ class PullReport:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types, without NaN."""
-        raw = {
+        return {
             "format": FORMAT,
             "version": __version__,
             "at": self.at,
@@ -96,17 +95,6 @@ class PullReport:
             "reproduce": self.command,
             "results": [entry.to_mapping() | {"line": plain(verdict_line(entry))} for entry in self.entries],
         }
-        mapping: dict[str, Any] = _finite(raw)
-        return mapping
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: floats that are not finite are written as the hex of their bits."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return encode_float(value) if isinstance(value, float) else value
 
 
 def summary(entries: Sequence[Entry]) -> str:

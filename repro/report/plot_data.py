@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from repro_golden.base.canonical import encode_float
+from repro_golden.base.canonical import mapping_of
 from repro_golden.compare.step_difference import differing, unlike
 from repro_golden.compare.traces import first_divergent_index, kl_of_step, measured, named_alike
 from repro_golden.trace import Row, Trace, read_dump
@@ -86,20 +86,7 @@ class PlotData:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types; cells as lists in the order of their attributes, floats that are not finite as hex."""
-        cells = [[encode_float(v) if isinstance(v, float) else v for v in asdict(c).values()] for c in self.cells]
-        tokens = None
-        if self.tokens:
-            pairs = [[encode_float(a), encode_float(b)] for a, b in self.tokens.pairs]
-            tokens = {"step": self.tokens.step, "total": self.tokens.total, "pairs": pairs}
-        return {
-            "steps": list(self.steps),
-            "signals": list(self.signals),
-            "more": self.more,
-            "cells": cells,
-            "histogram": [list(bar) for bar in self.histogram],
-            "of": dict(self.of),
-            "tokens": tokens,
-        }
+        return mapping_of(self, cells=[list(vars(cell).values()) for cell in self.cells])
 
 
 def plot_data_of(

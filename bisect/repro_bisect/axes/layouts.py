@@ -11,15 +11,16 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from repro_golden.base.canonical import mapping_of
 from repro_golden.base.errors import ReproError
-from repro_golden.compare.traces import check_comparable, jsonable
+from repro_golden.compare.traces import check_comparable
 from repro_golden.fingerprint.share import merge
 from repro_golden.trace import PHASES, Row, Trace, read_dump
 from repro_golden.trace.families import family
@@ -157,11 +158,7 @@ class LayoutComparison:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        raw = {k: jsonable(asdict(v) if isinstance(v, Parting | LogProbGap) else v) for k, v in vars(self).items()}
-        alone = {k: list(v) for k, v in self.alone.items()}
-        by_step = {name: {str(step): n for step, n in raw.pop(name).items()} for name in ("unmeasured_at", "sampled")}
-        more = {"alone": alone, "unmeasured": self.unmeasured, "shown": list(self.shown), "verdict": self.verdict}
-        return raw | by_step | more
+        return mapping_of(self, unmeasured=self.unmeasured, verdict=self.verdict)
 
 
 def compare_layouts(

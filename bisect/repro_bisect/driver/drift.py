@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from repro_bisect.axes.axis import PointInfo
 from repro_bisect.probe.cost import Cost
 from repro_bisect.search.changelog import Kind
-from repro_golden.base.canonical import encode_float
+from repro_golden.base.canonical import mapping_of
 from repro_golden.case.file import Compare
 from repro_golden.compare.coverage import Coverage
 from repro_golden.compare.renames import NOTHING, Renames
-from repro_golden.compare.traces import Divergence, MetricChange, compare, jsonable, named_alike
+from repro_golden.compare.traces import Divergence, MetricChange, compare, named_alike
 from repro_golden.trace import Trace
 
 __all__ = ["Drift", "Gap", "HistoryResult", "Moved", "Rename", "Row", "drift"]
@@ -70,9 +70,7 @@ class Gap:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        raw = asdict(self) | {"absolute": self.absolute, "relative": self.relative}
-        mapping: dict[str, Any] = jsonable(raw)
-        return mapping
+        return mapping_of(self, absolute=self.absolute, relative=self.relative)
 
 
 @dataclass(frozen=True)
@@ -93,9 +91,7 @@ class Moved:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        first = self.first.to_mapping() if self.first else None
-        left = {"left": self.left.to_mapping()} if self.left else {}
-        return {"first": first, "worst": self.worst.to_mapping(), "last": self.last.to_mapping(), **left}
+        return mapping_of(self, *() if self.left else ("left",))
 
 
 @dataclass(frozen=True)
@@ -138,18 +134,10 @@ class Drift:
     def to_mapping(self) -> dict[str, Any]:
         """JSON types; floats that are not finite as the hex of their bits."""
         kl = {
-            name: {place: {"step": step, "value": encode_float(value)} for place, (step, value) in values.items()}
+            name: {place: {"step": step, "value": value} for place, (step, value) in values.items()}
             for name, values in self.kl.items()
         }
-        return {
-            "steps": self.steps,
-            "divergence": jsonable(asdict(self.divergence)) if self.divergence else None,
-            "metrics": {name: moved.to_mapping() for name, moved in self.metrics.items()},
-            "kl": kl,
-            "ended": self.ended,
-            "renamed": self.renames.to_mapping(),
-            "looked_at": self.looked.to_mapping(),
-        }
+        return mapping_of(self, "renames", "looked", kl=kl, renamed=self.renames, looked_at=self.looked)
 
 
 def drift(a: Trace, b: Trace, *, strict: bool = False, left: Sequence[Divergence] = ()) -> Drift:
@@ -241,20 +229,6 @@ class Row:
     environment: Sequence[str] = ()
     detail: str = ""
 
-    def to_mapping(self) -> dict[str, Any]:
-        """JSON types."""
-        return {
-            "kind": self.kind,
-            "commit": asdict(self.commit),
-            "before": self.before,
-            "points": list(self.points),
-            "untried": list(self.untried),
-            "against_previous": self.against_previous.to_mapping() if self.against_previous else None,
-            "cumulative": self.cumulative.to_mapping() if self.cumulative else None,
-            "environment": list(self.environment),
-            "detail": self.detail,
-        }
-
 
 @dataclass(frozen=True)
 class Rename:
@@ -272,7 +246,7 @@ class Rename:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        return {"before": self.before, "after": self.after, "renamed": self.renames.to_mapping()}
+        return mapping_of(self, "renames", renamed=self.renames)
 
 
 @dataclass(frozen=True)
@@ -336,16 +310,4 @@ class HistoryResult:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        other = ("rows", "cost", "skips", "subjects", "renames", "looked", "ends", "remarks")
-        raw = {k: v for k, v in self.__dict__.items() if k not in other}
-        return raw | {
-            "rows": [row.to_mapping() for row in self.rows],
-            "renames": [rename.to_mapping() for rename in self.renames],
-            "ends": [asdict(end) for end in self.ends],
-            "skips": dict(self.skips),
-            "remarks": list(self.remarks),
-            "subjects": dict(self.subjects),
-            "cost": self.cost.to_mapping(),
-            "verifiable": self.verifiable,
-            "looked_at": self.looked.to_mapping(),
-        }
+        return mapping_of(self, "looked", verifiable=self.verifiable, looked_at=self.looked)

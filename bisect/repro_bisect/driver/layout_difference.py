@@ -19,7 +19,7 @@ from repro_bisect.probe.executors import Signal
 from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
-from repro_golden.base.canonical import canonical_json
+from repro_golden.base.canonical import canonical_json, mapping_of
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.case.file import Case
 from repro_golden.compare.endings import ended_early, failed_since
@@ -87,15 +87,7 @@ class LayoutResult:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        nested = {"comparison", "between", "cost"}
-        raw: dict[str, Any] = {k: v for k, v in vars(self).items() if k not in nested}
-        between = [
-            {"key": b.key, "layout": b.layout, "skip": b.skip}
-            | {"comparison": b.comparison.to_mapping() if b.comparison else None}
-            for b in self.between
-        ]
-        comparison = self.comparison.to_mapping() if self.comparison else None
-        return raw | {"comparison": comparison, "between": between, "cost": self.cost.to_mapping()}
+        return mapping_of(self)
 
 
 def replay_layouts(

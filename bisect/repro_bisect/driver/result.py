@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from repro_bisect.axes.axis import PointInfo, short
 from repro_bisect.explain.result import Explanation
 from repro_bisect.probe.cost import Cost
+from repro_golden.base.canonical import mapping_of
 from repro_golden.compare.coverage import Coverage
 from repro_golden.compare.renames import NOTHING, Renames
-from repro_golden.compare.traces import Comparison, Divergence, jsonable
+from repro_golden.compare.traces import Comparison, Divergence
 
 __all__ = ["BisectResult", "Culprit", "Outcome", "in_order"]
 
@@ -47,15 +48,7 @@ class Culprit:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        return {
-            "explanation": self.explanation.to_mapping() if self.explanation else None,
-            "unexplained": self.unexplained,
-            "commit": asdict(self.commit),
-            "environment": list(self.environment),
-            "divergence": jsonable(asdict(self.divergence)) if self.divergence else None,
-            "comparison": self.comparison.to_mapping() if self.comparison else None,
-            "renamed": self.renames.to_mapping(),
-        }
+        return mapping_of(self, "renames", "before", "until", renamed=self.renames)
 
 
 def in_order(points: Collection[str], parents: Iterable[str]) -> list[str]:
@@ -214,20 +207,6 @@ class BisectResult:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        skipped = {"culprits", "flaky", "cost", "parents", "end", "renames", "looked", "earlier", "ends", "apart"}
-        raw: dict[str, Any] = {k: jsonable(v) for k, v in self.__dict__.items() if k not in skipped}
-        return raw | {
-            "bitwise": self.bitwise,
-            "order": self.order,
-            "commits": self.commits,
-            "culprit": asdict(self.culprit) if self.culprit else None,
-            "flaky": self.flaky.to_mapping() if self.flaky else None,
-            "comparison": self.comparison.to_mapping() if self.comparison else None,
-            "divergence": jsonable(asdict(self.divergence)) if self.divergence else None,
-            "earlier": jsonable(asdict(self.earlier)) if self.earlier else None,
-            "ends": [asdict(end) for end in self.ends],
-            "culprits": [culprit.to_mapping() for culprit in self.culprits],
-            "cost": self.cost.to_mapping(),
-            "renamed": self.renames.to_mapping(),
-            "looked_at": self.looked.to_mapping(),
-        }
+        told = ("bitwise", "order", "commits", "culprit", "comparison", "divergence")
+        more = {name: getattr(self, name) for name in told} | {"renamed": self.renames, "looked_at": self.looked}
+        return mapping_of(self, "parents", "end", "renames", "looked", "apart", **more)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from repro_bisect.explain.source import Place
+from repro_golden.base.canonical import mapping_of
 from repro_golden.compare.coverage import Coverage
-from repro_golden.compare.traces import Divergence, jsonable
+from repro_golden.compare.traces import Divergence
 from repro_golden.recording.operations.stream import Operation
 from repro_golden.trace.tensor_difference import TensorDifference
 
@@ -150,14 +151,4 @@ class Explanation:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        mapping: dict[str, Any] = _plain(asdict(self))
-        del mapping["looked"]
-        return mapping | {"looked_at": self.looked.to_mapping()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return jsonable(value)
+        return mapping_of(self, "looked", looked_at=self.looked)

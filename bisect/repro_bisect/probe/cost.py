@@ -6,6 +6,8 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from repro_golden.base.canonical import mapping_of
+
 __all__ = ["Bill", "Cost", "Stage"]
 
 Stage = Literal["ends", "search", "confirmation", "explanation"]
@@ -40,6 +42,4 @@ class Cost:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types: the totals, and each part."""
-        parts = asdict(self)
-        del parts["began"]
-        return asdict(self.total) | parts
+        return asdict(self.total) | mapping_of(self, "began")

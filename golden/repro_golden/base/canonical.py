@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -10,7 +11,7 @@ import re
 import struct
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -26,6 +27,8 @@ __all__ = [
     "digest_framed",
     "encode_float",
     "frame",
+    "jsonable",
+    "mapping_of",
     "parse_json",
     "parse_toml",
     "read_json",
@@ -119,6 +122,25 @@ def encode_float(value: float) -> float | str:
 def decode_float(value: float | str) -> float:
     """The inverse of `encode_float`, bit for bit."""
     return cast("float", struct.unpack(">d", bytes.fromhex(value))[0]) if isinstance(value, str) else float(value)
+
+
+def jsonable(value: Any) -> Any:
+    """JSON types: of floats that are not finite the hex of their bits, of a dataclass `to_mapping` or its fields."""
+    if hasattr(value, "to_mapping"):
+        return value.to_mapping()
+    if dataclasses.is_dataclass(value):
+        return mapping_of(value)
+    if isinstance(value, Mapping):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [jsonable(item) for item in value]
+    return encode_float(value) if isinstance(value, float) else value
+
+
+def mapping_of(result: Any, *without: str, **more: Any) -> dict[str, Any]:
+    """A dataclass as `jsonable`: its fields but for some, and what is said beside them or in their place."""
+    fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    return {name: jsonable(value) for name, value in (fields | more).items() if name not in without}
 
 
 def same_float(a: float | None, b: float | None) -> bool:

@@ -16,10 +16,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from repro_golden.base.canonical import mapping_of
 from repro_golden.base.errors import ReproError
 from repro_golden.base.extras import require
 from repro_golden.case.file import Bound
-from repro_golden.compare.traces import MetricChange, jsonable
+from repro_golden.compare.traces import MetricChange
 
 __all__ = ["EventsComparison", "agreeing_offset", "differences", "event_files", "matched", "read_events"]
 
@@ -184,19 +185,8 @@ class EventsComparison:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types; floats that are not finite as the hex of their bits."""
-        rows = {"differing": self.differing, "nonfinite": self.nonfinite}
-        return {
-            "equal": self.agrees,
-            "metrics": dict(self.metrics),
-            "values": self.values,
-            "ended": self.ended,
-            "apart": {name: list(counts) for name, counts in self.apart.items()},
-            "alone": [list(names) for names in self.alone],
-            "last_steps": list(self.last) if self.last else None,
-        } | {
-            name: [{"step": c.step, "metric": c.metric, "a": jsonable(c.a), "b": jsonable(c.b)} for c in changes]
-            for name, changes in rows.items()
-        }
+        told = {"equal": self.agrees, "metrics": dict(self.metrics), "values": self.values, "last_steps": self.last}
+        return mapping_of(self, "changes", "last", **told)
 
 
 def matched(baseline: Sequence[str], ours: Sequence[str]) -> list[tuple[str, str]]:

@@ -7,12 +7,12 @@ import math
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from repro_golden.base.canonical import encode_float, same_float
+from repro_golden.base.canonical import mapping_of, same_float
 from repro_golden.base.errors import NotShownError, NotVerifiableError, ReproError
 from repro_golden.base.observed import tellings
 from repro_golden.case.file import Bound, Compare
@@ -39,7 +39,6 @@ __all__ = [
     "every_violation",
     "first_difference",
     "first_divergent_index",
-    "jsonable",
     "kl_between",
     "kl_of_step",
     "measured",
@@ -140,27 +139,9 @@ class Comparison:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types; floats that are not finite as the hex of their bits."""
-        return {
-            "steps": self.steps,
-            "equal": self.equal,
-            "ended": self.ended,
-            "lengths": list(self.lengths) if self.lengths else None,
-            "renamed": self.renames.to_mapping(),
-            "looked_at": self.looked.to_mapping(),
-            "divergence": jsonable(asdict(self.divergence)) if self.divergence else None,
-            "nonfinite": self.nonfinite.to_mapping() if self.nonfinite else None,
-            "metrics": [jsonable(asdict(m)) for m in self.metrics],
-            "kl": {str(step): {"k1": encode_float(k1), "k3": encode_float(k3)} for step, (k1, k3) in self.kl.items()},
-        }
-
-
-def jsonable(value: Any) -> Any:
-    """JSON types; floats that are not finite as the hex of their bits."""
-    if isinstance(value, dict):
-        return {k: jsonable(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [jsonable(item) for item in value]
-    return encode_float(value) if isinstance(value, float) else value
+        kl = {step: {"k1": k1, "k3": k3} for step, (k1, k3) in self.kl.items()}
+        named = {"renamed": self.renames, "looked_at": self.looked}
+        return mapping_of(self, "renames", "looked", equal=self.equal, kl=kl, **named)
 
 
 NO_AGREEMENT = "nothing differs, but values that are not finite agree on nothing"

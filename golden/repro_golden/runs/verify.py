@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from repro_golden.base.canonical import canonical_json
+from repro_golden.base.canonical import canonical_json, mapping_of
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.base.files import scratch_folder
 from repro_golden.case.file import Case
@@ -61,16 +61,9 @@ class Verification:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        return {
-            "agrees": self.agrees,
-            "machine": self.golden.machine,
-            "commit": self.golden.record.get("commit"),
-            "comparison": self.comparison.to_mapping(),
-            "mismatch": self.mismatch.to_mapping() if self.mismatch else None,
-            "mismatch_broken": [breach.to_mapping() for breach in self.broken],
-            "varied": list(self.varied),
-            "since": self.since,
-        }
+        golden = {"machine": self.golden.machine, "commit": self.golden.record.get("commit")}
+        told = {"agrees": self.agrees, "mismatch_broken": self.broken, **golden}
+        return mapping_of(self, "golden", "steps", "agreeing", "broken", **told)
 
 
 def find_golden(store: Store, case: Case, who: Who, vary: Sequence[str] = ()) -> GoldenRun:

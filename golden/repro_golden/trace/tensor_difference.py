@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -44,10 +44,6 @@ class TensorDifference:
     def exact(self) -> bool:
         """Whether every element was compared."""
         return self.elements == self.total
-
-    def to_mapping(self) -> dict[str, Any]:
-        """JSON types."""
-        return asdict(self)
 
     def __str__(self) -> str:
         if self.elements == 0:

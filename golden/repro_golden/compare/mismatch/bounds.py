@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from repro_golden.base.canonical import mapping_of
 from repro_golden.base.checks import Proof
 from repro_golden.case.tables import MismatchTable
 from repro_golden.compare.mismatch.measured import Mismatch, Token, difference, measure, ratios, token_at
-from repro_golden.compare.traces import jsonable
 from repro_golden.trace import Trace
 from repro_golden.trace.token_columns import Floats, TokenPairs, pairs_of
 
@@ -46,11 +46,7 @@ class Breach(Proof):
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types; floats that are not finite as the hex of their bits."""
-        token = asdict(self.token) if self.token else None
-        mapping: dict[str, Any] = jsonable(
-            {"step": self.step, "metric": self.name, "detail": self.detail, "token": token}
-        )
-        return mapping
+        return mapping_of(self, "name", "passed", metric=self.name)
 
     def __str__(self) -> str:
         if self.token is None:

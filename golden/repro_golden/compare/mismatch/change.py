@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from repro_golden.base.canonical import encode_float, same_float
+from repro_golden.base.canonical import mapping_of, same_float
 from repro_golden.compare.mismatch.measured import Mismatch, measure
 from repro_golden.compare.renames import first_other_chain
 from repro_golden.compare.traces import named_alike
@@ -49,8 +49,7 @@ class Number:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types; floats that are not finite as the hex of their bits."""
-        values = {"before": self.before, "after": self.after, "ratio": self.ratio}
-        return {"metric": self.metric} | {k: None if v is None else encode_float(v) for k, v in values.items()}
+        return mapping_of(self, ratio=self.ratio)
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,7 @@ class MismatchChange:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types; floats that are not finite as the hex of their bits."""
-        numbers = [number.to_mapping() for number in self.numbers()]
-        return {"before": self.before.to_mapping(), "after": self.after.to_mapping(), "numbers": numbers}
+        return mapping_of(self, numbers=self.numbers())
 
 
 def mismatch_change(a: Trace, b: Trace, bound: float | None = None) -> MismatchChange | None:

@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from repro_golden.compare.traces import jsonable
+from repro_golden.base.canonical import mapping_of
 from repro_golden.trace import Trace
 from repro_golden.trace.token_columns import Floats, Integers, TokenPairs, pairs_of
 
@@ -162,8 +162,7 @@ class Mismatch:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types; floats that are not finite as the hex of their bits."""
-        mapping: dict[str, Any] = jsonable(asdict(self))
-        return mapping
+        return mapping_of(self)
 
     def __str__(self) -> str:
         bad = f"{self.nonfinite} of {self.tokens + self.nonfinite} tokens not finite" if self.nonfinite else ""
