@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from repro_bisect.driver.drift import Gap, kl_places, moved_metrics
 from repro_golden.base.canonical import same_float
 from repro_golden.base.clean import one_line
-from repro_golden.compare.traces import NO_AGREEMENT, Comparison, MetricChange
+from repro_golden.compare.traces import NO_AGREEMENT, Comparison
 
 __all__ = [
     "METRICS_HEAD",
     "NO_METRIC",
-    "MetricSummary",
     "agreeing",
     "comparison_text",
     "count",
@@ -28,44 +27,6 @@ __all__ = [
     "table",
     "utc",
 ]
-
-
-@dataclass(frozen=True)
-class MetricSummary:
-    """One metric over the compared steps.
-
-    Attributes:
-        metric: Its name.
-        first: Where it first differs, or None.
-        worst: Where |b - a| is largest; NaN counts as largest.
-        last: At the last compared step.
-    """
-
-    metric: str
-    first: MetricChange | None
-    worst: MetricChange
-    last: MetricChange
-
-
-def summaries(changes: Sequence[MetricChange]) -> list[MetricSummary]:
-    """Every metric's first difference, worst and last step, those that moved first."""
-    by_name: dict[str, list[MetricChange]] = {}
-    for change in changes:
-        by_name.setdefault(change.metric, []).append(change)
-    metrics = [
-        MetricSummary(name, next((c for c in rows if not c.same), None), max(rows, key=_distance), rows[-1])
-        for name, rows in by_name.items()
-    ]
-    return sorted(metrics, key=lambda s: s.first is None)
-
-
-def _distance(change: MetricChange) -> float:
-    if change.same:
-        return 0.0
-    if change.a is None or change.b is None:
-        return math.inf
-    gap = abs(change.b - change.a)
-    return math.inf if math.isnan(gap) else gap
 
 
 def number(value: float | None, digits: int = 7) -> str:
@@ -87,7 +48,7 @@ def percent(share: float, digits: int) -> str:
     return f"{100 * share:+.0f}" if "e+" in text else text
 
 
-def relative(change: MetricChange) -> str:
+def relative(change: Gap) -> str:
     """The difference b - a, and that relative to |a|; as a factor from tenfold on, and left out where a is 0."""
     if change.a is None or change.b is None:
         return "-"
@@ -143,17 +104,14 @@ METRICS_HEAD = ("metric", "first step", "there", "worst step", "difference there
 def metrics_rows(comparison: Comparison) -> list[list[str]]:
     """One row for each metric that moved and for KL between the two policies, with the columns of `METRICS_HEAD`."""
     rows = []
-    for s in summaries(comparison.metrics):
-        if s.first is not None:
-            there = sides(s.first.a, s.first.b)
-            rows.append([s.metric, str(s.first.step), there, str(s.worst.step), relative(s.worst), relative(s.last)])
-    for name, index in (("KL k1", 0), ("KL k3", 1)):
-        values = {step: kl[index] for step, kl in comparison.kl.items()}
-        if any(v != 0 for v in values.values()):
-            first = next(step for step, v in values.items() if v != 0)
-            worst = max(values, key=lambda step: math.inf if math.isnan(values[step]) else abs(values[step]))
-            cells = [f"{values[step]:.3g}" for step in (first, worst, list(values)[-1])]
-            rows.append([name, str(first), f"0 -> {cells[0]}", str(worst), cells[1], cells[2]])
+    for name, moved in moved_metrics(comparison.metrics).items():
+        if (first := moved.first) is not None:
+            there, worst = sides(first.a, first.b), moved.worst
+            rows.append([name, str(first.step), there, str(worst.step), relative(worst), relative(moved.last)])
+    for name, places in kl_places(comparison.kl).items():
+        if "first" in places:
+            (begin, at_first), (step, most), (_, last) = (places[place] for place in ("first", "worst", "last"))
+            rows.append([f"KL {name}", str(begin), f"0 -> {at_first:.3g}", str(step), f"{most:.3g}", f"{last:.3g}"])
     return rows
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from repro_bisect.axes.axis import PointInfo
 from repro_bisect.probe.cost import Cost
@@ -17,9 +17,7 @@ from repro_golden.compare.renames import NOTHING, Renames
 from repro_golden.compare.traces import Divergence, MetricChange, compare, named_alike
 from repro_golden.trace import Trace
 
-__all__ = ["Drift", "Gap", "HistoryResult", "Moved", "Rename", "Row", "drift"]
-
-_Value = TypeVar("_Value")
+__all__ = ["Drift", "Gap", "HistoryResult", "Moved", "Rename", "Row", "drift", "kl_places", "moved_metrics"]
 
 
 @dataclass(frozen=True)
@@ -153,16 +151,13 @@ def drift(a: Trace, b: Trace, *, strict: bool = False, left: Sequence[Divergence
         ReproError: the traces cannot be compared.
     """
     comparison = compare(a, b, Compare(names="strict" if strict else "matched"))
-    gaps: dict[str, list[Gap]] = {}
-    for change in comparison.metrics:
-        gaps.setdefault(change.metric, []).append(Gap(change.step, change.a, change.b))
     out: dict[str, set[int]] = {}
     for violation in left:
         out.setdefault(violation.signal, set()).add(violation.step)
     return Drift(
         comparison.steps,
         comparison.divergence,
-        {name: _moved(rows, out.get(name, ())) for name, rows in gaps.items()},
+        moved_metrics(comparison.metrics, out),
         _kl(a, named_alike(a, b, strict=strict), comparison.kl),
         comparison.ended,
         comparison.renames,
@@ -170,15 +165,19 @@ def drift(a: Trace, b: Trace, *, strict: bool = False, left: Sequence[Divergence
     )
 
 
-def _moved(gaps: Sequence[Gap], left: Collection[int]) -> Moved:
-    """One metric over all steps; those in `left` it spent out of its bound."""
-    first = next((g for g in gaps if not g.same), None)
-    return Moved(first, _worst(gaps, lambda g: g.weight), gaps[-1], next((g for g in gaps if g.step in left), None))
-
-
-def _worst(values: Iterable[_Value], weight: Callable[[_Value], float]) -> _Value:
-    """The heaviest; of several the first."""
-    return max(values, key=weight)
+def moved_metrics(
+    changes: Iterable[MetricChange], left: Mapping[str, Collection[int]] | None = None
+) -> dict[str, Moved]:
+    """Each metric over all steps; those in `left` it spent out of its bound."""
+    by_name: dict[str, list[Gap]] = {}
+    for change in changes:
+        by_name.setdefault(change.metric, []).append(Gap(change.step, change.a, change.b))
+    moved = {}
+    for name, gaps in by_name.items():
+        out, first = (left or {}).get(name, ()), next((g for g in gaps if not g.same), None)
+        beyond = next((g for g in gaps if g.step in out), None)
+        moved[name] = Moved(first, max(gaps, key=lambda g: g.weight), gaps[-1], beyond)
+    return moved
 
 
 def _kl(a: Trace, b: Trace, known: Mapping[int, tuple[float, float]]) -> dict[str, dict[str, tuple[int, float]]]:
@@ -191,10 +190,15 @@ def _kl(a: Trace, b: Trace, known: Mapping[int, tuple[float, float]]) -> dict[st
         if a.steps[count - 1].chain != b.steps[count - 1].chain:
             return {}  # there are log-probs, but not of one shape
         known = {last: (0.0, 0.0)}
+    return kl_places(known)
+
+
+def kl_places(known: Mapping[int, tuple[float, float]]) -> dict[str, dict[str, tuple[int, float]]]:
+    """By estimator the steps of `Drift.kl`, of the KL of each step by both."""
     summary: dict[str, dict[str, tuple[int, float]]] = {}
-    for index, name in enumerate(("k1", "k3")):
+    for index, name in enumerate(("k1", "k3") if known else ()):
         steps = [(step, pair[index]) for step, pair in known.items()]
-        worst = _worst(steps, lambda s: math.inf if math.isnan(s[1]) else abs(s[1]))
+        worst = max(steps, key=lambda s: math.inf if math.isnan(s[1]) else abs(s[1]))
         summary[name] = {"worst": worst, "last": steps[-1]}
         if worst[1] != 0:
             summary[name]["first"] = next(s for s in steps if s[1] != 0)
