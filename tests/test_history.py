@@ -8,12 +8,13 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro.report.history import history_table, history_text, markdown, signed
+from repro.report.history import history_table, history_text, signed, write_report
 from repro.report.pieces import cut
 from repro.report.plots import history_plot
 from repro_bisect.axes.axis import PointInfo
@@ -416,7 +417,7 @@ def result_of(*gaps: tuple[float, float]) -> HistoryResult:
     )
 
 
-def test_the_table_fits_and_the_plot_leaves_nothing_out() -> None:
+def test_the_table_fits_and_the_plot_leaves_nothing_out(tmp_path: Path) -> None:
     """Long names are cut to 120 columns; 0 and NaN are drawn with shapes of their own, and each row has its place."""
     result = result_of((1.0, 1.001), (1.0, 1.0), (1.0, math.nan), (0.0, 2.0))
     table = history_table(result)
@@ -425,13 +426,15 @@ def test_the_table_fits_and_the_plot_leaves_nothing_out() -> None:
     for text in ("no size", "measured", "drawn at 1e", *(row.commit.commit[:10] for row in result.rows)):
         assert text in plot
     assert history_plot(result_of()) == "" and history_table(result_of()) == ""
-    assert markdown(result, "x").count("&#124;") == 3 * len(result.rows), "bars in subjects are no columns"
+    report = next(write_report(result, tmp_path, "x")).read_text()
+    assert report.count("&#124;") == 3 * len(result.rows), "bars in subjects are no columns"
 
 
-def test_a_remark_is_in_what_is_told_and_written() -> None:
+def test_a_remark_is_in_what_is_told_and_written(tmp_path: Path) -> None:
     """What is to be known of the search stands in the text, the report and the JSON."""
     result = dataclasses.replace(result_of((1.0, 2.0)), remarks=["probes disturbed each other"])
-    told = history_text(result), markdown(result, "x"), json.dumps(result.to_mapping()["remarks"])
+    report = next(write_report(result, tmp_path, "x")).read_text()
+    told = history_text(result), report, json.dumps(result.to_mapping()["remarks"])
     assert all("probes disturbed each other" in text for text in told)
 
 

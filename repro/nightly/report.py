@@ -9,13 +9,11 @@ from typing import Any, Literal
 
 import click
 
-from repro import __version__
 from repro.nightly.records import STATUSES, Night, Status, worst
 from repro.report.mismatch import HEAD, mismatch_rows, mismatch_text, mismatch_title
-from repro.report.pieces import clean, templates
+from repro.report.pieces import clean, written
 from repro.text import count, utc
 from repro_bisect.axes.axis import short
-from repro_golden.base.canonical import write_atomic
 
 __all__ = ["COLOURS", "MARKS", "annotate", "culprit_lines", "headline", "nightly_text", "write_report"]
 
@@ -154,15 +152,10 @@ def _context(nights: Sequence[Night], files: Sequence[Path], command: str) -> di
         "cases": cases,
         "seconds": round(sum(night.seconds for night in nights)),
         "command": command,
-        "version": __version__,
         "gap_head": HEAD,
     }
 
 
 def write_report(nights: Sequence[Night], files: Sequence[Path], folder: Path, command: str) -> list[Path]:
     """Write ``report.md`` and ``report.html`` (self-contained) and return both paths."""
-    paths = [folder / "report.md", folder / "report.html"]
-    for path in paths:
-        page = templates().get_template(f"nightly{path.suffix}.jinja")
-        write_atomic(path, page.render(**_context(nights, files, command)))
-    return paths
+    return list(written("nightly", folder, lambda _: _context(nights, files, command)))

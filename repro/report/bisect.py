@@ -6,22 +6,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from repro import __version__
 from repro.report.change import change_of
 from repro.report.explain import explain_lines, size_plot
-from repro.report.pieces import Markdown, range_ends, report_text, templates
-from repro.report.skips import Skipped, skipped
+from repro.report.pieces import Markdown, range_ends, report_text, written
+from repro.report.skips import Skipped, cost_text, skip_lines, skipped
 from repro.text import METRICS_HEAD, count, duration, metrics_rows, metrics_table, plural
 from repro_bisect.axes.axis import short
 from repro_bisect.driver.delta import SetResult
 from repro_bisect.driver.result import BisectResult, Culprit
-from repro_golden.base.canonical import write_atomic
 from repro_golden.base.clean import one_line
 
-__all__ = ["bisect_text", "markdown", "write_report"]
+__all__ = ["bisect_text", "write_report"]
 
 _SHOWN = 10
-"""Reasons of skips that a terminal shows; the report shows all."""
+"""Changes of an environment that are shown."""
 
 
 def headline(result: BisectResult, what: str = "commit") -> str:
@@ -257,12 +255,7 @@ def bisect_text(result: BisectResult, what: str = "commit") -> str:
         None, [branch_line(result), noise_line(result, what), explanation(result, what), looked_line(result)]
     )
     lines += ["", *notes, cost_line(result, what)]
-    groups = _skipped(result, what)
-    for group in groups[:_SHOWN]:
-        lines += [one_line(f"skipped {group.who}: {group.reason}")]
-        lines += [one_line(f"  {group.diagnosis}")] if group.diagnosis else []
-    lines += [f"and {len(groups) - _SHOWN} more"] if len(groups) > _SHOWN else []
-    return "\n".join(lines)
+    return "\n".join([*lines, *skip_lines(_skipped(result, what))])
 
 
 def _metric_tables(result: BisectResult, shown: Callable[[str], str] = str) -> list[str]:
@@ -288,20 +281,8 @@ def looked_line(result: BisectResult) -> str:
 
 def cost_line(result: BisectResult, what: str = "commit") -> str:
     """What it took; of commits beside what `git bisect run` would have trained with the same trainer."""
-    c = result.cost
-    total, parts = c.total, [count(result.commits, what)]
-    if isinstance(result, SetResult):
-        parts = [f"{count(result.asked, 'set')} of changes tried"]
-    parts += [count(total.probes, "probe"), count(total.steps, "trained step"), f"{result.seconds:.0f} s"]
-    if c.reused:
-        parts.append(f"{count(c.reused, 'probe')} reused")
-    if result.skips:
-        parts.append(f"{count(len(result.skips), what)} skipped")
-    text = ", ".join(parts)
-    if total.steps:
-        bills = [("the ends", c.ends), ("the search", c.search), ("the confirmation", c.confirmation)]
-        bills += [("the explanation", c.explanation)] if c.explanation.steps else []
-        text += "; trained steps: " + ", ".join(f"{bill.steps} for {name}" for name, bill in bills)
+    sets = f"{count(result.asked, 'set')} of changes tried" if isinstance(result, SetResult) else ""
+    text = cost_text(result, sets or count(result.commits, what), what)
     if what == "commit" and result.git_probes and (result.rates is None or not result.posterior):
         costs = [count(result.git_probes, "test")]
         if result.predicate != "exit":
@@ -313,7 +294,8 @@ def cost_line(result: BisectResult, what: str = "commit") -> str:
 
 
 def _context(result: BisectResult, command: str, what: str, *, plotted: bool) -> dict[str, Any]:
-    return {
+    plots = _plots(result, what) if plotted else {}
+    return plots | {
         "result": result,
         "what": what,
         "headline": headline(result, what),
@@ -332,7 +314,6 @@ def _context(result: BisectResult, command: str, what: str, *, plotted: bool) ->
         "metrics": Markdown("\n\n".join(_metric_tables(result, report_text))),
         "skipped": _skipped(result, what),
         "command": command,
-        "version": __version__,
     }
 
 
@@ -344,25 +325,24 @@ def _reason(culprit: Culprit, *, plotted: bool) -> dict[str, Any]:
     return {"point": culprit.commit.commit, "text": text, "change": change_of(reason), "plot": plot} if text else {}
 
 
-def markdown(result: BisectResult, command: str, what: str = "commit") -> str:
-    """The report as Markdown."""
-    return templates().get_template("bisect.md.jinja").render(**_context(result, command, what, plotted=False))
-
-
 def write_report(result: BisectResult, folder: Path, command: str, what: str = "commit") -> Iterator[Path]:
     """Write ``report.md`` and ``report.html`` (self-contained, plots as SVG): each path once it is there."""
+    return written("bisect", folder, lambda page: _context(result, command, what, plotted=page))
+
+
+def _plots(result: BisectResult, what: str) -> dict[str, Any]:
+    """What the page alone shows."""
     from repro.report.plots import commit_strip, distance_plot, drift_plot
 
-    yield write_atomic(folder / "report.md", markdown(result, command, what))
-    context = _context(result, command, what, plotted=True)
-    context["head"] = METRICS_HEAD
-    context["rows"] = metrics_rows(result.comparison) if result.comparison else []
-    context["unlogged"] = result.comparison is not None and not result.comparison.looked.logged
-    context["drift"] = drift_plot(result.comparison) if result.comparison else ""
-    context["distance"] = distance_plot(result.comparison) if result.comparison else ""
-    context["strip"] = commit_strip(result)
+    comparison, strip = result.comparison, commit_strip(result)
     if what != "commit":
         title = "sets of changes" if isinstance(result, SetResult) else f"{plural(what)}, in order"
-        context["strip"] = context["strip"].replace("commits, oldest first", title)
-    page = templates().get_template("bisect.html.jinja").render(**context)
-    yield write_atomic(folder / "report.html", page)
+        strip = strip.replace("commits, oldest first", title)
+    return {
+        "head": METRICS_HEAD,
+        "rows": metrics_rows(comparison) if comparison else [],
+        "unlogged": comparison is not None and not comparison.looked.logged,
+        "drift": drift_plot(comparison) if comparison else "",
+        "distance": distance_plot(comparison) if comparison else "",
+        "strip": strip,
+    }

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from repro import __version__
 from repro.report.change import change_of
-from repro.report.pieces import templates
+from repro.report.pieces import written
 from repro_bisect.axes.axis import short
-from repro_golden.base.canonical import write_atomic
 from repro_golden.base.clean import one_line
 
 if TYPE_CHECKING:
@@ -136,15 +134,16 @@ def _indented(text: str) -> list[str]:
 
 def write_report(explanation: Explanation, folder: Path, command: str) -> Iterator[Path]:
     """Write ``report.md`` and ``report.html`` (self-contained): each path once it is there."""
-    context = {
-        "found": explanation,
-        "sides": [side for side in (explanation.before, explanation.after) if side.explained],
-        "change": change_of(explanation),
-        "command": command,
-        "version": __version__,
-    }
-    for kind in ("md", "html"):
-        plot = size_plot(explanation) if kind == "html" else ""
-        size = "\n".join(size_lines(explanation.size, plotted=bool(plot))) if explanation.size else ""
-        page = templates().get_template(f"explain.{kind}.jinja").render(**context, size=size, plot=plot)
-        yield write_atomic(folder / f"report.{kind}", page)
+
+    def context(page: bool) -> dict[str, Any]:
+        plot = size_plot(explanation) if page else ""
+        return {
+            "found": explanation,
+            "sides": [side for side in (explanation.before, explanation.after) if side.explained],
+            "change": change_of(explanation),
+            "command": command,
+            "size": "\n".join(size_lines(explanation.size, plotted=bool(plot))) if explanation.size else "",
+            "plot": plot,
+        }
+
+    return written("explain", folder, context)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from repro import __version__
-from repro.report.pieces import Markdown, cut, range_ends, report_text, templates
-from repro.report.skips import skipped
+from repro.report.pieces import Markdown, cut, range_ends, report_text, written
+from repro.report.skips import cost_text, skip_lines, skipped
 from repro.text import NO_METRIC, count, plural, table
 from repro_bisect.axes.axis import short
 from repro_bisect.driver.drift import Drift, HistoryResult, Moved, Row
@@ -18,7 +18,7 @@ from repro_golden.base.canonical import write_atomic
 from repro_golden.base.clean import one_line
 from repro_golden.compare.traces import Divergence
 
-__all__ = ["METRICS", "headline", "history_table", "history_text", "markdown", "write_report"]
+__all__ = ["METRICS", "headline", "history_table", "history_text", "write_report"]
 
 METRICS = {"grad_norm": "grad_norm", "loss": "loss", "logp gap": "train_rollout_logprob_abs_diff"}
 """Columns of metrics, with the names that they go by in traces."""
@@ -27,7 +27,7 @@ LEFT = 6
 """The first so many columns are words; numbers follow, to the right."""
 WIDTH = 120
 _SHOWN = 10
-"""Reasons of skips, and points of a group, that a terminal shows; the report shows all."""
+"""Points of a group that a terminal shows; the report shows all."""
 _LARGE = 100_000
 _NEAR = 1e-3
 
@@ -196,14 +196,7 @@ def listed(result: HistoryResult, most: int | None = None) -> list[str]:
 
 def cost_line(result: HistoryResult) -> str:
     """What it took."""
-    total, c = result.cost.total, result.cost
-    parts = [count(result.points, result.what), count(total.probes, "probe"), count(total.steps, "trained step")]
-    parts += [f"{result.seconds:.0f} s"]
-    parts += [f"{count(c.reused, 'probe')} reused"] if c.reused else []
-    parts += [f"{count(len(result.skips), result.what)} skipped"] if result.skips else []
-    bills = (("the ends", c.ends), ("the search", c.search), ("the confirmation", c.confirmation))
-    spent = ", ".join(f"{bill.steps} for {name}" for name, bill in bills)
-    return ", ".join(parts) + (f"; trained steps: {spent}" if total.steps else "")
+    return cost_text(result, count(result.points, result.what), result.what)
 
 
 def looked_line(result: HistoryResult) -> str:
@@ -216,9 +209,7 @@ def history_text(result: HistoryResult) -> str:
     wrapped_notes = [textwrap.fill(note, WIDTH) for note in notes(result)]
     more = [textwrap.fill(line, WIDTH, subsequent_indent="    ") for line in listed(result, _SHOWN)]
     blocks = [[headline(result)], [history_table(result)], more, wrapped_notes]
-    groups = skipped(result.skips, result.what)
-    skips = [one_line(f"skipped {group.who}: {group.reason}") for group in groups[:_SHOWN]]
-    skips += [f"and {len(groups) - _SHOWN} more"] if len(groups) > _SHOWN else []
+    skips = skip_lines(skipped(result.skips, result.what))
     blocks += [[*skips, *(textwrap.fill(line, WIDTH) for line in (looked_line(result), cost_line(result)))]]
     return "\n\n".join("\n".join(block) for block in blocks if any(block))
 
@@ -237,13 +228,7 @@ def _context(result: HistoryResult, command: str) -> dict[str, Any]:
         "looked": looked_line(result),
         "cost": cost_line(result),
         "command": command,
-        "version": __version__,
     }
-
-
-def markdown(result: HistoryResult, command: str) -> str:
-    """The report as Markdown."""
-    return templates().get_template("history.md.jinja").render(**_context(result, command))
 
 
 def write_report(result: HistoryResult, folder: Path, command: str) -> Iterator[Path]:
@@ -254,9 +239,7 @@ def write_report(result: HistoryResult, folder: Path, command: str) -> Iterator[
     """
     from repro.report.plots import history_plot
 
-    yield write_atomic(folder / "report.md", markdown(result, command))
-    plot = history_plot(result)
-    page = templates().get_template("history.html.jinja").render(**_context(result, command), plot=plot)
-    yield write_atomic(folder / "report.html", page)
-    if plot:
-        yield write_atomic(folder / "drift.svg", plot)
+    plot = cache(lambda: history_plot(result))
+    yield from written("history", folder, lambda page: _context(result, command) | ({"plot": plot()} if page else {}))
+    if plot():
+        yield write_atomic(folder / "drift.svg", plot())

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from repro import __version__
-from repro.report.pieces import templates
+from repro.report.pieces import written
 from repro.text import count
 from repro_bisect.axes.axis import short
 from repro_bisect.axes.layouts import LayoutComparison
 from repro_bisect.driver.layout_difference import Between, LayoutResult
-from repro_golden.base.canonical import write_atomic
 from repro_golden.base.clean import one_line
 
 __all__ = ["layout_text", "unknown", "write_layout_report"]
@@ -94,12 +93,10 @@ def layout_text(result: LayoutResult) -> str:
 
 def write_layout_report(result: LayoutResult, folder: Path, command: str) -> Iterator[Path]:
     """Write ``report.md`` and ``report.html``: each path once it is there."""
-    context = {
+    told = {
         "headline": headline(result),
         "lines": lines(result),
         "cost": f"{cost_line(result)}. Code: {short(result.commit)}. Machine: {result.machine}. repro {__version__}.",
         "command": command,
     }
-    for kind in ("md", "html"):
-        page = templates().get_template(f"layouts.{kind}.jinja").render(**context)
-        yield write_atomic(folder / f"report.{kind}", page)
+    return written("layouts", folder, lambda _: told)

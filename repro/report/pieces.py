@@ -7,14 +7,17 @@ escape sequence. A line therefore keeps apart what was said here and what is quo
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from repro import __version__
 from repro.report.palette import css, themed
 from repro.text import utc
 from repro_bisect.axes.axis import PointInfo, short
+from repro_golden.base.canonical import write_atomic
 from repro_golden.base.clean import one_line, visible
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ __all__ = [
     "said",
     "seen",
     "templates",
+    "written",
 ]
 
 
@@ -234,6 +238,19 @@ def templates() -> jinja2.Environment:
     called = markupsafe.Markup("@&#8203;")  # a space of no width, so that GitHub calls nobody
     made.filters["e"] = lambda value: markupsafe.escape(clean(str(value))).replace("@", called)
     return made
+
+
+def written(name: str, folder: Path, context: Callable[[bool], Mapping[str, Any]]) -> Iterator[Path]:
+    """Write ``report.md`` and ``report.html`` (self-contained): each path once it is there.
+
+    Args:
+        name: Of both templates.
+        folder: Where to.
+        context: What a template is given, by whether it is that of the page.
+    """
+    for kind in ("md", "html"):
+        text = templates().get_template(f"{name}.{kind}.jinja").render(context(kind == "html"), version=__version__)
+        yield write_atomic(folder / f"report.{kind}", text)
 
 
 def seen(value: object) -> object:
