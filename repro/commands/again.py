@@ -21,17 +21,17 @@ _OF_THE_TELLING = frozenset((
 """Parameters that change how or where an answer is told, and not the answer."""
 
 
-def again(root: Path | None = None, case: Case | None = None, **pinned: Any) -> str:
+def again(root: Path | None = None, replayed: Case | None = None, **pinned: Any) -> str:
     """The line of the command that is running.
 
     Args:
         root: The repository, from which its paths are told; without one they are told as they were given.
-        case: What is replayed: with it, the variables that its program takes from ours are part of the line.
+        replayed: The case that is: with it, the variables that its program takes from ours are part of the line.
         pinned: Values in place of those given, by the names of the command's parameters; None leaves one out.
     """
     context = click.get_current_context()
     command: Sequence[str] = context.params.get("command") or ()
-    before = _variables(case, command) if case else {}
+    before = _variables(replayed, command) if replayed else {}
     argv = context.command_path.split()
     argv += [word for kind in (click.Argument, click.Option) for word in _given(context, kind, pinned, root)]
     if command:

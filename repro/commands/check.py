@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from repro.commands.again import again
 from repro.commands.rollout.group import engine_options
 from repro.lazy_group import LazyGroup
 from repro.output import emit, json_option, progress
@@ -64,8 +64,8 @@ def rollout(
     with progress("checking") as say:
         say(f"checking the rollout engine of {this_case.name}")
         result = check_rollouts(asked, checkout.place(asked), only=chosen, expected=expected)
-    again = _command(this_case.name, engine, sglang_url, words, only, expect)
-    emit(as_json, result.to_mapping() | {"reproduce": again}, f"{_text(result)}\nreproduce with: {again}")
+    command = again(case=this_case.name)
+    emit(as_json, result.to_mapping() | {"reproduce": command}, f"{_text(result)}\nreproduce with: {command}")
     return result.exit_code
 
 
@@ -76,18 +76,6 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals:
         raise ReproError(f"--expect {text} is not CHECK=WORD: write --expect batch-of-8=differs")
     return name, word
-
-
-def _command(
-    case: str, engine: str | None, url: str | None, settings: tuple[str, ...], only: tuple[str, ...],
-    expect: tuple[str, ...],
-) -> str:  # fmt: skip
-    """The command that does it again."""
-    argv = ["repro", "check", "rollout", case]
-    argv += [word for name, value in (("--engine", engine), ("--sglang-url", url)) if value for word in (name, value)]
-    for name, values in (("--set", settings), ("--only", only), ("--expect", expect)):
-        argv += [word for value in values for word in (name, value)]
-    return shlex.join(argv)
 
 
 def _text(result: RolloutChecks) -> str:
