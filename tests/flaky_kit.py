@@ -44,7 +44,7 @@ KINDS = ("both", "GOOD fails", "BAD passes")
 
 
 @dataclass
-class Points:
+class Points(Axis):
     """A history as an axis; each of its commits has code of its own."""
 
     parents: dict[str, list[str]]
@@ -62,20 +62,6 @@ class Points:
     def tree(self, point: str) -> str:
         """See `Axis`."""
         return self.same.get(point, point)
-
-    def commit(self, point: str) -> str:
-        """See `Axis`."""
-        return point
-
-    def case(self, point: str, case: Case) -> Case:
-        """See `Axis`."""
-        del point
-        return case
-
-    def skipped(self, point: str) -> str:
-        """See `Axis`."""
-        del point
-        return ""
 
     def descendants(self, point: str) -> set[str]:
         """See `Axis`."""

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import time
@@ -145,21 +144,6 @@ def test_order_of_outcomes_does_not_matter(
     assert one.observations == counts
 
 
-@given(histories(), st.floats(0.01, 1))
-@at_most(60)
-def test_credible_set_is_the_smallest(history: tuple[Dag[str], Outcomes, dict[str, float]], mass: float) -> None:
-    """`credible` holds its mass, no smaller set does, it is sorted by probability, and it grows with the mass."""
-    dag, outcomes, weights = history
-    search = search_of(dag, outcomes, weights)
-    interval, chance = search.credible(mass), search.posterior
-    assert sum(chance[c] for c in interval) >= mass - 1e-9
-    assert [chance[c] for c in interval] == sorted((chance[c] for c in interval), reverse=True)
-    smaller = itertools.combinations(chance.values(), len(interval) - 1)
-    assert all(sum(part) < mass + 1e-9 for part in smaller)
-    assert search.credible(mass / 2) == interval[: len(search.credible(mass / 2))]
-    assert set(search.credible(1)) == {c for c, p in chance.items() if p > 0}
-
-
 @given(dags(), st.integers(0, 6), st.integers(0, 6), st.integers(0, 6), st.integers(0, 6), st.data())
 @at_most(60)
 def test_a_failure_raises_what_it_contains(  # the counts are those of the two ends
@@ -282,7 +266,7 @@ def test_weights_are_the_prior() -> None:
     assert search.posterior == pytest.approx({0: 0.6, 1: 0.0, 2: 0.2, 3: 0.2})
     for _ in range(20):
         search = search.with_outcome(0, False).with_outcome(1, True)
-    assert search.posterior[1] == 0 and 1 not in search.credible(1)
+    assert search.posterior[1] == 0
     moved = replace(search, weights={0: 0.0})
     assert moved.posterior[0] == 0 and moved.posterior[1] > 0.9
 
@@ -341,7 +325,6 @@ def test_swapped_ends_are_refused() -> None:
         (lambda: BayesSearch(line(3), 2, [GOOD]).with_skip(GOOD), "-1 cannot be tested but is an end"),
         (lambda: BayesSearch(line(3), 2, [GOOD]).next(-1), "k must be at least 0"),
         (lambda: BayesSearch(line(3), 2, [GOOD]).next(costs={1: 0.0}), "a cost must be a positive"),
-        (lambda: BayesSearch(line(3), 2, [GOOD]).credible(0.0), "mass between 0 and 1"),
     ],
 )
 def test_wrong_use_is_refused_in_one_line(make: Callable[[], object], message: str) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import NotVerifiableError
@@ -42,59 +43,63 @@ class PointInfo:
     diffstat: str
 
 
-class Axis(Protocol):
-    """Points from a good end to a bad one. Points with the same `tree` and the same case share a probe."""
+class Axis(ABC):
+    """Points from a good end to a bad one. Points with the same `tree` and the same case share a probe.
 
-    @property
-    def what(self) -> str:
-        """What a point is: commit, version, change or layout."""
+    Attributes:
+        what: What a point is: commit, version, change or layout.
+        good: The good end.
+        named: What was named as the good end; another than that where both ends only have an ancestor in common.
+        bad: The bad end.
+        parents: Every point after the good end, newest first, with those before it.
+        paths: What of the repository decides numbers.
+    """
 
-    @property
-    def good(self) -> str:
-        """The good end."""
+    what: str
+    good: str
+    named: str
+    bad: str
+    parents: Mapping[str, Sequence[str]]
+    paths: Sequence[str]
 
-    @property
-    def named(self) -> str:
-        """What was named as the good end; another than that where both ends only have an ancestor in common."""
-
-    @property
-    def bad(self) -> str:
-        """The bad end."""
-
-    @property
-    def parents(self) -> Mapping[str, Sequence[str]]:
-        """Every point after the good end, newest first, with those before it."""
-
-    @property
-    def paths(self) -> Sequence[str]:
-        """What of the repository decides numbers."""
-
+    @abstractmethod
     def tree(self, point: str) -> str | None:
         """Hash of the subject's code there; None where there is none of it."""
 
     def commit(self, point: str) -> str:
-        """The commit whose code is run there."""
+        """The commit whose code is run there: where points are commits, the point."""
+        return point
 
     def case(self, point: str, case: Case) -> Case:
-        """The case as it is there."""
+        """The case as it is there: the same everywhere, where nothing else is said."""
+        del point
+        return case
 
     def skipped(self, point: str) -> str:
         """Why a point cannot be tested, where that is known without trying; else empty."""
+        del point
+        return ""
 
+    @abstractmethod
     def descendants(self, point: str) -> set[str]:
         """The points that contain one, without itself."""
 
+    @abstractmethod
     def subjects(self, points: Sequence[str]) -> dict[str, str]:
         """One line on each point."""
 
+    @abstractmethod
     def info(self, point: str) -> PointInfo:
         """What a report says of it."""
 
+    @abstractmethod
     def holds(self, path: str) -> str | None:
         """A commit of the axis that has a file or folder; None where none has."""
 
     def git_tests(self, culprit: str, verdicts: Mapping[str, str]) -> int | None:
         """Tests that `git bisect run` makes until it names a culprit; None where it cannot, or that is not known."""
+        del culprit, verdicts
+        return None
 
 
 def before(axis: Axis, point: str, good: str) -> str:
@@ -129,7 +134,7 @@ class Change:
     lost: Callable[[Mapping[str, Any]], str] = field(default=lambda _: "", compare=False)
 
 
-class Varied:
+class Varied(Axis):
     """One commit's code under one case after another, in a line.
 
     Attributes:
@@ -162,7 +167,7 @@ class Varied:
         names = list(self._points)
         self.good = self.named = names[0]
         self.bad = names[-1]
-        self.parents: Mapping[str, Sequence[str]] = {names[k]: [names[k - 1]] for k in range(len(names) - 1, 0, -1)}
+        self.parents = {names[k]: [names[k - 1]] for k in range(len(names) - 1, 0, -1)}
 
     def add(self, point: Change) -> None:
         """A point beside the line, such as a set of changes that a search came upon."""
@@ -214,8 +219,3 @@ class Varied:
     def holds(self, path: str) -> str | None:
         """See `Axis.holds`."""
         return self._holds(path)
-
-    def git_tests(self, culprit: str, verdicts: Mapping[str, str]) -> int | None:
-        """Git bisects commits alone."""
-        del culprit, verdicts
-        return None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from repro_bisect.axes.axis import PointInfo, short
+from repro_bisect.axes.axis import Axis, PointInfo, short
 from repro_bisect.axes.gitrule import git_tests
 from repro_golden.base.errors import ReproError
-from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Checkout, no_such_code
 from repro_golden.repository.code_key import code_keys
 from repro_golden.repository.git import Git, GitFailedError
@@ -76,7 +75,7 @@ def _real_parents(git: Git, commit: str) -> list[str]:
     return [line.partition(" ")[2] for line in head.splitlines() if line.startswith("parent ")]
 
 
-class Commits:
+class Commits(Axis):
     """Some commits, the good one first, and how they follow each other.
 
     Attributes:
@@ -131,20 +130,6 @@ class Commits:
         absent = self._keys.absent(ends)
         if missing := [path for path in paths if path in absent]:
             raise no_such_code(missing, " nor ".join(short(commit) for commit in ends))
-
-    def commit(self, point: str) -> str:
-        """A point of this axis is a commit."""
-        return point
-
-    def case(self, point: str, case: Case) -> Case:
-        """The case is the same in every commit."""
-        del point
-        return case
-
-    def skipped(self, point: str) -> str:
-        """Nothing is known of a commit before it is tried."""
-        del point
-        return ""
 
     def descendants(self, commit: str) -> set[str]:
         """The commits of the range that contain `commit`, without itself."""

@@ -144,11 +144,6 @@ class Explanation:
         places = [s.explained.place for s in sides if s.explained and s.explained.place]
         return [*places, *self.mentions, *self.ran]
 
-    @property
-    def hunks(self) -> list[tuple[str, str]]:
-        """The parts of the change that these lines are in, each once, with their files."""
-        return list(dict.fromkeys((place.file, place.hunk) for place in self.places if place.hunk))
-
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
         return mapping_of(self, "looked", looked_at=self.looked)

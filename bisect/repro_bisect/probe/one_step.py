@@ -19,7 +19,7 @@ from repro_bisect.probe.states import States
 from repro_golden.base.canonical import digest
 from repro_golden.case.file import Case
 from repro_golden.compare.step_difference import differing
-from repro_golden.compare.traces import Divergence, first_difference
+from repro_golden.compare.traces import first_difference
 from repro_golden.trace import Row, Trace
 
 __all__ = ["Shortcut", "chosen_steps", "prepare", "same_step", "state_key"]
@@ -47,10 +47,6 @@ class Shortcut:
         """Whether a probe started from the same weights, so that what it made of them is its verdict."""
         divergence = first_difference(self.baseline, trace)
         return divergence is None or not (divergence.phase == "input" and divergence.signal.startswith(_START))
-
-    def divergence(self, trace: Trace) -> Divergence | None:
-        """Where a probe's one step differs from GOOD's."""
-        return first_difference(self.baseline, trace)
 
     def same(self, trace: Trace, straight: Trace) -> bool:
         """Whether a probe's one step is that of the same commit's straight run."""

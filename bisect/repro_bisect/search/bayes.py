@@ -167,16 +167,6 @@ class BayesSearch(Generic[Commit]):
         """Whether the outcomes are noisy: no culprit explains them all without a wrong one."""
         return not self._belief.noiseless.any()
 
-    def credible(self, mass: float) -> tuple[Commit, ...]:
-        """The fewest commits that together hold this much of the posterior, likeliest first.
-
-        Raises:
-            ValueError: mass is not between 0 and 1.
-        """
-        if not 0 < mass <= 1:
-            raise ValueError(f"a credible set holds a mass between 0 and 1, not {mass}")
-        return tuple(self._range.commits[i] for i in self._belief.credible(mass))
-
     def information(self, commit: Commit) -> float:
         """How many bits a test of this commit is expected to tell about the culprit.
 

@@ -193,13 +193,6 @@ class Belief:
         leaders: list[int] = np.flatnonzero((alike == mass.argmax()) & (self.chance > 0)).tolist()
         return leaders
 
-    def credible(self, mass: float) -> list[int]:
-        """The fewest candidates that together hold this much of the posterior, likeliest first."""
-        falling = np.argsort(-self.chance, kind="stable")
-        # A rounding short of the mass must not cost a commit more; those of no chance at all are never needed.
-        size = int(np.searchsorted(np.cumsum(self.chance[falling]), mass - 1e-12)) + 1
-        return [int(i) for i in falling[:size] if self.chance[i] > 0]
-
     def fails(self) -> Floats:
         """The chance that the next test of each row says BAD [R]."""
         return self._forecast[0]

@@ -46,11 +46,6 @@ class Minimal:
     hidden: tuple[int, ...]
     asked: int
 
-    @property
-    def proved(self) -> bool:
-        """Whether the rest of it was seen to move nothing, whichever of its changes is left out."""
-        return not self.hidden
-
 
 def minimal(count: int, slots: int = 1) -> Asking[Minimal]:
     """Search for a subset of ``range(count)`` that moves the numbers, and of which nothing can be left out.
