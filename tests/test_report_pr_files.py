@@ -28,9 +28,9 @@ from repro.pulls.comment import comment
 from repro.pulls.pair import PairResult
 from repro.pulls.report import junit, page, write_report
 from repro.pulls.result import Failed
-from repro.report.difference_plots import heat_map, token_scatter, ulp_plot
 from repro.report.pieces import clean
 from repro.report.plot_data import Cell, PlotData, Tokens
+from repro.report.plots import heat_map, token_scatter, ulp_plot
 from repro_bisect.driver.result import Culprit
 from repro_golden.case.file import Bound
 from repro_golden.repository.checkout import find_checkout

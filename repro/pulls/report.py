@@ -162,8 +162,7 @@ def _named(report: PullReport, n: int) -> Line:
 
 def _plots(result: PairResult) -> list[tuple[str, str]]:
     """Each plot with its title; what there is no data for is left out."""
-    from repro.report.difference_plots import heat_map, token_scatter, ulp_plot
-    from repro.report.plots import distance_plot
+    from repro.report.plots import distance_plot, heat_map, token_scatter, ulp_plot
 
     plots: list[tuple[str, str]] = []
     for culprit in result.culprits[:_PLOTS]:

@@ -111,7 +111,7 @@ def title(explained: Explained) -> str:
 
 def size_plot(explanation: Explanation) -> str:
     """How far the elements of the first difference are apart, as SVG; empty where no plot shows more than a line."""
-    from repro.report.difference_plots import ulp_plot
+    from repro.report.plots import ulp_plot
 
     return ulp_plot(explanation.size.histogram, explanation.size.dtypes[1]) if explanation.size else ""
 
