@@ -23,7 +23,7 @@ from trace_kit import SMALL, content, exact, write
 
 from repro.nightly.records import Nights
 from repro.site import folder as site
-from repro_bisect.probe import recordings
+from repro_bisect.probe import left
 from repro_bisect.probe.journal import Entry, Journal
 from repro_core.config import TrainConfig
 from repro_core.engines.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
@@ -160,7 +160,7 @@ def _formats() -> Iterator[Format]:
     for file in ("state.safetensors", "trainer.json"):
         yield Format(f"a state's {file}", _state, f"s/{file}", _of_state)
     for file in ("rank-00000.jsonl", "digest"):
-        path = f"{recordings.FOLDER}/{file}"
+        path = f"{left.FOLDER}/{file}"
         yield Format(f"recorded operations' {file}", _operations, path, _of_operations, lambda found, _: found == [])
     yield Format("the mark of a built environment", _built, "key.built", _of_built, lambda found, _: found is None)
     yield Format("the list of a site's files", _site, "site/repro-site.json", _of_site)
@@ -309,15 +309,15 @@ def _of_state(folder: Path) -> Any:
 
 
 def _operations(folder: Path) -> None:
-    place = folder / recordings.FOLDER
+    place = folder / left.FOLDER
     place.mkdir()
     lines = [{"format": 1, "step": 0, "rank": 0}, {"contents": [f"{at:032x}" for at in range(20)]}, {"end": ""}]
     (place / "rank-00000.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    recordings.seal(folder)
+    left.seal(folder)
 
 
 def _of_operations(folder: Path) -> Any:
-    streams = recordings.sealed_streams(folder)
+    streams = left.sealed_streams(folder)
     return [(stream.folder / "rank-00000.jsonl").read_bytes() for stream in streams]
 
 

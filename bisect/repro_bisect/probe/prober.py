@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from repro_bisect.axes.axis import Axis, short
 from repro_bisect.predicates.predicates import Exit, Own, Predicate, first_violation
-from repro_bisect.probe import recordings, states
+from repro_bisect.probe import left, states
 from repro_bisect.probe.answers import UNTESTABLE, UNTESTABLE_CODE, Answer, Code, Recording, Skip, is_told
 from repro_bisect.probe.around import Surroundings
 from repro_bisect.probe.company import Company
@@ -211,19 +211,19 @@ class Prober:
         self._charge(asked.stage, made, seconds)
         if outcome.failure and not (trace and asked.partial and outcome.ran_itself):
             return Skip(reason_of(outcome.failure, self.git))
-        streams = recordings.streams_of(folder)
+        streams = left.streams_of(folder)
         if trace is None or not any(record.step == steps[0] for record in trace.steps):
             return Skip(f"it ends before step {steps[0]}")
         if not streams:
             return Skip(f"no operation of step {steps[0]} was recorded: only those of steps of torch's optimizers are")
-        lasting, size = around.lasted(stood), size_of(folder / recordings.FOLDER) + size_of(trace.directory / "dumps")
+        lasting, size = around.lasted(stood), size_of(folder / left.FOLDER) + size_of(trace.directory / "dumps")
         if outcome.failure or size > _DUMPED or any(stream.problem for stream in streams):
             return Recording(trace, streams, seconds, lasting=lasting, beside=outcome.beside)
-        recordings.seal(folder)
-        (folder / recordings.FOLDER).rename(trace.directory / recordings.FOLDER)
+        left.seal(folder)
+        (folder / left.FOLDER).rename(trace.directory / left.FOLDER)
         key = self._operations_key(asked, steps, values, changed)
         kept = self._keep(commit, asked, key, None, made, seconds, trace.directory, outcome, lasting=lasting)
-        streams = [replace(stream, folder=kept / recordings.FOLDER) for stream in streams]
+        streams = [replace(stream, folder=kept / left.FOLDER) for stream in streams]
         return Recording(Trace(kept), streams, seconds, key, asked.run, beside=outcome.beside)
 
     def known_operations(
@@ -235,7 +235,7 @@ class Prober:
         key = self._operations_key(asked, steps, values, self._changed(asked, against))
         entry = self._journal.find(key, asked.run)
         trace = self._known(key, asked) if entry else None
-        streams = recordings.sealed_streams(trace.directory) if isinstance(trace, Trace) else []
+        streams = left.sealed_streams(trace.directory) if isinstance(trace, Trace) else []
         if entry is None or not isinstance(trace, Trace) or not streams:
             return None
         return Recording(trace, streams, entry.seconds, key, asked.run, beside=entry.beside)
@@ -255,7 +255,7 @@ class Prober:
     ) -> str:
         """As `key`; beside it all that decides what a recording holds, the commit for the lines of its stacks."""
         rest = [self._history.commit(asked.point), asked.steps, steps, list(values), changed, list(asked.dump)]
-        return digest("operations", recordings.recorder(), self.key(asked.point, asked.start), repr(rest))
+        return digest("operations", left.recorder(), self.key(asked.point, asked.start), repr(rest))
 
     def _changed(self, asked: Request, against: str) -> list[str]:
         """Files of a point that another has not, or has otherwise."""
