@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -133,7 +132,7 @@ def test_a_state_made_over_changed_rollouts(tmp_path: Path, edited: bool) -> Non
     axis = flaky_kit.Points({"b": ["a"]}, "a", "b")
     watched = watched_rollouts(case, RolloutFiles(rollouts))
     prober = Prober(Checkout(tmp_path, tmp_path / "git"), case, axis, watched, identity, Told(run), Bitwise())
-    prober.make_state(axis.good, 2, kept, None, cancel=threading.Event(), progress=lambda *_: None)
+    prober.make_state(axis.good, 2, kept, None)
     prober.close()
     assert [path.name for path in kept.iterdir()] == ([] if edited else ["2"])
     assert prober.changed == ([str(rollouts / "0")] if edited else [])

@@ -7,9 +7,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
 
 from repro_bisect.axes.axis import Axis, short
 from repro_bisect.predicates.predicates import Exit, Own, Predicate, first_violation
@@ -35,7 +34,7 @@ from repro_golden.store.golden import GoldenRun
 from repro_golden.subjects.watched import Watched
 from repro_golden.trace import Trace
 
-__all__ = ["Prober"]
+__all__ = ["Control", "Prober"]
 
 _DUMPED = 64 << 20
 """Bytes of whole tensors and of operations that a probe in the journal may have."""
@@ -43,8 +42,20 @@ _CODES = 128
 """Exit codes from here on say nothing of a commit, as `git bisect run` has it."""
 
 
-Progress: TypeAlias = Callable[[int, int], None]
-"""Is told how many steps are made, and of how many at most."""
+@dataclass(frozen=True)
+class Control:
+    """What whoever waits for a probe has to do with it.
+
+    Attributes:
+        cancel: Ends the probe without an answer when it is set.
+        progress: Told now and then how many steps are made, and of how many at most.
+    """
+
+    cancel: threading.Event | None = None
+    progress: Callable[[int, int], None] | None = None
+
+
+_FREE = Control()
 
 
 class Prober:
@@ -104,22 +115,15 @@ class Prober:
         self._tried: set[tuple[str, int]] = set()
         self._company = Company()
 
-    def probe(
-        self,
-        asked: Request,
-        *,
-        cancel: threading.Event | None = None,
-        progress: Progress | None = None,
-    ) -> Answer:
+    def probe(self, asked: Request, control: Control = _FREE) -> Answer:
         """Make a probe, or find it in the journal.
 
         Args:
             asked: What is wanted.
-            cancel: Ends the probe without an answer when it is set.
-            progress: Told now and then how many steps are made, and of how many at most.
+            control: See `Control`.
 
         Raises:
-            CancelledError: `cancel` was set.
+            CancelledError: `control.cancel` was set.
             MachineFailureError: git, the disk or the machine failed: no verdict.
             ReproError: the instrument refused.
         """
@@ -140,18 +144,9 @@ class Prober:
             history.commit(point), tree, asked.steps, self.predicate, baseline, asked.start, at,
             case.case.states_budget, asked.dump, case,
         )  # fmt: skip
-        return self._replay(task, asked, key, cancel, progress)
+        return self._replay(task, asked, key, control)
 
-    def make_state(
-        self,
-        commit: str,
-        step: int,
-        kept: Path,
-        start: State | None,
-        *,
-        cancel: threading.Event,
-        progress: Progress,
-    ) -> None:
+    def make_state(self, commit: str, step: int, kept: Path, start: State | None, control: Control = _FREE) -> None:
         """Train a commit up to `step`, and keep its state in a folder of `States` if it can save itself.
 
         Raises:
@@ -163,7 +158,7 @@ class Prober:
         around, began = self._around.of(case), time.monotonic()
         stood = around.moment
         with scratch_folder(self._scratch, "states") as folder:
-            outcome = self._run(task, folder, cancel, progress)
+            outcome = self._run(task, folder, control)
             trace = trace_in(folder / "trace")
             if outcome.failure is None and around.lasted(stood):
                 states.keep(folder / "states", kept)
@@ -174,10 +169,9 @@ class Prober:
         asked: Request,
         steps: tuple[int, int],
         values: Sequence[int] = (),
+        control: Control = _FREE,
         *,
         against: str,
-        cancel: threading.Event | None = None,
-        progress: Progress | None = None,
     ) -> Recording | Skip:
         """Make a probe on whose way the operations of some steps are recorded, or find it in the journal.
 
@@ -185,9 +179,8 @@ class Prober:
             asked: What is wanted, without a baseline. From the state before the recorded steps they are its first.
             steps: The first and the last step that are recorded.
             values: Operations that are written with all that they read and made.
+            control: See `Control`.
             against: The point that it is compared with: the lines of files that differ are noted when they run.
-            cancel: See `probe`.
-            progress: Likewise.
 
         Raises:
             CancelledError, MachineFailureError, ReproError: see `probe`.
@@ -205,7 +198,7 @@ class Prober:
         stood = around.moment
         folder = self._scratch / f"operations-{uuid.uuid4().hex[:8]}"
         folder.mkdir()
-        outcome = self._run(task, folder, cancel, progress)
+        outcome = self._run(task, folder, control)
         trace, seconds = trace_in(folder / "trace"), round(time.monotonic() - began, 3)
         made = len(trace.steps) if trace else 0
         self._charge(asked.stage, made, seconds)
@@ -369,14 +362,12 @@ class Prober:
         except UnjudgedError:
             return False
 
-    def _replay(
-        self, task: Task, asked: Request, key: str, cancel: threading.Event | None, progress: Progress | None
-    ) -> Answer:
+    def _replay(self, task: Task, asked: Request, key: str, control: Control) -> Answer:
         around, began = self._around.of(self._case(asked.point)), time.monotonic()
         self._tried.add((key, asked.run))
         stood = around.moment
         with scratch_folder(self._scratch, "probe") as folder:
-            outcome = self._run(task, folder, cancel, progress, alone=asked.alone)
+            outcome = self._run(task, folder, control, alone=asked.alone)
             trace = trace_in(folder / "trace")
             reason = reason_of(outcome.failure, self.git) if outcome.failure else ""
             own = trace if outcome.ran_itself else None
@@ -397,7 +388,7 @@ class Prober:
                 return replace(skip, unready=True)  # says something of the state, not yet of the commit
             why = skip.reason if skip else UNTESTABLE if outcome.code == UNTESTABLE_CODE else ""
             if why and outcome.beside and not is_told(why):
-                alone = self._alone(why, task, asked, key, cancel, progress)
+                alone = self._alone(why, task, asked, key, control)
                 if alone is not None:
                     return alone
             trace_path = self._keep(
@@ -407,9 +398,7 @@ class Prober:
             return skip
         return Code(outcome.code) if outcome.code is not None else Trace(trace_path)
 
-    def _alone(
-        self, why: str, task: Task, asked: Request, key: str, cancel: threading.Event | None, progress: Progress | None
-    ) -> Answer | None:
+    def _alone(self, why: str, task: Task, asked: Request, key: str, control: Control) -> Answer | None:
         """What a probe says alone that was skipped beside others; None where such skips are believed.
 
         Raises:
@@ -418,20 +407,13 @@ class Prober:
         with self._company.doubting:
             if self._company.believes(why):
                 return None
-            answer = self._replay(task, replace(asked, alone=True), key, cancel, progress)
+            answer = self._replay(task, replace(asked, alone=True), key, control)
             again = UNTESTABLE if answer == Code(UNTESTABLE_CODE) else answer.reason if isinstance(answer, Skip) else ""
             self._company.tried(short(task.commit), why, again)
         return answer
 
-    def _run(
-        self,
-        task: Task,
-        folder: Path,
-        cancel: threading.Event | None,
-        progress: Progress | None,
-        *,
-        alone: bool = False,
-    ) -> Outcome:
+    def _run(self, task: Task, folder: Path, control: Control, *, alone: bool = False) -> Outcome:
+        cancel, progress = control.cancel, control.progress
         if progress and not isinstance(task.predicate, Exit):  # whose programs leave no trace that could grow
             progress(0, task.steps)
         told = None if progress is None else lambda steps: progress(steps, task.steps)

@@ -16,7 +16,7 @@ from repro_bisect.predicates.predicates import Predicate
 from repro_bisect.probe.answers import Answer, Recording, Skip
 from repro_bisect.probe.cost import Cost
 from repro_bisect.probe.executors import State
-from repro_bisect.probe.prober import Prober
+from repro_bisect.probe.prober import Control, Prober
 from repro_bisect.probe.progress import Event, Running, Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.search.first_bad import Search, Verdict
@@ -64,18 +64,21 @@ class PendingProbe:
 
     def probe(self, request: Request) -> Answer:
         """See `Prober.probe`."""
-        return self.prober.probe(request, cancel=self.cancel, progress=self._made)
+        return self.prober.probe(request, self._control)
 
     def operations(
         self, request: Request, steps: tuple[int, int], values: Sequence[int] = (), *, against: str
     ) -> Recording | Skip:
         """See `Prober.operations`."""
-        how: dict[str, Any] = {"cancel": self.cancel, "progress": self._made}
-        return self.prober.operations(request, steps, values, against=against, **how)
+        return self.prober.operations(request, steps, values, self._control, against=against)
 
     def make_state(self, step: int, kept: Path, start: State | None) -> None:
         """See `Prober.make_state`."""
-        self.prober.make_state(self.commit, step, kept, start, cancel=self.cancel, progress=self._made)
+        self.prober.make_state(self.commit, step, kept, start, self._control)
+
+    @property
+    def _control(self) -> Control:
+        return Control(self.cancel, self._made)
 
     def _made(self, steps: int, of: int) -> None:
         self.steps, self.of = steps, None if of >= OPEN_END else of
