@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -191,12 +192,9 @@ def test_a_judgement_reads_as_one_line() -> None:
 # -- which nights are trusted
 
 
-def by(nights: list[Night], baseline: Baseline, **given: Any) -> list[int]:
+def by(nights: list[Night], baseline: Baseline, since: Collection[str] = (COMMIT,)) -> list[int]:
     """Which of them are trusted, by their place."""
-    asked: dict[str, Any] = {
-        "machine": "m1", "key": "key", "rollouts": "rollouts", "steps": 3, "since": {COMMIT}, "baseline": baseline,
-    }  # fmt: skip
-    trust = trusted(nights, **asked | given)
+    trust = trusted(nights, ("m1", "key", "rollouts", 3), baseline, since)
     return [k for k, n in enumerate(nights) if any(n is f for f in trust)]
 
 

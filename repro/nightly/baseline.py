@@ -75,15 +75,12 @@ class Tonight:
 
     def trusted(self, baseline: Baseline) -> list[Night]:
         """The nights that tonight's numbers may be judged by, oldest first."""
-        return trusted(
-            self.nights,
-            machine=self.machine,
-            key=self.case.digest,
-            rollouts=self.rollouts,
-            steps=len(self.trace.steps),
-            baseline=baseline,
-            since=self.past.order if baseline.kind == "golden" else self.past.since,
-        )
+        since = self.past.order if baseline.kind == "golden" else self.past.since
+        return trusted(self.nights, (self.machine, *self._asked), baseline, since)
+
+    @property
+    def _asked(self) -> tuple[str, str, int]:
+        return self.case.digest, self.rollouts, len(self.trace.steps)
 
     @property
     def last_green(self) -> Night | None:
@@ -104,8 +101,7 @@ class Tonight:
         return night.commit["commit"] in self.past.since
 
     def _asks_the_same(self, night: Night) -> bool:
-        now = (self.case.digest, self.rollouts, len(self.trace.steps))
-        return (night.key, night.rollouts, night.steps) == now
+        return (night.key, night.rollouts, night.steps) == self._asked
 
     def _red(self) -> list[Night]:
         """The nights of this machine, since the newest approval, that found a change and still stand.

@@ -182,14 +182,7 @@ def _summary(values: Sequence[float]) -> Summary:
 
 
 def trusted(
-    nights: Sequence[Night],
-    *,
-    machine: str,
-    key: str,
-    rollouts: str,
-    steps: int,
-    baseline: Baseline,
-    since: Collection[str],
+    nights: Sequence[Night], asked: tuple[str, str, str, int], baseline: Baseline, since: Collection[str]
 ) -> list[Night]:
     """The nights by which tonight's metrics may be judged, in the order given.
 
@@ -199,19 +192,15 @@ def trusted(
 
     Args:
         nights: Any.
-        machine: Tonight's.
-        key: Digest of the case.
-        rollouts: Digest of its rollouts.
-        steps: How many were made.
+        asked: Tonight's machine, the digests of the case and of its rollouts, and how many steps were made.
         baseline: What tonight's numbers are compared with.
         since: The commits up to tonight's that hold the newest approval; all up to tonight's where there is none.
     """
-    wanted = (machine, key, rollouts, steps)
     return [
         night
         for night in nights
         if night.status == "green"
-        and (night.machine, night.key, night.rollouts, night.steps) == wanted
+        and (night.machine, night.key, night.rollouts, night.steps) == asked
         and night.commit["commit"] in since
         and _same_epoch(night.baseline, baseline)
     ]

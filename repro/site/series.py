@@ -13,6 +13,7 @@ from repro.site.charts import series_chart, unit_of
 from repro.site.folder import night_key, number
 from repro.site.results import Results, when
 from repro_golden.base.clean import visible
+from repro_golden.base.usage import Usage
 
 __all__ = ["STATISTICS", "Figure", "case_data", "figures"]
 
@@ -79,31 +80,16 @@ def _metric(nights: Sequence[Night], name: str) -> dict[str, list[float | None]]
 
 
 def _cost(nights: Sequence[Night]) -> Iterable[Figure]:
-    steps: list[float | None] = []
-    memory: dict[str, list[float | None]] = {"host_bytes": [], "device_bytes": []}
-    for night in nights:
-        spent = night.spent
-        steps.append(_median((spent["step_us"][1:] or spent["step_us"]) if spent else ()))
-        for side, column in memory.items():
-            column.append(spent[side] / 2**20 if spent and spent[side] else None)
+    spent = [Usage(**night.spent) if night.spent else None for night in nights]
     columns: tuple[list[float | None], ...] = (
-        steps,
-        memory["host_bytes"],
-        memory["device_bytes"],
+        [usage.step_seconds if usage else None for usage in spent],
+        [usage.host_bytes / 2**20 or None if usage else None for usage in spent],
+        [usage.device_bytes / 2**20 or None if usage else None for usage in spent],
         [night.seconds for night in nights],
     )
     for name, unit, column in zip(_TIME, ("s", "MiB", "MiB", "s"), columns, strict=True):
         if any(value is not None for value in column):
             yield Figure(name, "cost", unit, {"value": column})
-
-
-def _median(micros: Sequence[int]) -> float | None:
-    """Seconds."""
-    ordered = sorted(micros)
-    middle = len(ordered) // 2
-    if not ordered:
-        return None
-    return (ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2) / 1e6
 
 
 class Texts:
