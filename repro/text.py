@@ -15,6 +15,7 @@ __all__ = [
     "METRICS_HEAD",
     "NO_METRIC",
     "agreeing",
+    "both",
     "comparison_text",
     "count",
     "duration",
@@ -26,6 +27,7 @@ __all__ = [
     "sides",
     "table",
     "utc",
+    "value",
 ]
 
 
@@ -34,12 +36,22 @@ def number(value: float | None, digits: int = 7) -> str:
     return "-" if value is None else f"{value:.{digits}g}"
 
 
-def sides(a: float | None, b: float | None, show: Callable[[float | None, int], str] = number) -> str:
-    """``2.5 -> 5``: of seven digits each, and of all where other bits would look equal in these."""
+def value(number: float | None, digits: int = 7, absent: str = "absent") -> str:
+    """A number as it is shown: what is none, or absent, as a word."""
+    if number is None:
+        return absent
+    return "NaN" if math.isnan(number) else f"{number:.{digits}g}"
+
+
+def both(a: float | None, b: float | None, show: Callable[[float | None, int], str] = number) -> tuple[str, str]:
+    """Two sides of seven digits each, and of all where other bits would look equal in these."""
     texts = show(a, 7), show(b, 7)
-    if texts[0] == texts[1] and not same_float(a, b):
-        texts = show(a, 17), show(b, 17)
-    return " -> ".join(texts)
+    return texts if texts[0] != texts[1] or same_float(a, b) else (show(a, 17), show(b, 17))
+
+
+def sides(a: float | None, b: float | None, show: Callable[[float | None, int], str] = number) -> str:
+    """``2.5 -> 5``: see `both`."""
+    return " -> ".join(both(a, b, show))
 
 
 def percent(share: float, digits: int) -> str:

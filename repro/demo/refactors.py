@@ -240,8 +240,6 @@ def add_helper(source: str, rng: random.Random) -> str | None:
     return f'{source.rstrip()}\n\n\ndef {name}({arguments}):\n    """{docstring}"""\n    return {body}\n'
 
 
-"""All of them; those that look most like work stand twice."""
-
 # -- refactors of words alone: comments and docstrings
 
 
@@ -316,3 +314,4 @@ REFACTORS: list[Refactor] = [
     _reword, note, rename_local, rename_local, rename_private, extract_helper, extract_helper, reorder, add_alias,
     add_helper,
 ]  # fmt: skip
+"""All of them; those that look most like work stand twice."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from repro.report.change import Change
 from repro.report.pieces import Line, Piece, code, said
-from repro.text import count, percent, sides
+from repro.text import count, percent, sides, value
 from repro_bisect.driver.drift import Drift, Gap, Moved
 from repro_golden.case.file import Bound
 
-__all__ = ["LEFT", "METRICS", "Block", "metric_blocks", "value"]
+__all__ = ["LEFT", "METRICS", "Block", "metric_blocks"]
 
 METRICS = {
     "grad_norm": ("grad_norm",),
@@ -52,13 +52,6 @@ class Block:
     below: Sequence[Line] = ()
     fold: bool = False
     change: Change | None = None
-
-
-def value(number: float | None, digits: int = 7) -> str:
-    """A number as it is shown: what is none, or absent, as a word."""
-    if number is None:
-        return "absent"
-    return "NaN" if math.isnan(number) else f"{number:.{digits}g}"
 
 
 def _difference(gap: Gap) -> str:

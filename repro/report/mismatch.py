@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from repro.report.pieces import clean
-from repro.text import count, table
+from repro.text import both, count, table, value
 from repro_golden.base.canonical import decode_float, same_float
 
 __all__ = ["HEAD", "LABELS", "mismatch_rows", "mismatch_text", "mismatch_title"]
@@ -32,7 +33,6 @@ LABELS = {
 """What each number of a mismatch is called."""
 HEAD = ("train/rollout mismatch", "before", "after", "ratio")
 """The columns of `mismatch_rows`."""
-_DIGITS = 7
 
 
 def mismatch_rows(mismatch: Mapping[str, Any], *, every: bool = False) -> list[list[str]]:
@@ -44,12 +44,10 @@ def mismatch_rows(mismatch: Mapping[str, Any], *, every: bool = False) -> list[l
     """
     rows = []
     for number in mismatch["numbers"]:
-        name, values = number["metric"], [_decoded(number[side]) for side in ("before", "after")]
-        same = same_float(*values)
-        if every or not same:
-            rows.append(
-                [LABELS.get(name) or clean(name), *_sides(values, same=same), _ratio(_decoded(number["ratio"]), values)]
-            )
+        name, before, after = number["metric"], _decoded(number["before"]), _decoded(number["after"])
+        if every or not same_float(before, after):
+            shown = both(before, after, partial(value, absent="none"))
+            rows.append([LABELS.get(name) or clean(name), *shown, _ratio(_decoded(number["ratio"]), before)])
     return rows
 
 
@@ -77,17 +75,7 @@ def _decoded(value: float | str | None) -> float | None:
     return None if value is None else decode_float(value)
 
 
-def _sides(values: Sequence[float | None], *, same: bool) -> list[str]:
-    """Both values; with all their digits where fewer would look equal."""
-    texts = [_shown(value, _DIGITS) for value in values]
-    return texts if same or texts[0] != texts[1] else [_shown(value, 17) for value in values]
-
-
-def _shown(value: float | None, digits: int) -> str:
-    return "none" if value is None else "NaN" if math.isnan(value) else f"{value:.{digits}g}"
-
-
-def _ratio(ratio: float | None, values: Sequence[float | None]) -> str:
+def _ratio(ratio: float | None, before: float | None) -> str:
     if ratio is None:
         return "no ratio"
-    return "from 0" if math.isinf(ratio) and values[0] == 0 else f"x{ratio:.3g}"
+    return "from 0" if math.isinf(ratio) and before == 0 else f"x{ratio:.3g}"
