@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ def verify(
     as_json: bool,
 ) -> int:
     """Replay CASE on the working tree and compare it with its golden run, signal by signal."""
+    from repro_golden.base.canonical import write_atomic
     from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
     from repro_golden.case.file import find_case
     from repro_golden.repository.checkout import find_checkout
@@ -87,7 +88,7 @@ def verify(
         codes.append(0 if result.agrees else 1)
     for path, data in ((metrics, small), (plots, steps)):
         if path:
-            _write(path, data)
+            write_atomic(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
     options = "".join(f" --vary {part}" for part in vary)
     texts.append(f"reproduce with: repro golden verify {'--all' if every else names[0]}{options}")
     emit(as_json, results, "\n".join(texts))
@@ -113,12 +114,6 @@ def _text(result: Any) -> str:
     across = [f"across {difference}" for difference in result.varied]
     across += [f"note: the golden run was recorded with other {result.since}, which may be why"] if result.since else []
     return "\n".join([*lines, *across]) + (f"\n\n{table}" if table else "")
-
-
-def _write(path: Path, data: Mapping[str, Any]) -> None:
-    from repro_golden.base.canonical import write_atomic
-
-    write_atomic(path, json.dumps(data, indent=2, allow_nan=False) + "\n")
 
 
 def _small(result: Any) -> dict[str, float]:

@@ -123,7 +123,7 @@ def _compared(a: Trace, b: Trace, rule: Compare, dumped: tuple[Trace, Trace] | N
     if drifted.divergence is None and not left:
         return Compared("moved" if drifted.ended else "identical", drifted)
     if dumped:
-        drifted = drifted.with_divergence(first_difference(*dumped, strict=strict))
+        drifted = replace(drifted, divergence=first_difference(*dumped, strict=strict))
     if rule.mode == "bounds":
         drifted = replace(drifted, looked=only_bounds(rule.bounds))
     fine = rule.mode == "bounds" and not left and not drifted.ended
@@ -244,7 +244,7 @@ class _Pair:
             self.history = Commits(checkout, fork, {good: [fork]} if good != fork else {}, paths)
             self.history.require(self.options.paths or [case.subject.path])
             if self.history.tree(good) == self.history.tree(fork):
-                return self._without_replay("it adds no commit to its base")
+                return self._result("identical", "it adds no commit to its base")
             swapped = typed(checkout, fork, good)
             return self._result(
                 "unverifiable", f"nothing was compared: it lies behind its base; {swapped} compares them"
@@ -254,7 +254,8 @@ class _Pair:
         if by := sampled_by(fetched_rollouts(checkout, case)):
             self.notes.append(f"its rollouts are by {by}")
         if history.tree(fork) == history.tree(self.head):
-            return self._without_replay(f"it changes nothing in {', '.join(paths)}, the code of {case.name}")
+            why = f"it changes nothing in {', '.join(paths)}, the code of {case.name}"
+            return self._result("identical", why)
         predicate = Bitwise(strict=case.compare.strict)
         with session(checkout, case, history, predicate, self.watch, self.options, golden_first=True) as (scheduler, _):
             try:
@@ -389,9 +390,6 @@ class _Pair:
 
     def _bounds_alone(self, noise: Divergence) -> None:
         self.notes.append(f"BASE does not reproduce itself (two replays differ at {noise}): bounds alone are judged")
-
-    def _without_replay(self, why: str) -> PairResult:
-        return self._result("identical", why)
 
     def _result(
         self,

@@ -112,10 +112,10 @@ def read_results(folder: Path, pulls: Sequence[Path]) -> Results:
                 raise TypeError("its commit is no text")
             if night.compared is not None:
                 comparison = _of_night(night, str(path / night.name))
-                by_night[night.place] = _add(comparisons, comparison).name
+                by_night[night.place] = comparisons.setdefault(comparison.name, comparison).name
     for path in pulls:
-        for comparison in _of_pull(path):
-            _add(comparisons, comparison)
+        for comparison in _of_pull(path):  # the same pair given twice is one page
+            comparisons.setdefault(comparison.name, comparison)
     if not nights and not comparisons:
         raise ReproError(
             f"no results in {folder}: run `repro report nightly` first, or name their folder with --results"
@@ -138,11 +138,6 @@ def when(at: str) -> datetime:
     """A time; ValueError where it is none. Of a commit's own time zone, it is turned into UTC."""
     time = datetime.fromisoformat(at)
     return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
-
-
-def _add(comparisons: dict[str, Comparison], comparison: Comparison) -> Comparison:
-    """Keep one; the same pair given twice is one page."""
-    return comparisons.setdefault(comparison.name, comparison)
 
 
 def _of_night(night: Night, source: str) -> Comparison:

@@ -12,7 +12,7 @@ from repro_golden.base.canonical import digest
 from repro_golden.base.errors import NotVerifiableError
 from repro_golden.case.file import Case
 
-__all__ = ["Axis", "Change", "PointInfo", "Varied", "before", "short"]
+__all__ = ["Axis", "Change", "Code", "PointInfo", "Varied", "before", "short"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
@@ -134,6 +134,23 @@ class Change:
     lost: Callable[[Mapping[str, Any]], str] = field(default=lambda _: "", compare=False)
 
 
+@dataclass(frozen=True)
+class Code:
+    """One commit's code.
+
+    Attributes:
+        commit: Full id of the commit.
+        tree: Hash of the subject's code in it.
+        paths: What holds that code.
+        holds: See `Axis.holds`.
+    """
+
+    commit: str
+    tree: str
+    paths: Sequence[str]
+    holds: Callable[[str], str | None]
+
+
 class Varied(Axis):
     """One commit's code under one case after another, in a line.
 
@@ -142,27 +159,15 @@ class Varied(Axis):
         paths: What holds the subject's code.
     """
 
-    def __init__(
-        self,
-        what: str,
-        commit: str,
-        tree: str,
-        paths: Sequence[str],
-        points: Sequence[Change],
-        holds: Callable[[str], str | None],
-    ) -> None:
+    def __init__(self, what: str, code: Code, points: Sequence[Change]) -> None:
         """A line of at least two points, the good end first.
 
         Args:
             what: What a point is.
-            commit: Full id of the commit whose code is run.
-            tree: Hash of the subject's code in it.
-            paths: What holds that code.
+            code: What is run.
             points: From the good end to the bad one.
-            holds: See `Axis.holds`.
         """
-        self.what, self.paths = what, paths
-        self._commit, self._tree, self._holds = commit, tree, holds
+        self.what, self.paths, self._code = what, code.paths, code
         self._points = {point.name: point for point in points}
         names = list(self._points)
         self.good = self.named = names[0]
@@ -175,12 +180,12 @@ class Varied(Axis):
 
     def tree(self, point: str) -> str | None:
         """Differs from point to point, although the code does not: what runs there does."""
-        return digest("varied", self._tree, point)
+        return digest("varied", self._code.tree, point)
 
     def commit(self, point: str) -> str:
         """See `Axis.commit`."""
         del point
-        return self._commit
+        return self._code.commit
 
     def case(self, point: str, case: Case) -> Case:
         """See `Axis.case`."""
@@ -218,4 +223,4 @@ class Varied(Axis):
 
     def holds(self, path: str) -> str | None:
         """See `Axis.holds`."""
-        return self._holds(path)
+        return self._code.holds(path)

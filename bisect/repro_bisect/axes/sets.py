@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from repro_bisect.axes.axis import Axis, Change, Varied
+from repro_bisect.axes.axis import Axis, Change, Code, Varied
 from repro_bisect.axes.commits import resolve
 from repro_bisect.axes.flags import FlagChange, changed, check_changes, lost_words, read_flags, set_name
 from repro_golden.base.canonical import digest
@@ -30,38 +30,28 @@ from repro_golden.subjects.environments.releases import parse_range, releases
 __all__ = ["FlagSet", "LayoutLine", "flags_axis", "layout_axis", "package_axis", "roomy"]
 
 
-@dataclass(frozen=True)
-class _Code:
-    """One commit's: what `Varied` wants to know of it."""
+def _code_of(checkout: Checkout, case: Case, at: str | None) -> Code:
+    """The code of a case in a commit, HEAD by default.
 
-    commit: str
-    tree: str
-    paths: Sequence[str]
-    holds: Callable[[str], str | None]
+    Raises:
+        ReproError: there is no such commit, or it has none of the code.
+    """
+    ask, commit = checkout.git, resolve(checkout, at or "HEAD")
 
-    @classmethod
-    def of(cls, checkout: Checkout, case: Case, at: str | None) -> _Code:
-        """The code of a case in a commit, HEAD by default.
+    def holds(path: str) -> str | None:
+        return commit if code_keys(ask, [commit], [path]).of(commit) else None
 
-        Raises:
-            ReproError: there is no such commit, or it has none of the code.
-        """
-        ask, commit = checkout.git, resolve(checkout, at or "HEAD")
-
-        def holds(path: str) -> str | None:
-            return commit if code_keys(ask, [commit], [path]).of(commit) else None
-
-        if not case.subject.path:  # the installed module
-            return cls(commit, digest("installed"), [], holds)
-        paths = checkout.paths(case)
-        keys = code_keys(ask, [commit], paths)
-        tree = keys.of(commit)
-        if tree is None or case.subject.path in keys.absent([commit]):
-            raise ReproError(
-                f"{commit[:10]} has none of {case.subject.path}, the code of {case.name}: use --at COMMIT, or correct "
-                "subject.path"
-            )
-        return cls(commit, tree, paths, holds)
+    if not case.subject.path:  # the installed module
+        return Code(commit, digest("installed"), [], holds)
+    paths = checkout.paths(case)
+    keys = code_keys(ask, [commit], paths)
+    tree = keys.of(commit)
+    if tree is None or case.subject.path in keys.absent([commit]):
+        raise ReproError(
+            f"{commit[:10]} has none of {case.subject.path}, the code of {case.name}: use --at COMMIT, or correct "
+            "subject.path"
+        )
+    return Code(commit, tree, paths, holds)
 
 
 # -- releases of a package
@@ -77,7 +67,7 @@ def package_axis(
         MachineFailureError: the index could not be read.
     """
     wanted = parse_range(text)
-    code = _Code.of(checkout, case, at)
+    code = _code_of(checkout, case, at)
     available = releases(wanted, index=index, python=interpreter(case.subject, checkout.root))
     points = [
         Change(
@@ -88,7 +78,7 @@ def package_axis(
         )
         for k, release in enumerate(available, 1)
     ]
-    return Varied("version", code.commit, code.tree, code.paths, points, code.holds)
+    return Varied("version", code, points)
 
 
 def _pinned(case: Case, name: str, version: str) -> Case:
@@ -110,11 +100,11 @@ class FlagSet(Varied):
         changes: All of them.
     """
 
-    def __init__(self, code: _Code, case: Case, changes: Sequence[FlagChange]) -> None:
+    def __init__(self, code: Code, case: Case, changes: Sequence[FlagChange]) -> None:
         """See `flags_axis`."""
         self.changes, self._case = changes, case
         ends = [self._change(()), self._change(range(len(changes)))]
-        super().__init__("set of changes", code.commit, code.tree, code.paths, ends, code.holds)
+        super().__init__("set of changes", code, ends)
 
     def point(self, chosen: frozenset[int]) -> str:
         """The point at which these changes are made; one that cannot be made is a point that is skipped."""
@@ -136,7 +126,7 @@ def flags_axis(checkout: Checkout, case: Case, path: Path, *, at: str | None) ->
     """
     file = read_flags(path)
     check_changes(case, file.change)
-    code = _Code.of(checkout, case, at)
+    code = _code_of(checkout, case, at)
     if file.order == "set":
         return FlagSet(code, case, file.change)
     points = [_change(set_name(file.change, ()), "the case", case, [])]
@@ -144,7 +134,7 @@ def flags_axis(checkout: Checkout, case: Case, path: Path, *, at: str | None) ->
         _change(c.label, c.about if c.name else f"change {k + 1} of {len(file.change)}", case, file.change[: k + 1])
         for k, c in enumerate(file.change)
     ]
-    return Varied("change", code.commit, code.tree, code.paths, points, code.holds)
+    return Varied("change", code, points)
 
 
 def _change(name: str, about: str, case: Case, changes: Sequence[FlagChange]) -> Change:
@@ -257,7 +247,7 @@ class LayoutLine(Varied):
         roomy: The case with what the largest of its layouts needs of a machine, for whoever makes room for probes.
     """
 
-    def __init__(self, code: _Code, case: Case, line: Sequence[_Layout]) -> None:
+    def __init__(self, code: Code, case: Case, line: Sequence[_Layout]) -> None:
         """See `layout_axis`."""
         cases = [layout.of(case) for layout in line]
         self.keys = {str(after): after.key_of(before) for before, after in itertools.pairwise(line)}
@@ -266,7 +256,7 @@ class LayoutLine(Varied):
         self.roomy = case.model_copy(update={"resources": case.resources.model_copy(update=most)})
         abouts = [self.keys.get(str(layout), "the first layout") for layout in line]
         points = [_placed(str(layout), about, c) for layout, about, c in zip(line, abouts, cases, strict=True)]
-        super().__init__("layout", code.commit, code.tree, code.paths, points, code.holds)
+        super().__init__("layout", code, points)
 
 
 def _bounds(case: Case, a: _Layout, b: _Layout) -> tuple[float, Mapping[str, float], Mapping[str, float]]:
@@ -310,7 +300,7 @@ def layout_axis(checkout: Checkout, case: Case, text: str, *, at: str | None) ->
     line = ends[0].toward(ends[1])
     if len({layout.of(case).digest for layout in ends}) == 1:
         raise ReproError(f"{a} and {b} are one layout of {case.name}: give two that differ")
-    return LayoutLine(_Code.of(checkout, case, at), case, line)
+    return LayoutLine(_code_of(checkout, case, at), case, line)
 
 
 def roomy(axis: Axis, case: Case) -> Case:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from repro_bisect.axes.axis import PointInfo
@@ -124,10 +124,6 @@ class Drift:
             if keys:
                 return self.metrics[min(keys, key=len)]
         return None
-
-    def with_divergence(self, divergence: Divergence | None) -> Drift:
-        """The same, its first difference measured anew, such as from whole tensors."""
-        return replace(self, divergence=divergence)
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types; floats that are not finite as the hex of their bits."""

@@ -396,5 +396,5 @@ class _History:
         replays = [self.replays.get((self.axis.tree(point), signal, False)) for point, signal in self._signals(a, b)]
         whole = [trace for trace in replays if isinstance(trace, Trace)]
         if len(whole) == 2:
-            return measured.with_divergence(first_difference(whole[0], whole[1], strict=self.strict))
+            return replace(measured, divergence=first_difference(whole[0], whole[1], strict=self.strict))
         return measured

@@ -61,13 +61,8 @@ class RangeSearch:
         shortcut: Shortcut | None,
         end: Divergence | None = None,
     ) -> None:
-        self.scheduler, self.search, self.baseline, self.bound, self.shortcut = (
-            scheduler,
-            search,
-            baseline,
-            bound,
-            shortcut,
-        )
+        self.scheduler, self.search = scheduler, search
+        self.baseline, self.bound, self.shortcut = baseline, bound, shortcut
         self.tested: dict[str, Tested] = {}
         bitwise = isinstance(scheduler.predicate, Bitwise)
         self._sought = _sought(baseline, end) if bitwise and baseline and end else None
