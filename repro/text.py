@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from fractions import Fraction
 
 from repro_bisect.driver.drift import Gap, kl_places, moved_metrics
 from repro_golden.base.canonical import same_float
@@ -15,6 +16,7 @@ __all__ = [
     "METRICS_HEAD",
     "NO_METRIC",
     "agreeing",
+    "as_float",
     "both",
     "comparison_text",
     "count",
@@ -34,6 +36,14 @@ __all__ = [
 def number(value: float | None, digits: int = 7) -> str:
     """A number to so many significant digits, or a dash for an absent value."""
     return "-" if value is None else f"{value:.{digits}g}"
+
+
+def as_float(number: float | Fraction) -> float:
+    """The nearest float, of an integer too; infinity where none is near."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 def value(number: float | None, digits: int = 7, absent: str = "absent") -> str:

@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Literal
 
 from repro.nightly.records import Baseline, Check, Night, Summary
+from repro.text import as_float
 from repro_golden.base.observed import bounded
 from repro_golden.case.file import Bound
 from repro_golden.case.tables import NightlyTable
@@ -85,7 +86,7 @@ def judge(value: float, history: Sequence[float], *, mads: float, least: int, bo
     if bound is not None:
         limit = max(limit, Fraction(bound.atol) + Fraction(bound.rtol) * abs(median))
     verdict: Literal["inside", "outside"] = "outside" if abs(Fraction(value) - median) > limit else "inside"
-    return Judged(verdict, value, len(known), _float(median), _float(mad), _float(limit))
+    return Judged(verdict, value, len(known), as_float(median), as_float(mad), as_float(limit))
 
 
 def judge_metrics(
@@ -177,7 +178,7 @@ def _summary(values: Sequence[float]) -> Summary:
         return Summary(values[0], values[-1], math.nan, math.nan, math.nan)
     if not all(math.isfinite(v) for v in values):
         return Summary(values[0], values[-1], min(values), max(values), sorted(values)[len(values) // 2])
-    middle = _float(statistics.median(map(Fraction, values)))
+    middle = as_float(statistics.median(map(Fraction, values)))
     return Summary(values[0], values[-1], min(values), max(values), middle)
 
 
@@ -219,11 +220,3 @@ def _nights(count: int) -> str:
 def _listed(texts: Sequence[str], comma: str = ", ") -> str:
     more = f"{comma}and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
     return comma.join(texts[:_SHOWN]) + more
-
-
-def _float(value: Fraction) -> float:
-    """The nearest float; infinity where none is near."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf

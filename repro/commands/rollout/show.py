@@ -207,13 +207,6 @@ def _dump_row(dump: RolloutDump, digest: str) -> dict[str, Any]:
     }
 
 
-def _float(number: float) -> float:
-    try:
-        return float(number)
-    except OverflowError:  # an integer that no float is
-        return float("inf") if number > 0 else float("-inf")
-
-
 def _plain(reward: Any) -> Any:
     """A scalar of NumPy, or an array of one number, as Python's number."""
     import numpy as np
@@ -230,9 +223,9 @@ def _mean(rewards: list[Any]) -> float | str:
     """'' without a number; in words where some are none, or where it is not finite, which JSON has no number for."""
     import math
 
-    from repro.text import number
+    from repro.text import as_float, number
 
-    numeric = [_float(reward) for reward in map(_plain, rewards) if isinstance(reward, int | float)]
+    numeric = [as_float(reward) for reward in map(_plain, rewards) if isinstance(reward, int | float)]
     if not numeric:
         return ""
     mean = math.fsum(numeric) / len(numeric) if all(map(math.isfinite, numeric)) else sum(numeric)
