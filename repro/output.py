@@ -14,27 +14,31 @@ from repro import console
 from repro_golden.base.clean import one_line
 from repro_golden.base.extras import of_import
 
-__all__ = ["emit", "json_option", "progress", "strict_names_option", "told", "vary_option"]
+__all__ = ["emit", "json_option", "parameters", "progress", "strict_names_option", "told", "vary_option"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def json_option(function: F) -> F:
-    """``--json``: print one JSON object on stdout instead of text."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(function)
+def parameters(*each: Callable[[F], F]) -> Callable[[F], F]:
+    """Several options or arguments as one decorator, in the order in which help lists them."""
+
+    def added(function: F) -> F:
+        for parameter in reversed(each):
+            function = parameter(function)
+        return function
+
+    return added
 
 
-def vary_option(function: F) -> F:
-    """``--vary PART``: parts of the identity that a comparison means to vary."""
-    parts = click.Choice(["host", "environment", "layout"])
-    return click.option("--vary", type=parts, multiple=True, help="A part of the identity that is meant to differ.")(
-        function
-    )
-
-
-def strict_names_option(function: F) -> F:
-    """``--strict-names``: another name is a difference."""
-    return click.option("--strict-names", is_flag=True, help="Take a signal's other name for a difference.")(function)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+"""``--json``: print one JSON object on stdout instead of text."""
+vary_option = click.option(
+    "--vary", type=click.Choice(["host", "environment", "layout"]), multiple=True,
+    help="A part of the identity that is meant to differ.",
+)  # fmt: skip
+"""``--vary PART``: parts of the identity that a comparison means to vary."""
+strict_names_option = click.option("--strict-names", is_flag=True, help="Take a signal's other name for a difference.")
+"""``--strict-names``: another name is a difference."""
 
 
 def emit(as_json: bool, data: Any, text: str, *, styled: bool = False) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
+
+from repro.output import parameters
 
 if TYPE_CHECKING:
     from repro_bisect.axes.axis import Axis
@@ -18,27 +19,21 @@ if TYPE_CHECKING:
 
 __all__ = ["axis_of", "axis_options", "axis_parameters", "report_folder"]
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def axis_options(function: F) -> F:
-    """``[GOOD..BAD]`` and what may stand in its place."""
-    for option in reversed((
-        click.argument("commits", required=False, metavar="[GOOD..BAD]"),
-        click.option("--package", metavar="NAME==LOW..HIGH", help="Go along the releases of a package, not commits."),
-        click.option(
-            "--flags", metavar="FILE", type=click.Path(path_type=Path), help="Go among the changes that a file lists."
-        ),
-        click.option("--layout", metavar="A..B", help="Compare two layouts, such as threads=1..threads=4."),
-        click.option("--at", metavar="COMMIT", help="With these: the commit whose code is run; HEAD by default."),
-        click.option("--index-url", metavar="URL", help="With --package: the index, in place of pip's own settings."),
-        click.option(
-            "--tolerance", type=click.FloatRange(min=0), metavar="EPS",
-            help="With --layout: units of epsilon that another order of sums may make.  [default: the case's]",
-        ),
-    )):  # fmt: skip
-        function = option(function)
-    return function
+axis_options = parameters(
+    click.argument("commits", required=False, metavar="[GOOD..BAD]"),
+    click.option("--package", metavar="NAME==LOW..HIGH", help="Go along the releases of a package, not commits."),
+    click.option(
+        "--flags", metavar="FILE", type=click.Path(path_type=Path), help="Go among the changes that a file lists."
+    ),
+    click.option("--layout", metavar="A..B", help="Compare two layouts, such as threads=1..threads=4."),
+    click.option("--at", metavar="COMMIT", help="With these: the commit whose code is run; HEAD by default."),
+    click.option("--index-url", metavar="URL", help="With --package: the index, in place of pip's own settings."),
+    click.option(
+        "--tolerance", type=click.FloatRange(min=0), metavar="EPS",
+        help="With --layout: units of epsilon that another order of sums may make.  [default: the case's]",
+    ),
+)  # fmt: skip
+"""``[GOOD..BAD]`` and what may stand in its place."""
 
 
 def axis_of(

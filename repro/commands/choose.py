@@ -6,11 +6,12 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from repro.commands.again import again
+from repro.output import parameters
 from repro_golden.base.clean import one_line
 
 if TYPE_CHECKING:
@@ -61,9 +62,8 @@ def command_options(function: F) -> F:
                 error.args = (f"{error}{_corrected(str(error), link)}",)
             raise
 
-    decorated: Any = with_line
-    number = click.IntRange(min=1)
-    for option in reversed((
+    number, decorated = click.IntRange(min=1), cast("F", with_line)
+    return parameters(
         click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]"),
         click.option("--steps", type=number, help="With CMD: steps to replay; by default all it makes."),
         click.option("--ranks", type=number, default=1, show_default=True, help="With CMD: processes."),
@@ -80,10 +80,7 @@ def command_options(function: F) -> F:
             "--link", multiple=True, type=click.Path(path_type=Path),
             help="With CMD: a file or folder that git ignores, for every worktree.",
         ),
-    )):  # fmt: skip
-        decorated = option(decorated)
-    typed: F = decorated
-    return typed
+    )(decorated)  # fmt: skip
 
 
 def _corrected(message: str, link: tuple[Path, ...]) -> str:

@@ -15,7 +15,7 @@ from repro.commands.choose import DashedCommand, command_options, say_python
 from repro.commands.golden_verify import verify
 from repro.commands.rollout.group import engine_options
 from repro.lazy_group import LazyGroup
-from repro.output import emit, json_option, progress, strict_names_option, vary_option
+from repro.output import emit, json_option, parameters, progress, strict_names_option, vary_option
 
 if TYPE_CHECKING:
     from repro_golden.case.command_line import CommandLine
@@ -31,15 +31,13 @@ def golden() -> None:
     """Record, verify and manage golden runs."""
 
 
-def _recording_options(function: Any) -> Any:
-    function = click.option(
-        "--allow-noise", is_flag=True, help="Keep a run that does not reproduce itself, with its noise."
-    )(function)
-    return click.option(
-        "--allow-failed-checks",
-        is_flag=True,
+_recording_options = parameters(
+    click.option(
+        "--allow-failed-checks", is_flag=True,
         help="Keep a run that fails the on-policy checks of its first step, or [mismatch].",
-    )(function)
+    ),
+    click.option("--allow-noise", is_flag=True, help="Keep a run that does not reproduce itself, with its noise."),
+)  # fmt: skip
 
 
 @golden.command(cls=DashedCommand, short_help="Record a case and let the run prove itself.")

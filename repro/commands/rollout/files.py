@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import click
 
+from repro.output import parameters
 from repro_golden.base.systems import SYSTEMS, System
 
 if TYPE_CHECKING:
@@ -47,18 +48,15 @@ class Reading:
         return read_rollout_dump(path, system=cast("System | None", self.system), allow=self.allow, limit=bound)
 
 
-def dump_options(function: Any) -> Any:
-    """``--allow-pickle``, ``--limit`` and ``--system``: how dumps are read."""
-    for option in (
-        click.option("--system", type=click.Choice(SYSTEMS), help="Whose dumps they are, where they do not tell."),
-        click.option("--limit", metavar="SIZE", help="Most memory that reading a dump may take, 16GiB by default."),
-        click.option(
-            "--allow-pickle", "allow", multiple=True, metavar="CLASS",
-            help="Read objects of this class as plain fields; its code never runs.",
-        ),
-    ):  # fmt: skip
-        function = option(function)
-    return function
+dump_options = parameters(
+    click.option(
+        "--allow-pickle", "allow", multiple=True, metavar="CLASS",
+        help="Read objects of this class as plain fields; its code never runs.",
+    ),
+    click.option("--limit", metavar="SIZE", help="Most memory that reading a dump may take, 16GiB by default."),
+    click.option("--system", type=click.Choice(SYSTEMS), help="Whose dumps they are, where they do not tell."),
+)  # fmt: skip
+"""``--allow-pickle``, ``--limit`` and ``--system``: how dumps are read."""
 
 
 def is_ours(path: Path) -> bool:

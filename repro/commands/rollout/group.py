@@ -11,7 +11,7 @@ import click
 from repro.commands.rollout.convert import convert, write_dumps
 from repro.commands.rollout.show import facts, facts_text, show
 from repro.lazy_group import LazyGroup
-from repro.output import emit, json_option, progress
+from repro.output import emit, json_option, parameters, progress
 from repro_golden.base.systems import SYSTEMS
 
 if TYPE_CHECKING:
@@ -25,17 +25,14 @@ def rollout() -> None:
     """Record rollouts, show what was recorded, and turn it into another form."""
 
 
-def engine_options(function: Any) -> Any:
-    """``--engine``, ``--sglang-url`` and ``--set``: what samples, where that is not what the case says."""
-    for option in (
-        click.option(
-            "--set", "words", multiple=True, metavar="KEY=VALUE", help="Another value of a key of [subject.config]."
-        ),
-        click.option("--sglang-url", metavar="URL", help="A running SGLang server or router."),
-        click.option("--engine", type=click.Choice(["policy", "sglang"]), help="What samples; the case's by default."),
-    ):
-        function = option(function)
-    return function
+engine_options = parameters(
+    click.option("--engine", type=click.Choice(["policy", "sglang"]), help="What samples; the case's by default."),
+    click.option("--sglang-url", metavar="URL", help="A running SGLang server or router."),
+    click.option(
+        "--set", "words", multiple=True, metavar="KEY=VALUE", help="Another value of a key of [subject.config]."
+    ),
+)
+"""``--engine``, ``--sglang-url`` and ``--set``: what samples, where that is not what the case says."""
 
 
 @rollout.command(short_help="Capture a case's rollouts.")
