@@ -52,7 +52,9 @@ def emit(as_json: bool, data: Any, text: str, *, styled: bool = False) -> None:
 
 
 @contextmanager
-def told(as_json: bool, data: Mapping[str, Any], text: str, command: str) -> Iterator[list[Path]]:
+def told(
+    as_json: bool, data: Mapping[str, Any], text: str, command: str, *, styled: bool = False
+) -> Iterator[list[Path]]:
     """Tell an answer once the block has written its report, whatever becomes of that.
 
     Args:
@@ -60,6 +62,7 @@ def told(as_json: bool, data: Mapping[str, Any], text: str, command: str) -> Ite
         data: The answer for that; the report's files, the command and what was not written are added.
         text: The answer for people.
         command: What gives the answer again.
+        styled: Whether the text has styles of ours.
 
     Yields:
         A list for the paths of the files, each to be added as it is written. Where the block lacks an extra for the
@@ -79,7 +82,8 @@ def told(as_json: bool, data: Mapping[str, Any], text: str, command: str) -> Ite
         lines = [f"report: {path}" for path in written] + [missing] * bool(missing)
         more = {"reports": [str(path) for path in written], "reproduce": command}
         more |= {"not_written": missing} if missing else {}
-        emit(as_json, {**data, **more}, "\n".join([text, *lines, f"reproduce with: {command}"]))
+        lines.append(f"reproduce with: {command}")
+        emit(as_json, {**data, **more}, "\n".join([text, *(map(one_line, lines) if styled else lines)]), styled=styled)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -156,6 +156,6 @@ def _context(nights: Sequence[Night], files: Sequence[Path], command: str) -> di
     }
 
 
-def write_report(nights: Sequence[Night], files: Sequence[Path], folder: Path, command: str) -> list[Path]:
-    """Write ``report.md`` and ``report.html`` (self-contained) and return both paths."""
-    return list(written("nightly", folder, lambda _: _context(nights, files, command)))
+def write_report(nights: Sequence[Night], files: Sequence[Path], folder: Path, command: str) -> Iterator[Path]:
+    """Write ``report.md`` and ``report.html`` (self-contained): each path once it is there."""
+    return written("nightly", folder, lambda _: _context(nights, files, command))

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from repro.output import emit, json_option
-from repro_golden.base.clean import one_line
+from repro.output import json_option, told
 
 if TYPE_CHECKING:
     from repro_golden.case.file import Case
@@ -73,6 +72,7 @@ def nightly(
     from repro.nightly.report import annotate, nightly_text, write_report
     from repro_bisect.axes.commits import resolve
     from repro_bisect.probe.progress import Event
+    from repro_golden.base.canonical import jsonable
     from repro_golden.base.extras import require
     from repro_golden.repository.checkout import find_checkout
 
@@ -109,26 +109,15 @@ def nightly(
             watch(Event(f"{night.status}: {case.name}, {files[-1]}"))
         nights.append(night)
     folder = out if out is not None else _unused(checkout.state / "reports", nights[0].at.replace(":", ""))
-    command, code = again(*names), exit_code(nights)
-    try:
-        reports = write_report(nights, files, folder, command)
+    command, code, colour = again(*names), exit_code(nights), sys.stdout.isatty()
+    data = {"nights": jsonable(nights), "files": [str(path) for path in files], "exit_code": code}
+    text = f"{nightly_text(nights, files, colour=colour)}\n"
+    with told(as_json, data, text, command, styled=colour) as reports:
+        reports.extend(write_report(nights, files, folder, command))
         if tensorboard is not None:
             from repro.nightly.tensorboard import write_nights
 
             write_nights([*(night for history in known.values() for night in history), *nights], tensorboard)
-    finally:  # the answer stands without them
-        reports = [path for path in (folder / "report.md", folder / "report.html") if path.exists()]
-        data = {
-            "nights": [night.to_mapping() for night in nights],
-            "files": [str(path) for path in files],
-            "reports": [str(path) for path in reports],
-            "exit_code": code,
-            "reproduce": command,
-        }
-        colour = sys.stdout.isatty()
-        text = nightly_text(nights, files, colour=colour)
-        report_lines = "".join(f"\nreport: {one_line(str(path))}" for path in reports)
-        emit(as_json, data, f"{text}\n{report_lines}\nreproduce with: {one_line(command)}", styled=colour)
     annotate(nights)
     return code
 
