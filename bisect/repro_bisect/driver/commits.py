@@ -128,9 +128,7 @@ class Bisection(Searching[BisectResult]):
         ][::-1]  # fmt: skip
         if left:
             names = ", ".join([*map(short, left[:_NAMED]), *["..."] * (len(left) > _NAMED)])
-            text = f"not searched, for a later commit has the code from before again: {names}"
-            self.scheduler.say(text)
-            self.endpoints.remarks.append(text)
+            self.endpoints.tell(f"not searched, for a later commit has the code from before again: {names}")
 
     def _ahead(self, slots: int) -> Sequence[str]:
         """Where the search will begin, unless its probes start from a state, which only both ends together give."""
@@ -283,9 +281,7 @@ class Bisection(Searching[BisectResult]):
     def _untold(self, commit: str, why: str) -> None:
         """Tell that nothing is known of what comes after a commit."""
         why = why or "its replay and BAD's cannot be compared to the last step"
-        rest = f"whether commits after {short(commit)} move the numbers is not known: {why}"
-        self.scheduler.say(rest)
-        self.endpoints.remarks.append(rest)
+        self.endpoints.tell(f"whether commits after {short(commit)} move the numbers is not known: {why}")
 
     def _search_one(self, interval: Interval) -> tuple[FirstBad[str] | Suspects, Confirmed | None]:
         end: Divergence | None = None

@@ -187,14 +187,10 @@ class Endpoints:
         if isinstance(self.scheduler.predicate, (Bitwise, Exceeds)):  # others judge what they name, and nothing else
             require_finite(last)
         bad = f"BAD {short(self.scheduler.history.bad)}"
-        told = []
         if len(last.steps) >= len(baseline.steps) and ended_early(baseline, last):
-            told.append(f"{bad} goes on after the {len(baseline.steps)} steps of GOOD: no more are compared")
+            self.tell(f"{bad} goes on after the {len(baseline.steps)} steps of GOOD: no more are compared")
         if why := failed_since(baseline, last):
-            told.append(f"{bad}: {why}, and GOOD's did not: `--when exit` searches for that")
-        for text in told:
-            self.scheduler.say(text)
-        self.remarks += told
+            self.tell(f"{bad}: {why}, and GOOD's did not: `--when exit` searches for that")
 
     def _tell_base(self) -> None:
         good, named = self.scheduler.history.good, self.scheduler.history.named
@@ -278,12 +274,12 @@ class Endpoints:
         self.scheduler.record(asked.point, Verdict.GOOD)
         self._tell_end(baseline, last)
         self._tell_beside()
-        self._tell(self.not_installed())
+        self.tell(self.not_installed())
 
     def _trace_of(self, answer: Answer, name: str) -> Trace:
         """As `trace_of`; where a package is not found, files that pin packages and differ are told of first."""
         if isinstance(answer, Skip) and NOT_FOUND.search(answer.reason):
-            self._tell(self.not_installed())
+            self.tell(self.not_installed())
         return trace_of(answer, name)
 
     def not_installed(self) -> str:
@@ -292,7 +288,8 @@ class Endpoints:
         ends = (history.commit(end) for end in (history.good, history.bad))
         return not_installed(scheduler.case, scheduler.prober.git, *ends)
 
-    def _tell(self, text: str) -> None:
+    def tell(self, text: str) -> None:
+        """Say what is to be known of the ends, if anything, and keep it for the result."""
         if text:
             self.scheduler.say(text)
             self.remarks.append(text)
@@ -306,7 +303,7 @@ class Endpoints:
         names = [n for n in beside_commits(self.scheduler.prober.git, subject.link) if not n.endswith("/")]
         if names:
             beside = in_few_words(names)
-            self._tell(f"no replay had {beside} of your checkout, which no commit holds: --link what decides")
+            self.tell(f"no replay had {beside} of your checkout, which no commit holds: --link what decides")
 
     def _again(self, good: str, baseline: Trace, last: Trace) -> tuple[Trace, int]:
         """GOOD's second replay and its steps, no further than BAD's violation.
