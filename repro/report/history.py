@@ -152,7 +152,7 @@ def cells(result: HistoryResult) -> list[list[str]]:
     return lines
 
 
-def history_table(result: HistoryResult, width: int = WIDTH) -> str:
+def history_table(result: HistoryResult) -> str:
     """The table for a terminal, no wider than it may be: columns without a value are left out, long names are cut."""
     rows = cells(result)
     if not rows:
@@ -163,7 +163,7 @@ def history_table(result: HistoryResult, width: int = WIDTH) -> str:
     widths = [max(len(line[n]) for line in lines) for n in range(len(columns))]
     names = [HEAD[i] for i in columns]
     for name, least in (("signal", 14), ("subject", 12), ("signal", 8)):  # each as far as it goes
-        over = max(0, sum(widths) + 2 * (len(widths) - 1) - width)
+        over = max(0, sum(widths) + 2 * (len(widths) - 1) - WIDTH)
         n = names.index(name)
         widths[n] = max(min(least, widths[n]), widths[n] - over)
     text_lines = []

@@ -53,15 +53,15 @@ def svg_of(chart: Any) -> str:
     return str(vl_convert.vegalite_to_svg(json.dumps(chart.configure(**_CONFIG).to_dict())))
 
 
-def drift_plot(comparison: Comparison, metrics: Sequence[str] = SHOWN) -> str:
+def drift_plot(comparison: Comparison) -> str:
     """The shown metrics before and after, over steps. Values that are not finite leave a gap."""
     import altair as alt
 
-    drawn = _steps_drawn(comparison, metrics)
+    drawn = _steps_drawn(comparison)
     rows = [
         {"step": change.step, "metric": change.metric, "side": side, "value": value}
         for change in comparison.metrics
-        if change.metric in metrics and change.step in drawn
+        if change.metric in SHOWN and change.step in drawn
         for side, value in (("before", change.a), ("after", change.b))
         if value is not None and math.isfinite(value)
     ]
@@ -76,16 +76,16 @@ def drift_plot(comparison: Comparison, metrics: Sequence[str] = SHOWN) -> str:
         ),
     )
     chart = base.mark_line(point=True, strokeWidth=2).properties(width=330, height=160)
-    faceted = chart.facet(facet=alt.Facet("metric:N", title=None, sort=list(metrics)), columns=2)
+    faceted = chart.facet(facet=alt.Facet("metric:N", title=None, sort=list(SHOWN)), columns=2)
     return svg_of(faceted.resolve_scale(y="independent"))
 
 
-def distance_plot(comparison: Comparison, metrics: Sequence[str] = SHOWN) -> str:
+def distance_plot(comparison: Comparison) -> str:
     """|after - before| of the shown metrics and KL (k3) at each step, on a log scale; equal steps leave no point."""
     import altair as alt
 
-    drawn = _steps_drawn(comparison, metrics)
-    distances = [(step, metric, size) for step, metric, size in _distances(comparison, metrics) if step in drawn]
+    drawn = _steps_drawn(comparison)
+    distances = [(step, metric, size) for step, metric, size in _distances(comparison) if step in drawn]
     distances += [(step, "KL k3", abs(k3)) for step, (_, k3) in comparison.kl.items() if step in drawn]
     rows = [{"step": s, "metric": m, "distance": d} for s, m, d in distances if math.isfinite(d) and d > 0]
     if not rows:
@@ -94,26 +94,26 @@ def distance_plot(comparison: Comparison, metrics: Sequence[str] = SHOWN) -> str
     chart = chart_of(rows).encode(
         x=alt.X("step:Q", title="step", axis=alt.Axis(tickMinStep=1), scale=alt.Scale(domain=steps)),
         y=alt.Y("distance:Q", title=None, scale=alt.Scale(type="log"), axis=alt.Axis(format=".0e", tickCount=6)),
-        color=alt.Color("metric:N", title=None, sort=[*metrics, "KL k3"], scale=alt.Scale(range=list(SERIES)),
+        color=alt.Color("metric:N", title=None, sort=[*SHOWN, "KL k3"], scale=alt.Scale(range=list(SERIES)),
                         legend=alt.Legend(labelLimit=0)),
     )  # fmt: skip
     return svg_of(chart.mark_line(point=True, strokeWidth=2).properties(width=560, height=200))
 
 
-def _distances(comparison: Comparison, metrics: Sequence[str]) -> list[tuple[int, str, float]]:
+def _distances(comparison: Comparison) -> list[tuple[int, str, float]]:
     """Step, metric and |after - before|, wherever both are."""
     return [
         (c.step, c.metric, abs(c.b - c.a))
         for c in comparison.metrics
-        if c.metric in metrics and c.a is not None and c.b is not None
+        if c.metric in SHOWN and c.a is not None and c.b is not None
     ]
 
 
-def _steps_drawn(comparison: Comparison, metrics: Sequence[str]) -> set[int]:
+def _steps_drawn(comparison: Comparison) -> set[int]:
     """All steps; of very many those that are `spread`, and each metric's worst."""
     steps = sorted({change.step for change in comparison.metrics})
     worst: dict[str, tuple[float, int]] = {}
-    for step, metric, size in _distances(comparison, metrics) if len(steps) > _DRAWN else ():
+    for step, metric, size in _distances(comparison) if len(steps) > _DRAWN else ():
         worst[metric] = max(worst.get(metric, (-1.0, step)), (size if math.isfinite(size) else math.inf, step))
     return {steps[k] for k in spread(len(steps), _DRAWN)} | {step for _, step in worst.values()}
 
