@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +15,7 @@ from repro.output import json_option, told
 if TYPE_CHECKING:
     from repro_bisect.axes.axis import Axis
     from repro_bisect.driver.result import BisectResult
-    from repro_bisect.driver.session import Options
-    from repro_bisect.probe.progress import Watch
     from repro_golden.case.command_line import CommandLine
-    from repro_golden.case.file import Case
-    from repro_golden.repository.checkout import Checkout
 
 __all__ = ["bisect"]
 
@@ -89,15 +84,15 @@ def bisect(
     """
     from repro.doctor.quiet import diagnosis
     from repro.live import bisect_view
-    from repro_bisect.axes.sets import LayoutLine
+    from repro_bisect.axes.sets import FlagSet, LayoutLine
     from repro_bisect.driver.session import Options
     from repro_golden.repository.checkout import find_checkout
 
     checkout = find_checkout(Path.cwd())
     case = case_of(checkout, name, line)
     open_end = bool(line.words) and line.steps is None and when != "exit"
-    options = Options(jobs, ray, when, paths, first_parent, every, fresh, confidence, open_end, why, diagnosis)
-    options = replace(options, try_skips=try_skips, quick=quick)
+    how = (first_parent, every, fresh, confidence, open_end, why, diagnosis, try_skips, quick)
+    options = Options(jobs, ray, when, paths, *how)
     chosen = {"package": package, "flags": flags, "layout": layout, "index_url": index_url}
     axis = axis_of(checkout, case, commits, options, at=at, tolerance=tolerance, **chosen)  # type: ignore[arg-type]
     values = {"--when": when, "--all": every, "--confidence": confidence, "--export": export, "--try-skips": try_skips}
@@ -116,10 +111,15 @@ def bisect(
         return 3 if difference.outcome == "flaky" else 0
     from repro.report.bisect import bisect_text, write_report
     from repro_bisect.axes.gitrule import git_log
+    from repro_bisect.driver.commits import bisect_range
+    from repro_bisect.driver.delta import minimal_set
     from repro_golden.base.canonical import write_atomic
 
     with bisect_view() as watch:
-        result = _searched(checkout, case, axis, watch, options)
+        if isinstance(axis, FlagSet):
+            result: BisectResult = minimal_set(checkout, case, axis, watch, options)
+        else:
+            result = bisect_range(checkout, case, axis, watch, options)
     with told(as_json, result.to_mapping() | {"what": axis.what}, bisect_text(result, axis.what), command) as written:
         if export:
             write_atomic(export, git_log(result.good, result.bad, result.accepted, result.subjects))
@@ -141,14 +141,3 @@ def _refuse(axis: Axis, values: dict[str, Any]) -> None:
         raise ReproError("--quick ends with the first name, and --all goes on from a confirmed one: give one of them")
     if wrong := next((flag for flag in refused if values[flag]), None):
         raise ReproError(f"{wrong} is not for a search along a {axis.what}: leave it out")
-
-
-def _searched(checkout: Checkout, case: Case, axis: Axis, watch: Watch, options: Options) -> BisectResult:
-    """The search of a line, or among a set."""
-    from repro_bisect.axes.sets import FlagSet
-    from repro_bisect.driver.commits import bisect_range
-    from repro_bisect.driver.delta import minimal_set
-
-    if isinstance(axis, FlagSet):
-        return minimal_set(checkout, case, axis, watch, options)
-    return bisect_range(checkout, case, axis, watch, options)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from repro_golden.base.canonical import mapping_of
 from repro_golden.base.errors import ReproError
 from repro_golden.base.machine_numbers import words_of
 from repro_golden.compare.name_matching import content
@@ -90,11 +91,7 @@ class Coverage:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types, with the sentence as ``text``."""
-        return {
-            **asdict(self), "files": list(self.files), "alone": list(self.alone),
-            "columns_alone": list(self.columns_alone), "shown": list(self.shown), "left_out": list(self.left_out),
-            "moved": [one._asdict() for one in self.moved], "text": str(self),
-        }  # fmt: skip
+        return mapping_of(self, moved=[one._asdict() for one in self.moved], text=str(self))
 
     @property
     def counted(self) -> str:
