@@ -85,14 +85,12 @@ _MODULES = _call(
 """Modules learn of the warm-up as an attribute."""
 
 
-def _model(kind: str, function: str, *edits: tuple[str, str]) -> Culprit:
-    return Culprit(
-        kind, "model/decoder.py", function, "forward", tuple(Edit("model/decoder.py", *e) for e in edits), _MODULES
-    )
-
-
 def _pure(kind: str, file: str, function: str, phase: str, gate: tuple[Edit, ...], *edits: tuple[str, str]) -> Culprit:
     return Culprit(kind, file, function, phase, tuple(Edit(file, *e) for e in edits), gate)
+
+
+def _model(kind: str, function: str, *edits: tuple[str, str]) -> Culprit:
+    return _pure(kind, _DECODER, function, "forward", _MODULES, *edits)
 
 
 # -- what a function's signature and its caller look like with the gate

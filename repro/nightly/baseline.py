@@ -130,10 +130,6 @@ class Tonight:
         known = self.past.held_by(red.baseline.commit)
         return known if red.commit["commit"] not in known else frozenset()
 
-    def say(self, text: str) -> None:
-        """A line of progress."""
-        self.watch(Event(text))
-
 
 @dataclass(frozen=True)
 class Judgement:
@@ -348,7 +344,7 @@ def _moved(
 ) -> Judgement:
     """Whether it is the code that moved the numbers: the baseline, which may be an old replay, is made once more."""
     text = f"differs from {name} at {_where(compared)}"
-    tonight.say(f"{text}: replaying {short(baseline.commit)} once more")
+    tonight.watch(Event(f"{text}: replaying {short(baseline.commit)} once more"))
     again, _ = _replayed(tonight, baseline.commit, fresh=True, run=1)
     if not isinstance(again, Trace):
         return _judgement("flaky", f"{text}; but a second replay of that fails: {failure(again)}", baseline, compared)
