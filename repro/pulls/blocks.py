@@ -14,7 +14,6 @@ from repro.report.skips import Skipped, skipped
 from repro.text import NO_METRIC, count, duration, utc
 from repro_bisect.axes.axis import short
 from repro_bisect.driver.result import Culprit
-from repro_golden.base.usage import Usage
 from repro_golden.compare.mismatch.change import MismatchChange
 
 __all__ = ["COST", "blocks_of", "foot", "memory"]
@@ -40,7 +39,7 @@ def _cost(result: PairResult) -> Block:
     times = [side.step_seconds if side else None for side in sides]
     step_times = ["not measured" if t is None else f"{1000 * t:.3g} ms" if t < 1 else f"{t:.3g} s" for t in times]
     kinds = ["GPU" if side and side.device_bytes else "host" for side in sides]
-    bytes_ = [_memory(side) for side in sides]
+    bytes_ = [side.memory or None if side else None for side in sides]
     names = [
         "not measured" if b is None else f"{memory(b)}{f' ({kind})' if kinds[0] != kinds[1] else ''}"
         for b, kind in zip(bytes_, kinds, strict=True)
@@ -51,10 +50,6 @@ def _cost(result: PairResult) -> Block:
     rows = [["step time, median", *step_times, _ratio(*times)], [f"peak memory{kind}", *names, ratio]]
     cells = [[(said(cell),) for cell in row] for row in rows]
     return Block("Cost", (), ["", "base", "head", "head / base"], cells, [(said(COST),)])
-
-
-def _memory(spent: Usage | None) -> int | None:
-    return spent.memory or None if spent else None
 
 
 def _mismatch(change: MismatchChange | None) -> Block | None:

@@ -94,14 +94,10 @@ def _shortened(command: str) -> str:
 def _verdicts(entries: Sequence[Entry], limit: int) -> Sequence[str]:
     """A line for each case, with names as long as there is room for."""
     for width in (400, 180, 90, 40, 24):
-        lines = [_verdict(entry, width) for entry in entries]
+        lines = [markdown((code(e.case), said(": "), *verdict_line(e)), width=width) for e in entries]
         if sum(len(line.encode()) + 3 for line in lines) <= limit:
             return lines
     return _crowded(entries, limit)
-
-
-def _verdict(entry: Entry, width: int) -> str:
-    return markdown((code(entry.case), said(": "), *verdict_line(entry)), width=width)
 
 
 def _crowded(entries: Sequence[Entry], limit: int) -> Sequence[str]:

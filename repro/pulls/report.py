@@ -13,7 +13,7 @@ from repro.pulls.comment import comment
 from repro.pulls.metrics import LEFT
 from repro.pulls.pair import PairResult
 from repro.pulls.result import WORDS, Entry, Failed, PullReport, judging, moved_bounds, summary, verdict_line
-from repro.report.pieces import Line, clean, code, plain, said, templates
+from repro.report.pieces import clean, code, plain, said, templates
 from repro.text import table, utc
 from repro_bisect.axes.axis import short
 from repro_golden.base.canonical import write_atomic
@@ -97,7 +97,7 @@ def pull_text(report: PullReport) -> str:
     """What was found, for a terminal: the answers first, then where numbers moved most."""
     several = len(report.entries) > 1
     lines = [summary(report.entries), ""] if several else []
-    lines += [f"{clean(entry.case)}: {plain(verdict_line(entry))}" for entry in report.entries]
+    lines += map(_title, report.entries)
     for result in report.results:
         details = _text_of(result)
         lines += ["", *([f"{clean(result.case)}:"] if several and details else []), *details]
@@ -129,8 +129,8 @@ def page(report: PullReport) -> str:
         ends |= {f"{name} {p.commit}": (name, p) for name, p in (("BASE", result.base), ("HEAD", result.head))}
     context = {
         "report": report,
-        "title": summary(report.entries) if len(report.entries) != 1 else _title(report),
-        "verdicts": [(entry.verdict, _named(report, n), verdict_line(entry)) for n, entry in enumerate(report.entries)],
+        "title": summary(report.entries) if len(report.entries) != 1 else _title(report.entries[0]),
+        "verdicts": [(e.verdict, (code(e.case), said(": ")), verdict_line(e)) for e in report.entries],
         "sections": [_section(result) for result in report.results],
         "ends": ends.values(),
         "utc": utc,
@@ -151,13 +151,8 @@ def _section(result: PairResult) -> dict[str, Any]:
     }
 
 
-def _title(report: PullReport) -> str:
-    entry = report.entries[0]
+def _title(entry: Entry) -> str:
     return f"{clean(entry.case)}: {plain(verdict_line(entry))}"
-
-
-def _named(report: PullReport, n: int) -> Line:
-    return code(report.entries[n].case), said(": ")
 
 
 def _plots(result: PairResult) -> list[tuple[str, str]]:

@@ -83,7 +83,8 @@ DEFAULT_TITLE = "Numbers by night"
 
 def build(results: Results, options: Options) -> dict[str, bytes]:
     """Every file of the site by its path. The same results and options give the same bytes, whenever that is."""
-    files = {f"assets/{name}": _asset(name) for name in _ASSETS}
+    assets = resources.files("repro").joinpath("site", "assets")
+    files = {f"assets/{name}": assets.joinpath(name).read_bytes() for name in _ASSETS}
     files["assets/page.css"] = css().encode() + files["assets/page.css"]
     pages = _Pages(results, options)
     cases: dict[str, list[Night]] = {}
@@ -102,10 +103,6 @@ def build(results: Results, options: Options) -> dict[str, bytes]:
     if any(name.startswith("data/") for name in files):
         files["assets/vega.js"] = _vega()
     return files
-
-
-def _asset(name: str) -> bytes:
-    return resources.files("repro").joinpath("site", "assets", name).read_bytes()
 
 
 @cache

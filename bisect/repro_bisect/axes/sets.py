@@ -83,11 +83,8 @@ def package_axis(
 
 def _pinned(case: Case, name: str, version: str) -> Case:
     subject = case.subject.model_dump()
-    return _with_subject(case, subject | {"packages": subject["packages"] | {name: version}})
-
-
-def _with_subject(case: Case, subject: Mapping[str, Any]) -> Case:
-    return case.model_copy(update={"subject": type(case.subject).model_validate(subject)})
+    pinned = subject | {"packages": subject["packages"] | {name: version}}
+    return case.model_copy(update={"subject": type(case.subject).model_validate(pinned)})
 
 
 # -- a file of changes

@@ -122,13 +122,14 @@ class _Explainer:
             )
         if failed := failed_since(*traces):
             text += f"; {short(self.points[1])}: {failed}"
+        case = self.scheduler.case
         explanation = Explanation(
-            "agree", self._case, text, divergence, before, after, environment=environment, looked=looked
+            "agree", case.name, text, divergence, before, after, environment=environment, looked=looked
         )
         if divergence is None:
             require_finite(traces[1])
             return explanation
-        if not self.scheduler.case.subject.recorded:
+        if not case.subject.recorded:
             raise NotVerifiableError(
                 "operations are seen by the recorder alone, and the case says recorder = false: set it to true"
             )
@@ -152,10 +153,6 @@ class _Explainer:
             if cause := find_cause(*streams, signal, (sources[0].touched, sources[1].touched)):
                 return self._answer(explanation, cause, divergence, traces, sources, recordings)
         return replace(explanation, answer="unseen", text=_UNSEEN)
-
-    @property
-    def _case(self) -> str:
-        return self.scheduler.case.name
 
     # -- replays
 

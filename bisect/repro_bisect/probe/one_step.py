@@ -20,7 +20,7 @@ from repro_golden.base.canonical import digest
 from repro_golden.case.file import Case
 from repro_golden.compare.step_difference import differing
 from repro_golden.compare.traces import first_difference
-from repro_golden.trace import Row, Trace
+from repro_golden.trace import Trace
 
 __all__ = ["Shortcut", "chosen_steps", "prepare", "same_step", "state_key"]
 
@@ -60,12 +60,8 @@ def same_step(one: Trace, straight: Trace, step: int) -> bool:
         index = next((i for i, record in enumerate(trace.steps) if record.step == step), None)
         if index is None:
             return False
-        rows.append([row for row in trace.rows(index) if not _introduces(row)])
+        rows.append([row for row in trace.rows(index) if not (row.phase == "input" and row.name.startswith(_START))])
     return not differing(rows[0], rows[1])
-
-
-def _introduces(row: Row) -> bool:
-    return row.phase == "input" and row.name.startswith(_START)
 
 
 def state_key(scheduler: Scheduler, point: str) -> str:
