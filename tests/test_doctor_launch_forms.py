@@ -175,6 +175,42 @@ def test_what_a_branch_may_do_is_no_error(tmp_path: Path, script: str, rule: str
     assert "(where a branch of the script is taken)" in found.message
 
 
+WAYS = {
+    "the middle one of three": "case $(cat size) in a) G=(1000);; b) G=(256);; *) G=(1000);; esac",
+    "none of two": "G=(256)\nif [ $S = a ]; then G=(1000); elif [ $S = b ]; then G=(1000); fi",
+    "one and not the other": 'G=(1000)\nif [ "$A" ]; then G=(256); fi\nif [ "$B" ]; then G=(1000); fi',
+    "a later turn": "G=(1000); i=0\nwhile [ $i -lt 2 ]; do if [ $i = 1 ]; then G=(256); fi; i=$((i+1)); done",
+    "two that are apart": (
+        "G=(512)\nif [ $A = 1 ]; then N=(8); else N=(4); fi\nif [ $B = 1 ]; then R=(32); else R=(64); fi"
+    ),
+}
+
+
+@pytest.mark.parametrize("ways", WAYS.values(), ids=WAYS)
+def test_what_a_way_makes_right_is_no_error(tmp_path: Path, ways: str) -> None:
+    """An error is one in all ways that a script may take, also in those that neither reading takes."""
+    path = tmp_path / "run.sh"
+    path.write_text(
+        f"N=(8); R=(32)\n{ways}\npython3 /root/slime/train.py --colocate --num-rollout 9 --actor-num-nodes 1 "
+        "--rollout-batch-size ${R[0]} --n-samples-per-prompt ${N[0]} --global-batch-size ${G[0]}\n"
+    )
+    found = [finding for finding in examine(look([path])).findings if finding.rule == "batch-invariant"]
+    assert {(each.severity, each.certainty) for each in found} == {("warning", "possible")}
+
+
+def test_what_is_wrong_in_each_of_three_ways_stays_an_error(tmp_path: Path) -> None:
+    """What three ways leave alike is known, and so is what stands beside it."""
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "case $S in a) G=(--lr 1 --global-batch-size 300);; b) G=(--lr 2 --global-batch-size 300);; "
+        "*) G=(--lr 3 --global-batch-size 300);; esac\n"
+        "python3 /root/slime/train.py --colocate --num-rollout 9 --actor-num-nodes 1 --rollout-batch-size 32 "
+        '--n-samples-per-prompt 8 "${G[@]}"\n'
+    )
+    (found,) = (finding for finding in examine(look([path])).findings if finding.rule == "batch-invariant")
+    assert (found.severity, found.certainty) == ("error", "certain")
+
+
 def test_what_is_wrong_both_ways_is_told_as_ever(tmp_path: Path) -> None:
     """A lost backslash is an error whatever a branch adds before it: both readings find it, and count other flags."""
     path = tmp_path / "run.sh"

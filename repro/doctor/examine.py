@@ -186,25 +186,35 @@ def found_by(rule: Rule, arguments: Sequence[Any]) -> Iterator[Found]:
     """What a rule says of artefacts, and no more surely than what they start is known.
 
     A Python launcher's flags are those of all its branches, which need not run together. Of a script that starts one
-    thing or another, by branches that nobody can decide, both are looked at: what is wrong with one alone is possible.
+    thing or another, by branches that nobody can decide, both are looked at, and what all ways share: what is wrong
+    with one alone, or not with what they share, is possible.
     """
     launch = next((artefact for artefact in arguments[: len(rule.inputs)] if isinstance(artefact, Launch)), None)
     results, failed = _results(rule, arguments)
-    other = launch.otherwise if launch else None
-    others, also = _results(rule, [other if a is launch else a for a in arguments]) if other else ([], None)
+    others, also = _read_as(launch and launch.otherwise, launch, rule, arguments)
+    shared, _ = _read_as(launch and launch.shared, launch, rule, arguments)
+    sure = {_apart_from_numbers(rule, result) for result in (shared if launch and launch.shared else results)}
     # what other artefacts say too may be certain all the same
     unsure = launch is not None and ((programmed(launch) and set(rule.inputs) == {Launch}) or launch.doubted)
     for these, those, how in ((results, others, ""), (others, results, "not ")):
         told = {_apart_from_numbers(rule, result) for result in those}
         for result in these:
-            if other is not None and _apart_from_numbers(rule, result) not in told:
+            fault = _apart_from_numbers(rule, result)
+            if launch and launch.otherwise and fault not in told:
                 result = result._replace(message=f"{result.message} (where a branch of the script is {how}taken)")
                 yield _doubtful(rule, result)
             elif these is results:
                 error = (result.severity or rule.severity) == "error"
-                yield _doubtful(rule, result) if error and unsure else result
+                yield _doubtful(rule, result) if (error and unsure) or fault not in sure else result
     if failure := failed or also:
         raise failure
+
+
+def _read_as(
+    other: Launch | None, launch: Launch | None, rule: Rule, arguments: Sequence[Any]
+) -> tuple[list[Found], Exception | None]:
+    """What a rule says of another reading of a launch."""
+    return _results(rule, [other if a is launch else a for a in arguments]) if other else ([], None)
 
 
 def _results(rule: Rule, arguments: Sequence[Any]) -> tuple[list[Found], Exception | None]:

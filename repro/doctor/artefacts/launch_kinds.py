@@ -73,6 +73,7 @@ class Launch:
         hidden: Whether variables may reach the trainer that are not known: of a file that is not there, from a shell.
         otherwise: The same without what one branch alone sets, of which nobody knows whether it is taken; None where
             that is no other launch.
+        shared: What is known of it whichever branches are taken; None where it and `otherwise` are all that may be.
         doubted: Whether nothing may be launched without it.
     """
 
@@ -94,6 +95,7 @@ class Launch:
     shortened: Sequence[Where] = ()
     hidden: bool = False
     otherwise: Launch | None = None
+    shared: Launch | None = None
     doubted: bool = False
 
     @property

@@ -169,12 +169,20 @@ def _script(source: bytes, text: str, path: Path, arguments: Sequence[str] | Non
     script = read_script(source, path, arguments)
     started = _started_by(script, text, path)
     launches: list[Launch | NotRead] = [launch for _, launch in started]
-    if script.doubted:
-        others = _started_by(read_script(source, path, arguments, taken=False), text, path)
-        partners = [next((o for at, o in others if at == place), None) for place, _ in started]
+    if script.doubts:
+        without = read_script(source, path, arguments, taken=False)
+        readings = [without]
+        if max(script.doubts, without.doubts) > 1:  # these two are not all ways
+            readings.append(read_script(source, path, arguments, taken=None))
+        # of several in one place, in a loop, the first
+        others = [dict(reversed(_started_by(reading, text, path))) for reading in readings]
         launches = [
-            _also(launch, other) if other else replace(launch, doubted=True)
-            for (_, launch), other in zip(started, partners, strict=True)
+            replace(
+                _also(launch, others[0].get(place)),
+                shared=others[1].get(place) if others[1:] else None,
+                doubted=not all(place in starts for starts in others),
+            )
+            for place, launch in started
         ]
     if not launches and script.broken:
         raise ReproError(f"{path} breaks off, or is no shell script: no command of it could be read")

@@ -24,9 +24,10 @@ from repro.doctor.artefacts.shell_scripts.script import (
     reads_text,
     substitute,
 )
-from repro.doctor.artefacts.shell_scripts.statements import Function, Statements
+from repro.doctor.artefacts.shell_scripts.statements import Statements, nothing
 from repro.doctor.artefacts.shell_scripts.values import (
     BoundError,
+    Function,
     Part,
     Scope,
     Setting,
@@ -37,7 +38,7 @@ from repro.doctor.artefacts.shell_scripts.values import (
     text_of,
 )
 from repro.doctor.artefacts.shell_scripts.variables import READING
-from repro.doctor.artefacts.shell_scripts.words import expand, expand_all, forget_counted
+from repro.doctor.artefacts.shell_scripts.words import expand_all, forget_counted
 
 __all__ = ["LARGEST", "Command", "Script", "Setting", "read_script"]
 
@@ -56,14 +57,16 @@ _READ_WHOLE = re.compile(
 """``read -r -d '' NAME``: all that there is."""
 
 
-def read_script(source: bytes, path: Path, arguments: Sequence[str] | None = None, *, taken: bool = True) -> Script:
+def read_script(
+    source: bytes, path: Path, arguments: Sequence[str] | None = None, *, taken: bool | None = True
+) -> Script:
     """Read a script.
 
     Args:
         source: The script.
         path: Where it lies: files that it sources are looked for beside and below it.
         arguments: What it is started with; None where that is not known.
-        taken: Whether what one branch alone sets is taken, where nobody knows whether a shell comes there.
+        taken: Which of the branches that a shell may take leave what is set: see `Merging`.
     """
     scope, reader = Scope(path), _Reader(path, taken=taken)
     if arguments is not None:
@@ -76,7 +79,7 @@ def read_script(source: bytes, path: Path, arguments: Sequence[str] | None = Non
         reader.uncalled(scope)
     except (BoundError, RecursionError) as error:
         reader.script.cut = str(error) or "too deep"
-    reader.script.broken, reader.script.doubted = root.has_error, reader.merging.doubted
+    reader.script.broken, reader.script.doubts = root.has_error, reader.merging.doubts
     reader.script.hidden = reader.variables.hidden
     return reader.script
 
@@ -84,7 +87,7 @@ def read_script(source: bytes, path: Path, arguments: Sequence[str] | None = Non
 class _Reader(Statements):
     """One walk over a script, with the commands that change it."""
 
-    def __init__(self, path: Path, *, taken: bool) -> None:
+    def __init__(self, path: Path, *, taken: bool | None) -> None:
         super().__init__(taken=taken)
         self._sources = Sources(path)
         self._called: set[str] = set()
@@ -124,17 +127,14 @@ class _Reader(Statements):
 
     def command(self, node: Node, scope: Scope) -> None:
         nodes: list[Node] = []
-        settings: list[Setting] = []
+        given: list[Node] = []
         for child in node.named_children:
             if child.type == "variable_assignment":
-                target, value = child.child_by_field_name("name"), child.child_by_field_name("value")
-                if target is not None and target.type == "variable_name":
-                    held = expand(value, scope, split=False)[0].value if value is not None else ()
-                    settings.append(Setting(text_of(target), held, scope.word((), child), prefix=True))
+                given.append(child)
             elif child.type == "command_name":
-                if settings and _torn(child):
-                    self._assigned(settings, scope)
-                    settings = []
+                if given and _torn(child):
+                    self.assign(given, scope)
+                    given = []
                 nodes += (child.named_children or [child]) if child.text else []
             elif not child.type.endswith("_redirect") and child.type != "comment":
                 nodes.append(child)
@@ -142,8 +142,9 @@ class _Reader(Statements):
                 forget_counted(child, scope)
         words = expand_all([*nodes, *_behind(node)], scope)
         if not words:
-            self._assigned(settings, scope)
+            self.assign(given, scope)
             return
+        settings = [setting for each in given if (setting := self.variables.prefix(each, scope))]
         if self._with(settings, words, scope):
             return
         self.script.settings += settings
@@ -156,11 +157,6 @@ class _Reader(Statements):
         shortened = tuple(scope.word((Part(name),), at) for at in nodes if (name := _shortened(at, scope)))
         self.script.commands.append(Command(tuple(words), tuple(settings), dict(scope.exported), shortened))
 
-    def _assigned(self, settings: Sequence[Setting], scope: Scope) -> None:
-        """``NAME=value > FILE`` without a command."""
-        for setting in settings:
-            self.variables.set(setting.name, setting.where._replace(value=setting.value or ()), scope)
-
     def _with(self, settings: Sequence[Setting], words: Sequence[Word], scope: Scope) -> bool:
         """``NAME=value function``: what stands before it holds as long as it runs."""
         if not settings:
@@ -169,6 +165,7 @@ class _Reader(Statements):
         beneath, scope.beneath = scope.beneath, scope.beneath | {setting.name for setting in settings}
         for setting in settings:
             scope.keep(setting.name)
+            scope.arrays.pop(setting.name, None)
             scope.put(setting.name, setting.where._replace(value=setting.value or ()))
             scope.exported[setting.name] = setting
         own, scope.own = scope.own, outer
@@ -189,7 +186,7 @@ class _Reader(Statements):
     def _builtin(self, words: Sequence[Word], scope: Scope) -> bool:
         """Do what a command changes in the script itself; whether it was such a one."""
         name, args = words[0].text, words[1:]
-        if name in self.functions:
+        if name in scope.functions:
             self._call(name, args, scope)
         elif name in ("source", ".") and args:
             self._source(args[0], args[1:], scope)
@@ -213,7 +210,7 @@ class _Reader(Statements):
         setting = [*itertools.takewhile(lambda word: _ASSIGNED.match(word.text), words)]
         rest = words[len(setting) :]
         declared = rest[1:] if rest and rest[0].text in _DECLARING else []
-        for word in (*(setting if not rest else ()), *declared):
+        for word in (*setting, *declared):  # behind `time` an expansion is split here, and not by a shell
             if not known(word.value) and "$" in word.text.partition("=")[0]:
                 scope.forget_all()
             elif match := re.match(r"\w+", word.text):
@@ -309,16 +306,19 @@ class _Reader(Statements):
         self._calling.append(name)
         again, self._again = self._again, False
         certain, self._certain = self._certain, self._certain if deep else self.unsure
-        functions = self.functions[name]
-        bodies = [functools.partial(self._body, body, arguments) for body in functions]
+        bodies = scope.functions[name]
         try:
-            # of several, branches chose one
-            self.merged(bodies, scope) if len(bodies) > 1 else bodies[0](scope)
+            self._bodies(bodies, arguments, scope)
             if self._again and not deep:
-                self.silently(lambda: self.repeated(functools.partial(self._body, functions[0], None), scope))
+                self.silently(lambda: self.repeated(functools.partial(self._bodies, bodies, None), scope))
         finally:
             self._calling.pop()
             self._again, self._certain = again or (self._again and bool(deep)), certain
+
+    def _bodies(self, functions: Sequence[Function | None], arguments: Sequence[Word] | None, scope: Scope) -> None:
+        """Run a function; of several bodies branches chose one."""
+        bodies = [functools.partial(self._body, each, arguments) if each else nothing for each in functions]
+        self.merged(bodies, scope) if len(bodies) > 1 else bodies[0](scope)
 
     def _body(self, function: Function, arguments: Sequence[Word] | None, scope: Scope) -> None:
         """Run a function's body: its own variables, its arguments (None: unknown) and its file end with it."""
@@ -340,11 +340,11 @@ class _Reader(Statements):
 
     def uncalled(self, scope: Scope) -> None:
         """Read functions that only a caller from outside would start."""
-        for name in list(self.functions):
+        for name, function in [*self.functions.items()]:
             if name not in self._called:
                 self.ended = ""
                 inner = scope.copy()
-                body, inner.path, inner.line = self.functions[name][-1]
+                body, inner.path, inner.line = function
                 inner.positional, inner.own = None, {}
                 self.run(body, inner)
 

@@ -5,14 +5,25 @@ from __future__ import annotations
 import itertools
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from tree_sitter import Node
 
-from repro.doctor.artefacts.shell_scripts.values import Held, Part, Scope, Setting, Value, Word, known, plain, text_of
+from repro.doctor.artefacts.shell_scripts.values import (
+    Held,
+    Part,
+    Scope,
+    Setting,
+    Value,
+    Word,
+    known,
+    put,
+    said,
+    text_of,
+)
 from repro.doctor.artefacts.shell_scripts.words import expand
 
 __all__ = ["Command", "Merging", "Script", "Setting", "Sources", "heredoc", "parts_of", "starts", "substitute"]
@@ -48,7 +59,7 @@ class Script:
         joined: Words that a backslash at a line's end makes of two, the second a flag.
         returns: The first line of each file that ends as on Windows: a backslash there continues nothing.
         hidden: Whether variables are exported whose names only a shell knows.
-        doubted: Whether what is set may be otherwise, since nobody knows which branches a shell takes.
+        doubts: See `Merging`.
     """
 
     commands: list[Command] = field(default_factory=list)
@@ -56,7 +67,7 @@ class Script:
     missing: list[Word] = field(default_factory=list)
     cut: str = ""
     broken: bool = False
-    doubted: bool = False
+    doubts: int = 0
     joined: list[Word] = field(default_factory=list)
     returns: list[Word] = field(default_factory=list)
     hidden: bool = False
@@ -117,51 +128,59 @@ def parts_of(clause: Node) -> tuple[list[Node], list[Node]]:
 
 
 T = TypeVar("T")
+Shared = Callable[[str, Sequence[T | None]], T]
+"""What is known of a name, by what ways leave of it."""
 
 
 class Merging:
     """What branches leave of which only a shell knows which one is taken.
 
     Args:
-        taken: Of what one branch alone changes, whether the change is taken, or what was there before.
+        taken: Of what they leave different, whether the last change is taken, or what another one leaves; None for
+            neither: what is known then is so in all ways.
 
     Attributes:
-        doubted: Whether that ever made a difference.
+        doubts: 0 where that never made a difference; 1 where it did once, between two ways of which each is a reading.
     """
 
-    def __init__(self, *, taken: bool) -> None:
-        self.taken, self.doubted = taken, False
+    def __init__(self, *, taken: bool | None) -> None:
+        self.taken, self.doubts = taken, 0
+        self._picked: set[int] = set()
 
     def scopes(self, scope: Scope, after: Sequence[Scope]) -> None:
         """Put together what branches left."""
-        scope.exported = self._exports(scope.exported, [branch.exported for branch in after])
+        self._picked = set()
+        scope.exported = self._each(
+            scope.exported,
+            [branch.exported for branch in after],
+            lambda name, _: Setting(name, scope.unknown(name).value, scope.unknown(name)),
+        )
         for name in {name for branch in (scope, *after) for name in branch.scalars}:
             held = [branch.scalars.get(name) for branch in after]
             there = [word for word in held if word is not None]
-            if not there:
-                scope.scalars.pop(name)  # each took it away, or made it an array
-            elif len({plain(word.value) for word in there}) > 1 or (name in scope.scalars and len(there) < len(held)):
-                scope.scalars[name] = there[-1]._replace(value=(Part(f"${{{name}}}", False),))
-            elif name in scope.scalars:
-                scope.scalars[name] = there[-1]
-            elif (chosen := self._chosen(None, held)) is not None:
-                scope.scalars[name] = chosen
-        for name in {name for branch in after for name in branch.arrays}:
-            chosen_array = self._array(scope.arrays.get(name), [branch.arrays.get(name) for branch in after])
-            if chosen_array is not None:
-                scope.arrays[name] = chosen_array
+            if len({said(word) for word in there}) > 1 or (name in scope.scalars and there and len(there) < len(held)):
+                scope.scalars[name] = scope.unknown(name)
+            else:
+                put(scope.scalars, name, self._one(name, None, held, scope.unknown))
+        scope.arrays = self._each(scope.arrays, [branch.arrays for branch in after], scope.shared)
         for name, setting in scope.exported.items():
             if setting.value is not None and name in scope.scalars:
                 scope.exported[name] = replace(setting, value=scope.scalars[name].value)
+        scope.functions = {
+            name: [*dict.fromkeys(body for branch in after for body in branch.functions.get(name, [None]))]
+            for name in {name for branch in after for name in branch.functions}
+        }
         scope.positional = after[0].positional
         if any(branch.positional != scope.positional for branch in after):
             scope.lose()
-        for branch in after:
-            for name, letters in branch.attributes.items():
-                scope.attributes[name] = "".join({*scope.attributes.get(name, ""), *letters})
+        for name in {name for branch in after for name in branch.attributes}:
+            letters = {branch.attributes.get(name, "") for branch in after}
+            scope.attributes[name] = "".join({*"".join(letters), *("r" if len(letters) > 1 else "")})
         if scope.own is not None:
             own = [branch.own or {} for branch in after]
             scope.own = {name: self._before(name, scope, own) for name in {name for each in own for name in each}}
+        if self._picked:
+            self.doubts += 1 if (len(after), len(self._picked)) == (2, 1) else 2
 
     def _before(self, name: str, scope: Scope, own: Sequence[Mapping[str, Held]]) -> Held:
         """What comes back of a name behind a function; of one that is not its own in each branch only a shell knows."""
@@ -169,31 +188,25 @@ class Merging:
         if len(held) == len(own) and all(each == held[0] for each in held):
             return held[0]
         inner = scope.copy()
-        inner.scalars[name] = Word((Part(f"${{{name}}}", False),), str(scope.path), scope.line + 1)
+        inner.forget(name)
         return inner.held(name)
 
-    def _exports(self, before: Mapping[str, Setting], after: Sequence[Mapping[str, Setting]]) -> dict[str, Setting]:
-        """What is exported after branches, by what each of them left exported."""
-        exported = dict(before)
+    def _each(self, before: Mapping[str, T], after: Sequence[Mapping[str, T]], shared: Shared[T]) -> dict[str, T]:
+        held: dict[str, T] = {}
         for name in dict.fromkeys(name for had in after for name in had):
-            chosen = self._chosen(before.get(name), [had.get(name) for had in after])
-            if chosen is not None:
-                exported[name] = chosen
-        return exported
+            put(held, name, self._one(name, before.get(name), [had.get(name) for had in after], shared))
+        return held
 
-    def _array(self, before: list[Word] | None, after: Sequence[list[Word] | None]) -> list[Word] | None:
-        changed = [each for each in after if each is not None and each is not before]
-        if len({tuple(plain(word.value) for word in each) for each in changed}) < 2:
-            return self._chosen(before, after)
-        self.doubted = True
-        return changed[-1] if self.taken else changed[0]
-
-    def _chosen(self, before: T | None, after: Sequence[T | None]) -> T | None:
-        changed = [each for each in after if each is not None and each is not before]
-        if len(changed) < len(after) and len(changed) == 1:
-            self.doubted = True
-            return changed[0] if self.taken else before
-        return changed[-1] if changed else before
+    def _one(self, name: str, before: T | None, after: Sequence[T | None], shared: Shared[T]) -> T | None:
+        """What all leave of a name, or else what is taken."""
+        told = [said(each) for each in after]
+        if len({*told}) == 1:
+            return after[-1]
+        last = max(at for at, each in enumerate(after) if each is not before)
+        if self.taken is None:
+            return shared(name, after)
+        self._picked.add(last)
+        return after[last] if self.taken else after[next(at for at, each in enumerate(told) if each != told[last])]
 
 
 # -- what a command substitution of a shell script gives, where that can be said without running it

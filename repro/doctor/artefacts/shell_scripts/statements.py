@@ -1,8 +1,8 @@
 """The statements of a shell script, walked as a shell takes them: branches, loops, functions that end early.
 
 Branches whose condition cannot be known are all read. A variable that they leave different is not known afterwards; of
-arrays, which hold flags, the last that changed them is taken in one reading, the first in another. What one alone sets
-is in one reading, not in another.
+arrays, which hold flags, the last that changed them is taken in one reading, another in a second. What one alone sets
+is in one reading, not in the second. A third has what all ways share. What further turns of a loop change is not known.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from tree_sitter import Node
 
@@ -18,11 +17,11 @@ from repro.doctor.artefacts.shell_scripts.arithmetic import count, forget_writte
 from repro.doctor.artefacts.shell_scripts.conditions import holds
 from repro.doctor.artefacts.shell_scripts.patterns import escaped, matches, pattern
 from repro.doctor.artefacts.shell_scripts.script import Merging, Script, parts_of, starts
-from repro.doctor.artefacts.shell_scripts.values import BoundError, Part, Scope, known, plain, text_of
+from repro.doctor.artefacts.shell_scripts.values import BoundError, Function, Part, Scope, known, said, text_of
 from repro.doctor.artefacts.shell_scripts.variables import Variables
 from repro.doctor.artefacts.shell_scripts.words import expand, expand_all, forget_counted
 
-__all__ = ["Function", "Statements"]
+__all__ = ["Statements", "nothing"]
 
 _STEPS = 40_000
 _DEPTH = 60
@@ -31,9 +30,6 @@ _TURNS = 4
 _BLOCKS = frozenset(
     {"program", "compound_statement", "do_group", "redirected_statement", "negated_command", "ERROR", "else_clause"}
 )
-
-Function = tuple[Node, Path, int]
-"""A function's body, its file, and the file's first line, less one."""
 
 
 class Statements(abc.ABC):
@@ -46,16 +42,16 @@ class Statements(abc.ABC):
         script: What was read so far.
         merging: How branches are put together.
         variables: What sets variables.
-        functions: Those that are defined; of several bodies of a name branches chose one.
+        functions: The last body of each that is defined anywhere.
         ended: How what is read now was left: ``exit``, ``return``, ``break``, ``break 2``; '' where it goes on.
         unsure: Branches around here of which nobody knows whether they are taken.
     """
 
-    def __init__(self, *, taken: bool) -> None:
+    def __init__(self, *, taken: bool | None) -> None:
         self.script = Script()
         self.merging = Merging(taken=taken)
         self.variables = Variables(self.script.settings)
-        self.functions: dict[str, list[Function]] = {}
+        self.functions: dict[str, Function] = {}
         self.ended = ""
         self.left: list[tuple[str, Scope]] = []
         """How branches that may be taken left a loop or a function, and what was set then."""
@@ -120,7 +116,7 @@ class Statements(abc.ABC):
             self.ended = ""
             del self.left[left:]
         if last:
-            self.merged([functools.partial(self._block, last), _nothing], scope)
+            self.merged([functools.partial(self._block, last), nothing], scope)
 
     def _loop(self, node: Node, scope: Scope) -> None:
         """``while``, ``until``, ``for ((...))``: what is asked once, the rest any number of times, or not at all."""
@@ -161,19 +157,18 @@ class Statements(abc.ABC):
             self.loops -= 1
             self._out(left, inner)
 
-        self.merged([once, _nothing], scope)
-        arrays = dict(scope.arrays)  # flags that each turn adds are those of the first
+        self.merged([once, nothing], scope)
         for _ in range(_TURNS):
-            before = {name: plain(word.value) for name, word in scope.scalars.items()}
-            positional = scope.positional
-            self.silently(lambda: self.merged([once, _nothing], scope))
-            scope.arrays = {**scope.arrays, **arrays}
-            after = {name: plain(word.value) for name, word in scope.scalars.items()}
-            changed = {name for name in {*before, *after} if before.get(name) != after.get(name)}
-            if not changed and positional == scope.positional:
-                return
+            before = scope.copy()
+            self.silently(lambda: self.merged([once, nothing], scope))
+            for name in _changed(before.arrays, scope.arrays):
+                scope.arrays[name] = scope.shared(name, [before.arrays.get(name), scope.arrays.get(name)])
+            changed = _changed(before.scalars, scope.scalars)
             for name in changed:
                 scope.forget(name)
+            lost = said(before.positional) != said(scope.positional)
+            if not (changed or lost or _changed(before.arrays, scope.arrays)):
+                return
         scope.forget_all()
 
     def gather(self, left: int, scope: Scope, *ways: str) -> None:
@@ -199,19 +194,20 @@ class Statements(abc.ABC):
     def _define(self, node: Node, scope: Scope) -> None:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         if name and body:
-            others = self.functions.get(text_of(name), []) if self.unsure else []
-            self.functions[text_of(name)] = [*others, (body, scope.path, scope.line)]
+            self.functions[text_of(name)] = body, scope.path, scope.line
+            scope.functions[text_of(name)] = [self.functions[text_of(name)]]
 
-    def _assignments(self, node: Node, scope: Scope) -> None:
-        for assignment in [node] if node.type == "variable_assignment" else node.named_children:
-            self.variables.assign(assignment, scope)
+    def assign(self, nodes: Sequence[Node], scope: Scope) -> None:
+        """``NAME=value NAME=value``, without a command."""
+        for node in nodes:
+            self.variables.assign(node, scope)
 
     def _declare(self, node: Node, scope: Scope) -> None:
         self.variables.declare(node, scope)
 
     def _unset(self, node: Node, scope: Scope) -> None:
         for name in self.variables.unset(node, scope):
-            self.functions.pop(name, None)
+            scope.functions.pop(name, None)
 
     def _children(self, node: Node, scope: Scope, kind: str = "") -> None:
         for child in node.named_children:
@@ -236,7 +232,7 @@ class Statements(abc.ABC):
         if self.ended:
             return None
         if held is None:
-            self.merged([lambda inner: self.run(right, inner), _nothing], scope)
+            self.merged([lambda inner: self.run(right, inner), nothing], scope)
             last = None if right.type == "list" else holds(right, scope)
             return last if last is (operation.type == "||") else None
         return self._asked([right], scope) if held == (operation.type == "&&") else held
@@ -258,7 +254,7 @@ class Statements(abc.ABC):
             if certain or held is None:
                 branches.append(functools.partial(self._from, scope.copy(), body))
         if not certain:
-            branches.append(_nothing)
+            branches.append(nothing)
         self.merged(branches, scope)
 
     def _from(self, before: Scope, nodes: Sequence[Node], scope: Scope) -> None:
@@ -298,11 +294,11 @@ class Statements(abc.ABC):
                     return
                 break
         else:
-            branches.append(_nothing)
+            branches.append(nothing)
         if again:  # of what goes on into the next one, each may be taken or not
             for branch in branches:
-                self.merged([branch, _nothing], scope)
-        elif branches != [_nothing]:
+                self.merged([branch, nothing], scope)
+        elif branches != [nothing]:
             self.merged(branches, scope)
         return
 
@@ -338,7 +334,7 @@ class Statements(abc.ABC):
             return
         ends: list[str] = []
         after: list[Scope] = []
-        alone = len([branch for branch in branches if branch is not _nothing]) == 1
+        alone = len([branch for branch in branches if branch is not nothing]) == 1
         for branch in branches:
             inner, count = scope.copy(), len(self.script.settings)
             self.unsure += 1
@@ -384,16 +380,20 @@ _METHODS: Mapping[str, Callable[[Statements, Node, Scope], bool | None]] = {
     "while_statement": Statements._loop,
     "c_style_for_statement": Statements._loop,
     "function_definition": Statements._define,
-    "variable_assignment": Statements._assignments,
-    "variable_assignments": Statements._assignments,
+    "variable_assignment": lambda reader, node, scope: reader.assign([node], scope),
+    "variable_assignments": lambda reader, node, scope: reader.assign(node.named_children, scope),
     "declaration_command": Statements._declare,
     "unset_command": Statements._unset,
     "command": lambda reader, node, scope: reader.command(node, scope),
 }
 
 
-def _nothing(_: Scope) -> None:
+def nothing(_: Scope) -> None:
     """The branch that is not there."""
+
+
+def _changed(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:
+    return {name for name in {*before, *after} if said(before.get(name)) != said(after.get(name))}
 
 
 def _outer(how: str) -> str:

@@ -15,6 +15,7 @@ __all__ = [
     "LONGEST",
     "BoundError",
     "Fields",
+    "Function",
     "Part",
     "Scope",
     "Setting",
@@ -24,7 +25,10 @@ __all__ = [
     "joined",
     "known",
     "parsed",
+    "placed",
     "plain",
+    "put",
+    "said",
     "scalar",
     "single",
     "text_of",
@@ -84,6 +88,11 @@ def single(words: Iterable[Word]) -> bool:
     return not any(part.several for word in words for part in word.value)
 
 
+def placed(words: list[Word], at: int, word: Word) -> list[Word]:
+    """Words with another one in a place behind single ones: of several there it takes the first's."""
+    return [*words[:at], word, *words[at + single(words[at : at + 1]) :]]
+
+
 @dataclass(frozen=True)
 class Setting:
     """A variable of the environment that a script sets.
@@ -101,6 +110,13 @@ class Setting:
     prefix: bool = False
 
 
+def said(held: object) -> object:
+    """A word, a list of them or a setting apart from where it was written: equal where a shell passes on the same."""
+    if isinstance(held, Word):
+        return held.text, known(held.value), single([held])
+    return tuple(map(said, held)) if isinstance(held, list) else held.value if isinstance(held, Setting) else held
+
+
 class Held(NamedTuple):
     """What a name is at a point; what of it is None it is not."""
 
@@ -108,6 +124,10 @@ class Held(NamedTuple):
     array: list[Word] | None
     exported: Setting | None
     attributes: str | None
+
+
+Function = tuple[Node, Path, int]
+"""A function's body, its file, and the file's first line, less one."""
 
 
 @dataclass
@@ -124,6 +144,7 @@ class Scope:
         exported: What is exported, and what was unset.
         attributes: Letters of ``declare -i`` and its like, by name.
         joins: Collects words of which a backslash at a line's end made one, the second part a flag.
+        functions: Bodies by name; of several branches chose one, and None where they may not have defined it.
         own: What the names that the running function made its own were before; None outside of functions.
         beneath: Names that are a caller's own, or stand before its call.
         modes: Options that change how all is read, once a script may have set them; one set for all copies.
@@ -137,6 +158,7 @@ class Scope:
     line: int = 0
     exported: dict[str, Setting] = field(default_factory=dict)
     attributes: dict[str, str] = field(default_factory=dict)
+    functions: dict[str, list[Function | None]] = field(default_factory=dict)
     own: dict[str, Held] | None = None
     beneath: frozenset[str] = frozenset()
     modes: set[str] = field(default_factory=set)
@@ -149,6 +171,7 @@ class Scope:
             scalars=dict(self.scalars),
             arrays=dict(self.arrays),
             exported=dict(self.exported),
+            functions=dict(self.functions),
             attributes=dict(self.attributes),
             own=None if self.own is None else dict(self.own),
         )
@@ -157,25 +180,50 @@ class Scope:
         """Hold what another one holds."""
         self.scalars, self.arrays, self.positional = other.scalars, other.arrays, other.positional
         self.exported, self.attributes, self.own = other.exported, other.attributes, other.own
+        self.functions = other.functions
 
     def word(self, value: Value, node: Node) -> Word:
         """A word written at a node."""
         return Word(value, str(self.path), self.line + node.start_point[0] + 1)
 
     def put(self, name: str, word: Word) -> None:
-        """Set a variable, also where it is exported."""
-        self.arrays.pop(name, None)
+        """Set a variable, also where it is exported; of an array its first element."""
+        if held := self.arrays.pop(name, []):
+            self.arrays[name] = placed(held, 0, word)
+            return
         self.scalars[name] = word
         setting = self.exported.get(name)
         if setting is not None and setting.value is not None:
             self.exported[name] = replace(setting, value=word.value)
 
-    def forget(self, name: str) -> None:
-        """Something that is not read through may have written a name: only a shell knows it from here on."""
-        if name in self.arrays and name not in self.scalars:
-            self.arrays[name] = [Word((Part(f"${{{name}[@]}}", False, several=True),), str(self.path), self.line + 1)]
-        else:
-            self.put(name, Word((Part(f"${{{name}}}", False),), str(self.path), self.line + 1))
+    def unknown(self, name: str, _: object = None) -> Word:
+        """What only a shell knows."""
+        return Word((Part(f"${{{name}}}", False, name.endswith("[@]")),), str(self.path), self.line + 1)
+
+    def forget(self, name: str, *, array: bool = False) -> None:
+        """Something that is not read through may have written a name: only a shell knows it from here on.
+
+        Args:
+            name: It.
+            array: Whether that makes it an array, if it is none.
+        """
+        held = self.arrays.pop(name, [] if array else None)
+        if held is None or name in self.scalars:
+            self.put(name, self.unknown(name))
+        if held is not None:
+            self.arrays[name] = self.shared(name, ())
+
+    def shared(self, name: str, ways: Sequence[Sequence[Word] | None]) -> list[Word]:
+        """The words of an array that all ways leave; a value that differs is not known, nor what follows a flag."""
+        words: list[Word] = []
+        rest = self.unknown(f"{name}[@]")
+        uneven = len({None if way is None else len(way) for way in ways}) != 1
+        for each in zip(*(way or () for way in ways), strict=False):
+            differ = len({said(word) for word in each}) > 1
+            if differ and (uneven or not single(each) or any(word.text.startswith("--") for word in each)):
+                return [*words, rest]
+            words.append(self.unknown(f"{name}[{len(words)}]") if differ else each[-1])
+        return [*words, rest] if uneven and single(words[-1:]) else words
 
     def forget_all(self) -> None:
         """Whatever is set may have been written."""
@@ -198,10 +246,10 @@ class Scope:
     def put_back(self) -> None:
         """The running function ends: names that were its own are what they were."""
         for name, held in (self.own or {}).items():
-            _put(self.scalars, name, held.scalar)
-            _put(self.arrays, name, held.array)
-            _put(self.exported, name, held.exported)
-            _put(self.attributes, name, held.attributes)
+            put(self.scalars, name, held.scalar)
+            put(self.arrays, name, held.array)
+            put(self.exported, name, held.exported)
+            put(self.attributes, name, held.attributes)
 
     @property
     def spaces(self) -> str | None:
@@ -213,7 +261,8 @@ class Scope:
 T = TypeVar("T")
 
 
-def _put(held: dict[str, T], name: str, value: T | None) -> None:
+def put(held: dict[str, T], name: str, value: T | None) -> None:
+    """Give a name what it holds; None takes it away."""
     if value is None:
         held.pop(name, None)
     else:

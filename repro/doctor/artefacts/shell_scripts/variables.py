@@ -20,6 +20,7 @@ from repro.doctor.artefacts.shell_scripts.values import (
     Value,
     Word,
     known,
+    placed,
     single,
     text_of,
 )
@@ -62,6 +63,15 @@ class Variables:
         if (target := node.child_by_field_name("name")) is not None:
             self._store(text_of(target), _given(node, scope), scope, more=_adds(node))
 
+    def prefix(self, node: Node, scope: Scope) -> Setting | None:
+        """``NAME=value`` before a command."""
+        target = node.child_by_field_name("name")
+        if target is None or target.type != "variable_name":
+            return None
+        given, name = _given(node, scope), text_of(target)
+        value = given.value if isinstance(given, Word) and not _adds(node) else (_unknown(name),)
+        return Setting(name, value, scope.word((), node), prefix=True)
+
     def _store(self, name: str, given: Word | list[Word], scope: Scope, *, more: bool, export: bool = False) -> None:
         subscript = re.fullmatch(r"(\w+)\[(.*)\]", name, re.S)
         if subscript:
@@ -75,13 +85,12 @@ class Variables:
             self._hold(name, [*before, *given] if more else given, scope)
 
     def _store_at(self, name: str, at: int | None, given: Word | list[Word], scope: Scope, more: bool) -> None:
-        held = list(scope.arrays.get(name) or ([scope.scalars[name]] if name in scope.scalars else []))
+        held = scope.arrays.get(name) or ([scope.scalars[name]] if name in scope.scalars else [])
         sure = at is not None and 0 <= at <= len(held) and single(held[:at])
         if at is None or not sure or more or self._odd(name, scope) or not isinstance(given, Word):
             self._forget(name, scope, array=True)  # there may be holes in it
         else:
-            held[at : at + 1] = [given]
-            self._hold(name, held, scope)
+            self._hold(name, placed(held, at, given), scope)
 
     def _hold(self, name: str, words: list[Word], scope: Scope) -> None:
         if len(words) > LONGEST >> 4:
@@ -116,9 +125,7 @@ class Variables:
         return name in self.moving or bool(_ODD.intersection(scope.attributes.get(name, "")))
 
     def _forget(self, name: str, scope: Scope, *, array: bool = False) -> None:
-        if array and name not in scope.arrays:
-            self._hold(name, [], scope)
-        scope.forget(name)
+        scope.forget(name, array=array)
         if "n" in scope.attributes.get(name, ""):  # it stands for another one
             scope.forget_all()
 
@@ -199,9 +206,11 @@ class Variables:
                 scope.forget_all()
             elif subscript:
                 self._unset_at(subscript[1], number(subscript[2], scope), scope)
-            elif not any(other.text == "-f" for other in words) and word.text in scope.beneath - {*(scope.own or {})}:
-                scope.forget(word.text)  # what it hid may show again
-            elif not any(other.text == "-f" for other in words):
+            elif any(other.text == "-f" for other in words):
+                continue
+            elif self._odd(word.text, scope) or word.text in scope.beneath - {*(scope.own or {})}:
+                scope.forget(word.text)  # it may stay, and what it hid may show again
+            else:
                 scope.scalars.pop(word.text, None)
                 scope.attributes.pop(word.text, None)
                 scope.arrays[word.text] = []
@@ -225,6 +234,9 @@ class Variables:
             scope.forget("OPTARG")
             scope.forget("OPTIND")
         targets = args[1:2] if name in ("printf", "getopts") else _targets(name, args)
+        if not targets:
+            scope.forget("REPLY")
+            scope.forget("MAPFILE", array=True)
         for target in targets:
             if not known(target.value):
                 scope.forget_all()

@@ -335,7 +335,8 @@ def _one(match: re.Match[str], node: Node, scope: Scope, fields: Fields, add: _A
             add(_unknown(node))
         else:
             if op.endswith("="):
-                scope.put(name, scope.word(_argument_value(node, match.end(), scope, depth), node))
+                given = scope.word(_argument_value(node, match.end(), scope, depth), node)
+                scope.put(name, given) if at is None else scope.forget(name, array=True)
             _argument(node, match.end(), scope, fields, add, quoted, depth)
     elif word is None:
         add(() if name in scope.arrays else _unknown(node))
