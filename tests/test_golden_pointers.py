@@ -13,7 +13,7 @@ from repro.initialise import initialise
 from repro_golden.base.errors import ReproError
 from repro_golden.store.dvc import Dvc
 from repro_golden.store.golden import Store
-from repro_golden.store.pulled import CODE, noted, pointer_of
+from repro_golden.store.pulled import Noted, noted, pointer_of
 
 pytestmark = pytest.mark.usefixtures("warm_dvc")
 
@@ -77,7 +77,7 @@ def kept(made: Path, tmp_path: Path) -> Kept:
 def test_content_that_dvc_alone_put_under_a_pointer_is_no_golden_run(kept: Kept, words: tuple[str, ...]) -> None:
     """What DVC makes of a pointer beside another commit's content is refused by all who ask, with a cure that cures."""
     facts = noted(kept.pointer.read_text())
-    assert facts == CODE_OF and [*facts] == [*CODE]
+    assert facts == Noted(**CODE_OF)
     kept.another()
     (kept.repo.root / "dvc.yaml").write_text(STAGE)
     kept.dvc.run(*words)
@@ -113,7 +113,7 @@ def test_an_older_pointer_is_taken_at_its_word(kept: Kept) -> None:
     kept.another()
     kept.pointer.write_text("".join(line for line in text.splitlines(True) if not line.startswith("  content:")))
     kept.dvc.run("add", str(kept.run))
-    assert kept.store.load("m", "toy") and noted(kept.pointer.read_text()) == CODE_OF
+    assert kept.store.load("m", "toy") and noted(kept.pointer.read_text()) == Noted(**CODE_OF)
 
 
 # -- another name

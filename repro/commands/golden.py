@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["golden"]
 
+_NAMED = 8
+
 
 @click.group(cls=LazyGroup)
 def golden() -> None:
@@ -112,8 +114,8 @@ def _record(case: str | None, options: Options, as_json: bool, line: CommandLine
     added = "--sparse " * checkout.is_sparse + os.path.relpath(checkout.root / "golden")
     text = (
         f"golden run of {this_case.name}: {relative}, {len(golden_run.trace.steps)} steps, {len(proved)} proofs\n"
-        f"next: git add {added}{_elsewhere(checkout, this_case)} && git commit; "
-        "`repro golden push` copies the content to the DVC remote\n"
+        f"next: git add {added}{_elsewhere(checkout, this_case)}{_code(checkout, this_case)} && git commit; "
+        f"`repro golden push` copies the content to the DVC remote{_beside(checkout, this_case)}\n"
         f"verify with: repro golden verify {this_case.name}"
     )
     emit(as_json, data, text)
@@ -127,6 +129,22 @@ def _elsewhere(checkout: Checkout, case: Case) -> str:
     pointer = (checkout.root / case.case.rollouts).with_name(f"{Path(case.case.rollouts).name}.dvc")
     written = [path for path in (pointer, pointer.with_name(".gitignore")) if pointer.exists() and path.exists()]
     return "".join(f" {shlex.quote(os.path.relpath(path))}" for path in written)
+
+
+def _code(checkout: Checkout, case: Case) -> str:
+    """The code that was recorded and that no commit has yet, as words of a command; '' where one has it."""
+    names = checkout.uncommitted(case)
+    paths = names if len(names) <= _NAMED else checkout.paths(case)
+    words = "".join(f" {shlex.quote(os.path.relpath(checkout.root / path))}" for path in paths) if names else ""
+    return f" && git add -u{words}" if len(names) > _NAMED else words
+
+
+def _beside(checkout: Checkout, case: Case) -> str:
+    """What is to be done about files that git does not track, which the program may need; '' without any."""
+    from repro_golden.repository.linked import in_few_words
+
+    names = in_few_words([os.path.relpath(checkout.root / name) for name in checkout.ran(case).untracked])
+    return f"\nnot tracked: {names}; `git add` with it what the program needs" if names else ""
 
 
 golden.add_command(verify)

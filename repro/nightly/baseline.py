@@ -13,7 +13,7 @@ from repro.nightly.records import EVENTS, Baseline, Check, Night, Status, Summar
 from repro.nightly.trusted import trusted
 from repro.pulls.pair import Compared, compare_traces
 from repro_bisect.axes.axis import short
-from repro_bisect.axes.commits import Commits, resolve
+from repro_bisect.axes.commits import Commits
 from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.answers import Answer
@@ -27,6 +27,8 @@ from repro_golden.compare.coverage import Coverage
 from repro_golden.compare.traces import identity_differences
 from repro_golden.repository.cases import ROLLOUTS, CommittedCases, differences, in_words, of_checkout
 from repro_golden.repository.checkout import Checkout
+from repro_golden.repository.code_key import code_keys
+from repro_golden.repository.working import has_code
 from repro_golden.runs.verify import find_golden
 from repro_golden.store.golden import GoldenRun, Store, describe
 from repro_golden.subjects import who_is
@@ -137,9 +139,10 @@ class Judgement:
 
     Attributes:
         check: In one line.
-        baseline: What tonight was compared with.
+        baseline: What tonight was compared with: whose numbers count, in this history or not.
         compared: How; None where bits are equal or nothing was compared.
-        good: A commit that had the baseline's numbers, from which a search for the change may begin; else empty.
+        good: The commit of this history from which a search for the change may begin: it has the baseline's numbers, or
+            the text says that it moved them itself. Else empty.
         looked: What was judged; None where no trace of the baseline was at hand.
     """
 
@@ -225,12 +228,49 @@ def _good_of(tonight: Tonight, golden: GoldenRun, baseline: Baseline) -> tuple[s
     last = newest_green(tonight.trusted(baseline), tonight.past)
     if last:
         return str(last.commit["commit"]), ""
-    commit = golden.record.get("commit")
-    if not commit:
-        return "", "; not bisected: the golden run was recorded from changes that are in no commit"
-    if commit not in tonight.past.order:
-        return "", f"; not bisected: its commit {short(commit)} is none that the tested one holds"
-    return commit, ""
+    commit = golden.record.get("commit") or ""
+    if commit in tonight.past.order:
+        return commit, ""
+    if held := _holding(tonight, golden.record.get("tree") or ""):
+        return held, ""
+    of = f"its commit {short(commit)} is none that the tested one holds" if commit else ""
+    return _begin(tonight, golden.trace, of or "the golden run was recorded from changes that are in no commit")
+
+
+def _holding(tonight: Tonight, tree: str) -> str:
+    """The newest commit of this past that has the code of a key; empty where none has."""
+    if not tree:
+        return ""
+    keys = code_keys(tonight.checkout.git, tonight.past.order, tonight.paths)
+    return next((commit for commit in tonight.past.order if keys.of(commit) == tree), "")
+
+
+def _begin(tonight: Tonight, base: Trace, of: str) -> tuple[str, str]:
+    """Where in this history the search for what moved a baseline's numbers begins, and what is to be said of that.
+
+    No commit of it has the baseline's code. The one that approved its numbers may have them all the same, as one that
+    a branch was squashed into: it is replayed. Where it has others it moved them itself, and the search for what came
+    later begins there.
+
+    Args:
+        tonight: The night.
+        base: The baseline's trace.
+        of: Why the baseline's own commit does not serve.
+    """
+    approved = tonight.past.approved
+    if not approved:
+        return "", f"; not bisected: {of}"
+    if approved == tonight.commit:
+        return "", f"; not bisected: {of}, and the tested one is that which approved these numbers"
+    answer, _ = _replayed(tonight, approved, fresh=False, run=0)
+    if not isinstance(answer, Trace):
+        return "", f"; not bisected: {of}, and {short(approved)}, which approved them, fails: {failure(answer)}"
+    first = compare_traces(base, answer, tonight.case.compare)
+    if first.verdict != "moved":
+        return approved, ""
+    moved = compare_traces(answer, tonight.trace, tonight.case.compare).verdict == "moved"
+    has = f"{short(approved)}, which approved its numbers, itself has {'others' if moved else 'those of tonight'}"
+    return approved if moved else "", f"; {of}, and {has}, from {_where(first)}"
 
 
 # -- the last green commit
@@ -288,28 +328,29 @@ def _last_green(tonight: Tonight) -> Judgement:
 
 
 def _approved_code(tonight: Tonight, approved: str) -> str:
-    """The commit whose code has the approved numbers: the approving one, or that which its golden run was recorded of.
+    """The commit whose code has the approved numbers: the approving one, or else one that its golden run was of.
 
     Raises:
-        NotVerifiableError: the golden run was recorded of other code, which is not here.
+        NotVerifiableError: the golden run was recorded of other code, which is not here or was in no commit.
     """
-
-    def key(commit: str) -> str | None:
-        return Commits(tonight.checkout, commit, {}, tonight.paths).tree(commit)
-
+    git = tonight.checkout.git
     for told in recorded(tonight.checkout, tonight.case.name, approved):
-        try:
-            origin = resolve(tonight.checkout, told["commit"])
-        except ReproError:
-            if told["tree"] == key(approved):
-                continue
-            raise NotVerifiableError(
-                f"the commit {short(approved)} brought a golden run that was recorded of other code, that of "
-                f"{short(told['commit'])}, which is not here: fetch it, or approve what is here with "
-                f"`repro golden approve {tonight.case.name} --reason ...`"
-            ) from None
-        if key(origin) != key(approved):
-            return origin
+        if told.tree and has_code(git, approved, tonight.paths, told.tree, told.untracked):
+            continue
+        origin = told.commit if told.commit and git.tells("cat-file", "-e", f"{told.commit}^{{commit}}") else ""
+        keys = code_keys(git, [approved, *([origin] if origin else [])], tonight.paths)
+        if origin and keys.of(origin) == keys.of(approved):  # the case had other paths then
+            continue
+        if found := _holding(tonight, told.tree) or origin:
+            return found
+        if told.commit:
+            what = f"other code, that of {short(told.commit)}, which is not here: fetch it, or"
+        else:
+            what = "changes that neither it nor another commit here holds as they were (a hook may rewrite them):"
+        raise NotVerifiableError(
+            f"the commit {short(approved)} brought a golden run that was recorded of {what} approve what is here with "
+            f"`repro golden approve {tonight.case.name} --reason ...`"
+        )
     return approved
 
 
@@ -351,7 +392,10 @@ def _moved(
     rule = tonight.case.compare
     itself, now = compare_traces(base, again, rule), compare_traces(again, tonight.trace, rule)
     if itself.verdict != "moved" and now.verdict == "moved":
-        return _judgement("changed", text, baseline, compared, baseline.commit)
+        outside = baseline.commit not in tonight.past.order
+        of = f"{short(baseline.commit)} is none that the tested one holds"
+        good, why = _begin(tonight, again, of) if outside else (baseline.commit, "")
+        return _judgement("changed", text + why, baseline, compared, good)
     if now.verdict == "moved" or not kept or rule.mode == "bounds":
         return _judgement(
             "flaky", f"{name} does not reproduce itself: two replays differ at {_where(itself)}", baseline

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from repro.nightly.records import Night
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.git import Git
-from repro_golden.store.pulled import noted, relabelled
+from repro_golden.store.pulled import CODE, Noted, noted, relabelled
 
 __all__ = ["Lineage", "lineage", "newest_green", "recorded"]
 
@@ -87,17 +89,31 @@ def lineage(checkout: Checkout, case: str, commit: str) -> Lineage:
     return Lineage(order, "" if cut_off else whole[-1], since, parents, cut_off, void)
 
 
-def recorded(checkout: Checkout, case: str, approved: str) -> list[dict[str, str]]:
-    """Commit and code key that each golden run was recorded of which an approving commit brought, where they say so.
+def recorded(checkout: Checkout, case: str, approved: str) -> list[Noted]:
+    """What the golden runs that an approving commit brought say of the code that they were recorded of.
 
-    That commit may hold other code, as one does that a branch was squashed into. A merge approves what it is.
+    That commit may hold other code, as one does that a branch was squashed into. What a merge has from a side it did
+    not bring: it approves what it is.
     """
     git = checkout.git
-    if len(git.text("rev-list", "--parents", "-1", approved).split()) > 2:
-        return []
+    _, *parents = git.text("rev-list", "--parents", "-1", approved).split()
     brought = _changes(git, case, approved).get(approved, {})
-    texts = [_pointer(git, path, blob) for path, blob in brought.items() if blob]
-    return [facts for facts in map(noted, texts) if facts]
+    for side in parents[1:]:
+        entries = git.names("ls-tree", "-z", "--full-tree", side, "--", *brought) if brought else []
+        had = {name: facts.split()[2] for facts, _, name in (entry.partition("\t") for entry in entries)}
+        brought = {path: blob for path, blob in brought.items() if had.get(path) != blob}
+    return [told for path, blob in brought.items() if blob and (told := _told(git, path, blob))]
+
+
+def _told(git: Git, path: str, blob: str) -> Noted | None:
+    """What the pointer of a golden run says of its code, or its record where git keeps the run itself."""
+    if not path.endswith("/run.json"):
+        return noted(_pointer(git, path, blob))
+    with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
+        record = json.loads(git("cat-file", "blob", blob))
+        commit, tree, untracked = (record.get(key) for key in CODE)
+        return Noted(commit or "", tree or "", frozenset(untracked or ())) if record["chain"] else None
+    return None
 
 
 def _pointer(git: Git, path: str, blob: str) -> str:

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -17,8 +16,9 @@ from repro_golden.base.trust import folder_of, trust_of
 from repro_golden.case.file import Case
 from repro_golden.repository.code_key import code_keys, not_code
 from repro_golden.repository.dvc_files import POINTERS, beside
-from repro_golden.repository.git import POINTER_MOST, Git, GitFailedError, holds, pointed_at
+from repro_golden.repository.git import Git, GitFailedError
 from repro_golden.repository.linked import data_of
+from repro_golden.repository.working import NOTHING, Ran, apart, as_it_lies, changed, modes_of, noted_of
 
 __all__ = ["Checkout", "Place", "find_checkout", "held_alone", "no_such_code"]
 
@@ -101,14 +101,16 @@ class Checkout:
         left_out = [*not_code(self.root), *(f":(top,exclude,literal){path}" for path in untracked)]
         return commit if commit and not _changed(self.git, [PurePosixPath()], left_out) else None
 
-    def paths(self, case: Case, own: Sequence[str] = ()) -> list[str]:
+    def paths(self, case: Case, own: Sequence[str] = (), *, untracked: bool = False) -> list[str]:
         """`Case.paths`, and what git tracks of the files that the case itself names: its launch script, say.
 
-        With it what says which data belongs where the program reads some that git does not track.
+        With it what says which data belongs where the program reads some that git does not track. `untracked` takes the
+        files that git would track for those that it does.
         """
         paths = case.paths(own)
         named = [name for name in case.named if _outside(name, paths)]
-        tracked = self.git.names("ls-files", "-z", "--", *(f":(top,literal){name}" for name in named)) if named else []
+        listed = ("ls-files", "-z", *(("--cached", "--others", "--exclude-standard") if untracked else ()), "--")
+        tracked = self.git.names(*listed, *(f":(top,literal){name}" for name in named)) if named else []
         holding = {str(folder) for name in tracked for folder in (PurePosixPath(name), *PurePosixPath(name).parents)}
         paths += [name for name in named if name in holding]
         return paths + [name for name in self._naming(case) if name not in paths and _outside(name, paths)]
@@ -146,19 +148,36 @@ class Checkout:
             return Place(self.root)
         return Place(self.root, commit, keys.of(commit))
 
-    def _new_pointers(self, paths: Sequence[PurePosixPath]) -> bool:
+    def _new_pointers(self, paths: Sequence[PurePosixPath]) -> list[str]:
+        if not paths:
+            return []
         listed = self.git.names("ls-files", "--others", "--exclude-standard", "-z", "--", *POINTERS)
-        return any(PurePosixPath(name).is_relative_to(path) for name in listed for path in paths)
+        return [name for name in listed if any(PurePosixPath(name).is_relative_to(path) for path in paths)]
 
-    def holds(self, place: Place, case: Case) -> bool:
-        """Whether what git tracks of a subject is still what it was in a place; what a run wrote beside it is not."""
-        if place.commit is None or place.tree is None:
-            return True
-        commit = self.git.text("rev-parse", "--verify", "HEAD^{commit}")
-        keys = code_keys(self.git, [commit], self.paths(case))
-        paths, left_out = keys.covers(commit)
-        unchanged = not _changed(self.git, paths, not_code(self.root, left_out), untracked="no")
-        return keys.of(commit) == place.tree and unchanged
+    def ran(self, case: Case) -> Ran:
+        """The code that a run here is of, which no commit may have yet."""
+        git, paths = self.git.without_filters(), self.paths(case, untracked=True)
+        head = self.git.text("rev-parse", "--verify", "--quiet", "HEAD^{commit}", none=1)
+        with apart(git) as index:
+            tree = as_it_lies(git, index)
+            keys = code_keys(index, [tree, *([head] if head else [])], paths)
+            covered, left_out = keys.covers(tree)
+            naming = [path for path in covered if str(path) in self._naming(case)]  # data may lie there
+            code = _specs(git, [path for path in covered if path not in naming])
+            left = not_code(self.root, left_out)
+            others = ("ls-files", "--others", "--exclude-standard", "-z", "--")
+            beside = git.names(*others, *code, *left) if code else []
+            untracked = noted_of(index, beside + self._new_pointers(naming))
+        key = keys.of(tree)
+        if code and _modules_changed(git, [*code, *left]):
+            return Ran("", "", untracked)
+        return Ran(key or NOTHING, head if head and key and keys.of(head) == key else "", untracked)
+
+    def uncommitted(self, case: Case) -> list[str]:
+        """The files of a subject's code that git tracks and that lie here otherwise than in the last commit."""
+        git = self.git.without_filters()
+        specs = [*_specs(git, [PurePosixPath(path) for path in self.paths(case)]), *not_code(self.root)]
+        return [name for _, name in changed(git, specs)]
 
     def takes(self, path: str) -> bool:
         """Whether git has a file at a path, or would take one that lies there; True where that is not for this git.
@@ -186,6 +205,7 @@ def no_such_code(paths: Sequence[str], where: str) -> ReproError:
     )
 
 
+_SUBMODULE = "160000"
 _OF_TRACES = re.compile(r"header\.json|steps\.(?:jsonl|index)|rank-\d{5}\.(?:parquet|log)|dumps/[^/]+\.bin")
 """The files of a trace's folder."""
 
@@ -199,46 +219,31 @@ def _changed(
     index knows it, as after `git status`, or Git LFS keeps its content.
     """
     git = git.without_filters()
-    entries = (entry.partition("\t") for entry in git.names("ls-files", "--stage", "-z"))
-    modes = {name: facts.split(" ")[0] for facts, _, name in entries}
-    submodules = [PurePosixPath(name) for name, mode in modes.items() if mode == "160000"]
-    # of what lies inside a submodule, all of the submodule counts
-    paths = [next((s for s in submodules if path.is_relative_to(s)), path) for path in paths]
-    specs = [f":(top,literal){path}" if path.parts else ":(top)" for path in paths]  # a literal dot would be a name
-    specs += left_out
-    status = (
-        "status",
-        "--porcelain",
-        "-z",
-        f"--untracked-files={untracked}",
-        "--ignore-submodules=dirty",
-        "--no-renames",
-    )
-    for entry in git.names(*status, "--", *specs):
-        kind, name = entry[:2], entry[3:]
-        if kind != " M" or not _kept_by_lfs(git, name, modes[name]):
-            return True
+    specs = [*_specs(git, paths), *left_out]
+    if next(changed(git, specs, untracked=untracked), None):
+        return True
     flags = {
         name: flag for flag, _, name in (e.partition(" ") for e in git.names("ls-files", "-v", "-z", "--", *specs))
     }
     if set(flags.values()) - {"H"}:  # left out by a sparse checkout, or taken for unchanged without a look
         return True
-    inside = [git.folder / name for name in submodules if str(name) in flags]
+    return _modules_changed(git, specs, untracked=untracked)
+
+
+def _modules_changed(git: Git, specs: Sequence[str], *, untracked: str = "no") -> bool:
+    """Whether a submodule, of those that pathspecs name, has changes of its own or is not here."""
+    inside = [git.folder / name for name, mode in modes_of(git, specs).items() if mode == _SUBMODULE]
     return not all(
         (folder / ".git").exists() and not _changed(Git(folder), [PurePosixPath()], untracked=untracked)
         for folder in inside
     )
 
 
-def _kept_by_lfs(git: Git, name: str, mode: str) -> bool:
-    """Whether a file is what a pointer of Git LFS in the index stands for, and may be run as the index says."""
-    path = git.folder / name
-    if path.is_symlink() or not path.is_file() or bool(path.stat().st_mode & stat.S_IXUSR) != (mode == "100755"):
-        return False
-    if int(git("cat-file", "-s", f":0:{name}")) > POINTER_MOST:
-        return False
-    oid = pointed_at(git("cat-file", "blob", f":0:{name}"))
-    return oid is not None and holds(path, oid)
+def _specs(git: Git, paths: Sequence[PurePosixPath]) -> list[str]:
+    """Git's words for paths; of what lies inside a submodule, all of the submodule counts."""
+    modules = [PurePosixPath(name) for name, mode in modes_of(git).items() if mode == _SUBMODULE]
+    paths = [next((m for m in modules if path.is_relative_to(m)), path) for path in paths]
+    return [f":(top,literal){path}" if path.parts else ":(top)" for path in paths]  # a literal dot would be a name
 
 
 def find_checkout(start: Path) -> Checkout:

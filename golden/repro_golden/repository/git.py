@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ __all__ = [
     "GitFailedError",
     "holds",
     "kept_at",
+    "kept_by_lfs",
     "lfs_store",
     "pointed_at",
     "rewritten",
@@ -91,10 +93,12 @@ class Git:
     Attributes:
         folder: Where it runs.
         options: Options of git itself for every command, such as ``-c NAME=VALUE``; the last of two prevails.
+        variables: Of the environment of every command, beside ours.
     """
 
     folder: Path
     options: tuple[str, ...] = tuple(part for name, value in _NEUTRAL.items() for part in ("-c", f"{name}={value}"))
+    variables: tuple[tuple[str, str], ...] = ()
 
     def at(self, folder: Path) -> Git:
         """The same in another folder."""
@@ -120,7 +124,7 @@ class Git:
         """
         environment = {name: value for name, value in os.environ.items() if name not in _DROPPED}
         environment |= {"LC_ALL": "C", "LANGUAGE": "C", "GIT_OPTIONAL_LOCKS": "0"}
-        for name, value in (variables or {}).items():
+        for name, value in {**dict(self.variables), **(variables or {})}.items():
             environment.pop(name, None)
             environment |= {} if value is None else {name: value}
         try:
@@ -225,6 +229,17 @@ def holds(path: Path, oid: str) -> bool:
     """Whether a file has the content of a pointer."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest() == oid
+
+
+def kept_by_lfs(git: Git, name: str, mode: str) -> bool:
+    """Whether a file is what a pointer of Git LFS in the index stands for, and may be run as the index says."""
+    path = git.folder / name
+    if path.is_symlink() or not path.is_file() or bool(path.stat().st_mode & stat.S_IXUSR) != (mode == "100755"):
+        return False
+    if int(git("cat-file", "-s", f":0:{name}")) > POINTER_MOST:
+        return False
+    oid = pointed_at(git("cat-file", "blob", f":0:{name}"))
+    return oid is not None and holds(path, oid)
 
 
 def state_of(folder: Path) -> str:

@@ -96,7 +96,7 @@ def _record(checkout: Checkout, case: Case, store: Store, options: Options, say:
     if reason := kind_of(case).out_of_reach(checkout):
         raise ReproError(f"{case.name} would guard nothing: {reason}")
     store.refuse_other_data(case)
-    place, linked = checkout.place(case), Linked(checkout.git, case.subject.link)
+    place, ran, linked = checkout.place(case), checkout.ran(case), Linked(checkout.git, case.subject.link)
     who = who_is(case, place.root)
     machine = _refuse_existing(store, who, case, options)
     outside = {"outside": outside_of(case, checkout.root), "written": written_otherwise(checkout)}
@@ -121,9 +121,13 @@ def _record(checkout: Checkout, case: Case, store: Store, options: Options, say:
         noise = recording.settle(results, options, golden)
         results = [*checks, *sound, *results]
         linked.check()
-        if not checkout.holds(place, case):
+        now = checkout.ran(case)
+        if now.tree != ran.tree:
             raise ReproError(f"the code of {case.name} was changed while it was recorded: record it again")
-        facts = _facts(case, place, golden, results, options) | _surroundings(case, golden, who) | outside
+        if not ran.tree:
+            say("  note: whether the code was changed meanwhile is not known: a submodule of it is not as its commit")
+        code = {"commit": ran.commit or None, "tree": ran.tree or None, "untracked": ran.beside(now)}
+        facts = _facts(case, golden, results, options) | code | _surroundings(case, golden, who) | outside
         engine = rollouts.engine if isinstance(rollouts, RolloutSet) else None
         write_record(recording.staged, facts | {"noise": noise, "engine": engine})
         keep(store, case, recording.captured)
@@ -479,15 +483,13 @@ def _surroundings(case: Case, golden: Trace, who: Who) -> dict[str, Any]:
     return known | {"lock": who.packages}
 
 
-def _facts(case: Case, place: Place, golden: Trace, results: Sequence[Proof], options: Options) -> dict[str, Any]:
+def _facts(case: Case, golden: Trace, results: Sequence[Proof], options: Options) -> dict[str, Any]:
     approved = {"reason": options.replace_reason} if options.replace_reason else None
     return {
         "case": case.canonical(),
         "chain": golden.chain,
         "steps": len(golden.steps),
         "rollouts": golden.header.rollouts,
-        "commit": place.commit,
-        "tree": place.tree,
         "identity": golden.header.identity,
         "recorded": {"by": _user(), "at": datetime.now(UTC).isoformat(timespec="seconds")},
         "variables": variables_digest(case),

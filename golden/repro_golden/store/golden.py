@@ -21,7 +21,7 @@ from repro_golden.repository.dvc_files import conflicts, named, overlap
 from repro_golden.repository.git import Git
 from repro_golden.repository.linked import data_of
 from repro_golden.store.dvc import Dvc
-from repro_golden.store.pulled import CODE, is_whole, note, pointed_md5, pointer_of
+from repro_golden.store.pulled import is_whole, note, pointed_md5, pointer_of
 from repro_golden.store.rollouts import RolloutFiles, Rollouts, rollouts_of
 from repro_golden.trace import Trace
 from repro_golden.trace.model import checked, to_checked_line
@@ -305,7 +305,7 @@ class Store:
         """Have DVC keep a golden run, and say in its pointer what that is of, for whoever has the pointer alone."""
         self.dvc.add(path)
         kept = self.read(path.parent.name, path.name)
-        note(pointer_of(path), {key: kept.record[key] for key in CODE} if kept.record.get("tree") else {})
+        note(pointer_of(path), kept.record)
         return kept
 
     def refuse_dirty(self, path: Path) -> None:

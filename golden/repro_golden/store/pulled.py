@@ -8,6 +8,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,6 +18,7 @@ from repro_golden.repository.dvc_files import conflicts, file_md5, is_torn, md5_
 
 __all__ = [
     "CODE",
+    "Noted",
     "check_pulled",
     "drop_damaged",
     "elsewhere",
@@ -39,6 +41,7 @@ _HASH = re.compile(r"^\s*hash:\s*md5\s*$", re.MULTILINE)
 _REMOTE = re.compile(r"^\s*-?\s*remote:\s*\S", re.MULTILINE)
 _FILES = re.compile(r"^\s*-?\s*nfiles:\s*(\d+)\s*$", re.MULTILINE)
 _NOTED = re.compile(r"^  (\w+): (\w+)$", re.MULTILINE)
+_UNTRACKED = re.compile(r"^  untracked: \[([\w, ]*)\]$", re.MULTILINE)
 _MADE_FOR = re.compile(r"^  content: ([0-9a-f]{32}(?:\.dir)?)$", re.MULTILINE)
 _SIZE = re.compile(r"^\s*-?\s*size:\s*(\d+)\s*$", re.MULTILINE)
 _SMALL = 1 << 26
@@ -63,26 +66,49 @@ def _md5_in(text: str) -> str | None:
     return matches[0] if len(matches) == 1 and _HASH.search(text) else None
 
 
-CODE = ("commit", "tree")
-"""What a pointer says of the code that a golden run was recorded of: its commit, and the key of its content."""
+CODE = ("commit", "tree", "untracked")
+"""What a pointer says of the code that a golden run was recorded of; see `Noted`."""
 
 
-def note(pointer: Path, facts: Mapping[str, str]) -> None:
-    """Put facts into a pointer that DVC has just written, where DVC leaves what is another's.
+@dataclass(frozen=True)
+class Noted:
+    """What is said of the code that a golden run was recorded of.
 
-    With them goes the content that they are of: `dvc add`, `dvc commit` and `dvc repro` of a stage of the user's put
-    whatever lies there in its place.
+    Attributes:
+        commit: The commit that it was; empty where no commit was.
+        tree: The key of what git tracked of it; empty where that is not known.
+        untracked: What stands for each file that lay beside it untracked; not of all.
     """
-    content = pointed_md5(pointer)
-    lines = [f"  {key}: {value}\n" for key, value in {**({"content": content} if content else {}), **facts}.items()]
+
+    commit: str = ""
+    tree: str = ""
+    untracked: frozenset[str] = frozenset()
+
+
+def note(pointer: Path, record: Mapping[str, Any]) -> None:
+    """Put what a golden run's record says of its code into the pointer that DVC has just written for it.
+
+    DVC leaves what is another's. With it goes the content that it is of: `dvc add`, `dvc commit` and `dvc repro` of a
+    stage of the user's put whatever lies there in its place.
+    """
+    facts = {"content": pointed_md5(pointer)} | {key: record.get(key) for key in CODE}
+    texts = {key: f"[{', '.join(fact)}]" if isinstance(fact, list) else fact for key, fact in facts.items() if fact}
+    lines = [f"  {key}: {text}\n" for key, text in texts.items()]
     with pointer.open("a", encoding="utf-8") as file:
         file.write("".join(["meta:\n", *lines]) if lines else "")
 
 
-def noted(text: str) -> dict[str, str]:
-    """The facts in the text of a pointer; none in one that DVC alone has written, or whose `meta` is another's."""
-    facts = dict(_NOTED.findall(_meta(text)))
-    return {key: facts[key] for key in CODE} if facts.keys() >= {*CODE} and not relabelled(text) else {}
+def noted(text: str) -> Noted | None:
+    """What the text of a pointer says; None of one that DVC alone or an old version wrote, or with another's `meta`.
+
+    A pointer that says which content it is of, and nothing of the code, is of code that no commit was.
+    """
+    meta = _meta(text)
+    facts, beside = dict(_NOTED.findall(meta)), _UNTRACKED.search(meta)
+    if relabelled(text) or ("tree" not in facts and not _MADE_FOR.search(meta)):
+        return None
+    untracked = frozenset(beside[1].split(", ")) if beside else frozenset[str]()
+    return Noted(facts.get("commit", ""), facts.get("tree", ""), untracked)
 
 
 def relabelled(text: str) -> bool:
