@@ -152,7 +152,8 @@ def test_approve_replaces_and_keeps_the_old_baseline(recorded: Repo) -> None:
     assert "a better temperature" in recorded.repro("golden", "show", "mini").stdout
     assert recorded.repro("golden", "verify").returncode == 0
     pointers = recorded.root.glob("golden/runs/*/mini.dvc")
-    assert [noted(pointer.read_text())["commit"] for pointer in pointers] == [recorded.git("rev-parse", "HEAD")]
+    notes = [noted(pointer.read_text()) for pointer in pointers]
+    assert [note and note.commit for note in notes] == [recorded.git("rev-parse", "HEAD")]
 
 
 def test_another_identity_is_not_comparable(recorded: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
