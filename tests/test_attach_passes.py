@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import operator
 import sys
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from conftest import environment
 
 from repro_golden.recording.attach import passes
 from repro_golden.recording.attach.alive.names import Names
+from repro_golden.recording.attach.making_state import MAKE_STATE
 from repro_golden.trace import Trace
 
 BEGIN = (
@@ -221,6 +226,90 @@ def test_an_optimizer_that_is_there_for_its_schedule_is_named(tmp_path: Path) ->
     done = warm_kit.run(words, tmp_path, environment() | {"OTHER": "0"})
     assert done.returncode == 2
     assert "2 backward passes were made, and no step of SGD was seen: let what makes the steps derive" in done.stderr
+
+
+LOADED = """
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+def made():
+    model = net()
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+def zeros(optimizer):  # a library's own way
+    for group in optimizer.param_groups:
+        was, group["lr"] = group["lr"], 0.0
+        for p in group["params"]:
+            p.grad = torch.zeros_like(p)
+    optimizer.step()
+    group["lr"] = was
+    optimizer.zero_grad()
+def main():
+    model, optimizer = made()
+    step(model, optimizer)
+    state = get_state_dict(model, optimizer) if other else (model.state_dict(), optimizer.state_dict())
+    model, optimizer = made()
+    if other:
+        set_state_dict(model, optimizer, model_state_dict=state[0], optim_state_dict=state[1])
+    else:
+        model.load_state_dict(state[0]); optimizer.load_state_dict(state[1])
+    state = None
+    step(model, optimizer)
+    state = optimizer.state_dict()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    if other:
+        zeros(optimizer)
+    optimizer.load_state_dict(state)
+    state = None
+    step(model, optimizer)
+    plain = torch.optim.SGD(model.parameters(), lr=0.01)
+    for k in range(2):
+        if other:
+            get_state_dict(model, plain)
+        step(model, plain)
+main()
+"""
+ZEROS = """
+model = net()
+optimizer = torch.optim.Adam(model.parameters(), lr=0.0)  # a warm-up begins there
+def given(number):
+    for p in model.parameters():
+        p.grad = torch.full_like(p, number)
+(loss_of(model) * 0).backward(); optimizer.step()  # no sample had an advantage
+optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
+given(1.0); optimizer.step()  # of an evolution strategy
+given(0.0); optimizer.step()
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+given(0.0); optimizer.step()
+each = torch.optim.SGD([model[0].bias], lr=0.0)
+model[0].bias.register_post_accumulate_grad_hook(lambda p: each.step())
+optimizer.zero_grad()
+(loss_of(model) * 0).backward()
+torch.optim.SGD(model.parameters(), lr=0.0).step(lambda: (loss_of(model) * 0).backward())
+"""
+
+
+def test_a_step_that_only_makes_state_is_none(tmp_path: Path) -> None:
+    """What makes an optimizer's state for a checkpoint to be loaded into, torch's way or a library's, is no step."""
+    code, said = diff(tmp_path, LOADED)
+    assert (code, said.splitlines()[0]) == (0, "agrees: 5 steps compared")
+    (tmp_path / "asked").mkdir()
+    (tmp_path / "asked" / "train.py").write_text(BEGIN + LOADED)
+    words = [sys.executable, "-m", "repro", "trace", "--out", "t", "--steps", "4", "--", sys.executable, "train.py"]
+    done = warm_kit.run(words, tmp_path / "asked", environment() | {"OMP_NUM_THREADS": "1", "OTHER": "1"})
+    assert done.returncode == 0, done.stderr
+    roots = [[step.root for step in Trace(path).steps] for path in (tmp_path / "asked" / "t", tmp_path / "t1")]
+    assert roots[0] == roots[1][:4]
+
+
+def test_steps_of_no_rate_or_no_gradient_stay_steps(tmp_path: Path) -> None:
+    """A warm-up from 0, gradients by hand, in a backward pass or a closure, and all that are 0 at some rate."""
+    assert len(run(tmp_path, ZEROS).steps) == 6
+
+
+def test_the_functions_that_make_state_are_there() -> None:
+    """Torch and megatron-core still call them so: by another name, what they do would be training steps."""
+    for module, paths in MAKE_STATE.items():
+        with contextlib.suppress(ModuleNotFoundError), warnings.catch_warnings(action="ignore"):
+            found = importlib.import_module(module)
+            assert all(callable(operator.attrgetter(path)(found)) for path in paths)
 
 
 def test_what_the_program_lets_go_of_is_gone(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     import torch
     from torch.optim import optimizer as optimizers
 
-    from repro_golden.recording.attach import by_hand, whole_graphs
+    from repro_golden.recording.attach import by_hand, making_state, whole_graphs
     from repro_golden.recording.attach.alive import generators, megatron
     from repro_golden.recording.attach.alive.readings import Activations, gradients_of, handed_to
     from repro_golden.recording.attach.session import Session
@@ -34,7 +34,10 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     settings = Settings.from_text(os.environ[VARIABLE])
     session = Session(settings)
     held = gradients_of if settings.record else lambda _: {}
-    steps = Steps(session.begin, _stepped(session, settings), handed_to, held, lambda: session.passes.by_closure())
+    steps = Steps(
+        session.begin, _stepped(session, settings), handed_to, held, lambda: session.passes.by_closure(),
+        functools.partial(making_state.only_makes_state, session),
+    )  # fmt: skip
     # the compiler must leave the recorder alone; torch's optimizers are marked in the same way
     untraced = torch._disable_dynamo  # type: ignore[attr-defined]
     before, after = whole_graphs.hooks(steps, session.begin, untraced, lambda: _last(optimizers, after_all))
@@ -50,6 +53,7 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     when("wandb.sdk.wandb_run", lambda module: _listen(module.Run, "log", _given, session))
     when("wandb.sdk.lib.noop_run", lambda module: _listen(module.NoopRun, "log", _given, session))
     megatron.hook(when, steps, session)
+    making_state.hook(when, steps)
     session.around.watch()
     stand_in([torch.utils], "swap_tensors", functools.partial(_swapping, session=session))
     generators.watch()

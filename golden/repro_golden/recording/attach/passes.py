@@ -52,6 +52,11 @@ class Passes:
         return self._count > self._most
 
     @property
+    def some(self) -> bool:
+        """Whether there was one."""
+        return self._count > 0
+
+    @property
     def begun(self) -> bool | None:
         """Whether any since the last step begins another; None where it only asked for gradients.
 

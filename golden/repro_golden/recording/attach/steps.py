@@ -60,6 +60,7 @@ class Steps(threading.local):
         handed_to: The optimizers that a step call of one is a step of.
         gradients_of: By id of a parameter, an optimizer's gradients, each alone in a tuple.
         closure: Called before `begun` where a closure is to make the step's passes.
+        is_none: Whether a step call of an optimizer, without a closure and inside of no other, is none.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class Steps(threading.local):
         handed_to: Callable[[Any], Sequence[Any]],
         gradients_of: Callable[[Any], Mapping[int, tuple[torch.Tensor]]],
         closure: Callable[[], None] = lambda: None,
+        is_none: Callable[[Any], object] = lambda _: False,
     ) -> None:
-        self._closure = closure
+        self._closure, self._is_none = closure, is_none
         self._begun, self._ended, self._handed_to, self._gradients_of = begun, ended, handed_to, gradients_of
         self._calls: list[_Call] = []
         self._made = Made()
@@ -84,11 +86,14 @@ class Steps(threading.local):
             optimizer: It is to step.
             given: What its step is given, closures among it.
         """
-        self._push(_step_call())
+        own = self._push(_step_call())
         if self._whole is not None:
             return
         if closure := any(map(callable, given)):
             self._closure()
+        elif self._calls == [own] and self._is_none(optimizer):
+            self._whole = own
+            return
         for number, each in enumerate(self._handed_to(optimizer)):
             self._begun(each, len(self._calls) == 1 and not number)
         if closure:
@@ -98,13 +103,30 @@ class Steps(threading.local):
 
     def leave(self, optimizer: Any) -> None:
         """Torch's hook after a step: nothing but the hooks is left of it."""
-        self._pop(_call_of(_step_call()))
-        self._took(optimizer)
+        own = _call_of(_step_call())
+        none = own == self._whole
+        self._pop(own)
+        if not none:
+            self._took(optimizer)
 
     def took(self, optimizers: Sequence[Any]) -> None:
         """Optimizers have stepped in a call in which none could be seen."""
         self._pop(self._push(sys._getframe(0)))  # calls that raised are gone
         self._took(*optimizers)
+
+    def none_in(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function whose step calls are none."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            own = self._push(sys._getframe(0))
+            self._whole = self._whole or own
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._pop(own)
+
+        return call
 
     def outer(
         self,
