@@ -16,6 +16,7 @@ from repro_golden.base.usage import slowest
 from repro_golden.recording.attach.merging import merge_rows
 from repro_golden.recording.attach.order import IN_ORDER, At, take_dumps, told_apart
 from repro_golden.recording.attach.rounds import Rounds, read, written
+from repro_golden.recording.attach.trainings import largest, one_at_a_time
 from repro_golden.recording.attach.written.raw import SHOWN, number_of
 from repro_golden.repository.git import state_of
 from repro_golden.trace import Header, Row, StepRecord, TraceWriter, seal
@@ -81,7 +82,7 @@ class _Rank:
 
     @property
     def end(self) -> dict[str, Any] | None:
-        """What it said when it ended: ``steps`` and ``stopped``."""
+        """What it said when it ended: ``steps``, ``stopped``, and whether it was ``over``, of a foreign program."""
         closing: dict[str, Any] | None = _read(self.log.with_suffix(".end"))
         return closing
 
@@ -135,48 +136,6 @@ class _Rank:
         self.rounds.append((times + 1, order))
 
 
-def _by_size(ranks: Sequence[_Rank]) -> list[tuple[int, list[_Rank]]]:
-    """The trainings beside each other, each with the elements in what its optimizers hold: the largest first.
-
-    A training is told by its process group.
-    """
-    groups: dict[str, list[_Rank]] = {}
-    for rank in ranks:
-        groups.setdefault(str(rank.about.get("group", "")), []).append(rank)
-    sized = [(sum(int(rank.about.get("size", 0)) for rank in group), group) for group in groups.values()]
-    return sorted(sized, key=lambda training: training[0], reverse=True)
-
-
-def _largest(ranks: Sequence[_Rank], others: int) -> list[_Rank]:
-    """The ranks of one of several trainings beside each other: the actor's, where a critic's are the others.
-
-    The one that is recorded is the largest: which of them begins first is chance.
-
-    Raises:
-        ReproError: nothing tells which one it is, or the others are not as many.
-    """
-    (size, largest), *rest = _by_size(ranks)
-    if not rest or size == rest[0][0]:
-        raise ReproError(
-            f"resources.other_ranks = {others}, but nothing tells which training is the one to record: "
-            + (f"two have {size} elements each; trace one by a command of its own" if rest else "there is one alone")
-        )
-    if (count := len(ranks) - len(largest)) != others:
-        raise ReproError(f"{count} processes trained beside the largest training: resources.other_ranks = {others}")
-    return largest
-
-
-def _one_at_a_time(ranks: Sequence[_Rank]) -> str:
-    """How to go on where several processes trained as one rank."""
-    (size, largest), *rest = _by_size(ranks)
-    if not rest or size == rest[0][0]:
-        return "trace one training by a command of its own, or let one process make all"
-    return (
-        "trace one program at a time, or say in a case that another training runs beside it: "
-        f"resources.other_ranks = {len(ranks) - len(largest)}"
-    )
-
-
 HeaderOf = Callable[[Mapping[str, Any], int], Header]
 MoreRows = Callable[[int], Sequence[Row] | None]
 
@@ -193,7 +152,7 @@ class Gathering:
         files: Folder of files that the program saves, which are part of its last step; not what lies there before.
         most: Steps that were asked for. Where several optimizers step in turn the ranks go on to the end of a round,
             since the order in it is known then.
-        others: Processes of other trainings beside it: see `_largest`.
+        others: Processes of other trainings beside it: see `trainings.largest`.
         unread: What of `more` was seen and is not looked at, with why.
         dump: Signals whose whole content the ranks were asked for, as the trace names them.
         planted: What some of them were to change, as they meet it.
@@ -218,7 +177,7 @@ class Gathering:
         self._dump, self._planted, self._first = dump, planted, 0
         self._ranks: list[_Rank] = []
         self._writer: TraceWriter | None = None
-        self._files, self._ending = files, False
+        self._files, self._ending, self._filled = files, False, False
         self._given = _stamps(files)
         self._saved: set[str] = set()
         self._bytes: set[str] = set()  # files that were read after the program's end
@@ -234,8 +193,7 @@ class Gathering:
         Raises:
             ReproError: a rank twice, another recorder's records, or shares that do not add up.
         """
-        if refused := next(iter(sorted(self._raw.glob("refused-*"))), None):
-            raise ReproError(refused.read_text(encoding="utf-8"))
+        self._refuse()
         if not self._ranks:
             ranks = self._find()
             if not ranks or len(ranks) < self._wanted(ranks) + self._others:
@@ -247,6 +205,8 @@ class Gathering:
         # the last step waits for the files
         least = 1 if self._files is None or self._ending else 2
         while all(len(rank.ready) >= least for rank in self._ranks) and not self._parted() and not self._enough():
+            if not self._ending and len(self._ranks) > 1 and any(map(_of_end, self._heads())):
+                break  # the other ranks may go on: see `_fill_up`
             more = self._more(self.steps)
             if more is None:
                 break
@@ -271,17 +231,19 @@ class Gathering:
         if not self._ranks:
             self._open(self._find(whole=False), command, code)
         if reason != "diverged":  # else it was cut: of what came behind, parts may be missing
-            self.poll()
+            self._refuse()
             self._check(self._find())  # a process may have begun to train when others had
             for rank in self._ranks:
+                rank.read()
                 rank.close()
-            self._ending = True
+            self._ending, self._filled = True, code == 0 and self._fill_up()
             self.poll()
         if self._writer is None:
             raise self._none_whole(code)
         steps, ends = self._writer.steps, [rank.end for rank in self._ranks]
         whole = [rank.steps for rank in self._ranks if rank.end and rank.end["steps"] == rank.steps]
-        complete = len(whole) == len(ends) and all(steps == made or (self._enough() and steps < made) for made in whole)
+        least = max(whole, default=0) if self._filled else min(whole, default=0)
+        complete = len(whole) == len(ends) and (steps == least == max(whole) or (self._enough() and steps <= least))
         stopped = all(end and end["stopped"] for end in ends)
         terminal = read_terminal(self._raw)
         if complete and self._planted and reason != "diverged" and not any(self._raw.glob("planted-*")):
@@ -313,13 +275,18 @@ class Gathering:
         self._writer.let_go()
         seal(self._out)
         ignored = sorted({name for end in ends if end for name in end.get("ignored", ())})
-        short = "" if reason == "diverged" else self._failed() or self._of_unequal_ranks() or self._cut(complete)
+        unequal = "" if self._filled else self._of_unequal_ranks()
+        short = "" if reason == "diverged" else self._failed() or unequal or self._cut(complete)
         return Collected(steps, len(self._ranks), complete, stopped, terminal, ignored, short)
 
     def close(self) -> None:
         """Let go of the trace's files, whatever became of it."""
         if self._writer:
             self._writer.let_go()
+
+    def _refuse(self) -> None:
+        if refused := next(iter(sorted(self._raw.glob("refused-*"))), None):
+            raise ReproError(refused.read_text(encoding="utf-8"))
 
     def _written(self) -> list[Row]:
         """Rows of the files that a program which ended by itself has saved and the recorder has not seen it save."""
@@ -349,6 +316,23 @@ class Gathering:
             return ""
         return f"ranks recorded different numbers of steps: {', '.join(f'{made[k]} on rank {k}' for k in sorted(made))}"
 
+    def _fill_up(self) -> bool:
+        """Whether some ranks made more steps than others, and none was lost; in those, others have only their end.
+
+        A program may train on unequal shares of its data, as with DDP's `Join`.
+        """
+        made, ends = [rank.steps for rank in self._ranks], [rank.end for rank in self._ranks]
+        all_there = all(end and end.get("over") and end["steps"] == n for end, n in zip(ends, made, strict=True))
+        if not all_there or len({*made}) == 1:
+            return False
+        for rank in self._ranks:
+            if short := max(made) - rank.steps:
+                label, rows = rank.ready.pop() if rank.ready else ("", [])
+                late = [row for row in rows if _is_late(row)]
+                rank.ready += [(label, [row for row in rows if not _is_late(row)])] * bool(rows)
+                rank.ready += [*[("", list[Row]())] * (short - 1), ("", late)]
+        return True
+
     def _cut(self, complete: bool) -> str:
         """What is wrong where a process did not say that it had ended; "" where all did, or made all that was asked."""
         if complete or self._enough():
@@ -365,8 +349,12 @@ class Gathering:
 
     def _parted(self) -> bool:
         """Whether ranks with the same optimizers have stepped different ones: the rest of a recording that was cut."""
-        labels = {rank.ready[0][0] for rank in self._ranks}
+        labels = {rank.ready[0][0] for rank in self._ranks} - {""}
         return len(labels) > 1 and all(rank.labels == self._ranks[0].labels for rank in self._ranks)
+
+    def _heads(self) -> Iterator[Row]:
+        """The rows of the step that is next."""
+        return (row for rank in self._ranks for row in rank.ready[0][1])
 
     def _find(self, *, whole: bool = True) -> list[_Rank]:
         ranks = [_Rank(log) for log in sorted(self._raw.glob("rank-*.log"))]
@@ -401,13 +389,13 @@ class Gathering:
             ReproError: they are not.
         """
         if self._others:
-            ranks = _largest(ranks, self._others)
+            ranks = largest(ranks, self._others)
         present = sorted(rank.about["rank"] for rank in ranks)
         if any(rank.about["recorder"] != RECORDER for rank in ranks):
             raise ReproError("the program imports another version of repro_golden: use one in both environments")
         if len(set(present)) < len(present):
             twice = next(r for r in present if present.count(r) > 1)
-            raise ReproError(f"{present.count(twice)} processes trained as rank {twice}: {_one_at_a_time(ranks)}")
+            raise ReproError(f"{present.count(twice)} processes trained as rank {twice}: {one_at_a_time(ranks)}")
         want = self._wanted(ranks)
         if present != list(range(want)):
             missing = sorted(set(range(want)) - set(present))
@@ -425,7 +413,8 @@ class Gathering:
 
     def _write(self, ranks: Sequence[Sequence[Row]], more: Sequence[Row], *, in_process: bool) -> StepRecord:
         if self._writer is None:
-            seen = min([rank.steps for rank in self._ranks] + ([self._most] if self._most is not None else []))
+            seen = (max if self._filled else min)(rank.steps for rank in self._ranks)
+            seen = seen if self._most is None else min(seen, self._most)
             header = self._header(self._ranks[0].about, seen)
             self._writer, self._first = TraceWriter(self._out, header, sealing=True), header.first_step
         rows = itertools.chain(merge_rows(ranks, everywhere=in_process), more)
@@ -454,6 +443,15 @@ def _under_other_names(rows: Iterable[Row]) -> Iterator[Row]:
             row = replace(row, name=f"{row.name}.again")
         others.add((row.phase, row.name))
         yield row
+
+
+def _is_late(row: Row) -> bool:
+    """Whether it may be of what a rank did when it had made its last step."""
+    return _of_end(row) or family(row.phase, row.name) == "saved"
+
+
+def _of_end(row: Row) -> bool:
+    return row.name.startswith("end/")
 
 
 def _files_in(rows: Iterable[Row]) -> set[str]:

@@ -22,6 +22,7 @@ import repro_golden
 from repro_golden.base.clean import one_line
 from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import measure
+from repro_golden.recording.attach import uneven
 from repro_golden.recording.attach.alive.beside import Beside
 from repro_golden.recording.attach.alive.generators import states
 from repro_golden.recording.attach.alive.names import Names
@@ -80,7 +81,6 @@ class Session:
         self.names = Names()
         self._records = Records(self.settings.out)
         self._main = main_tree()
-        self._world = 1
         self._step = 0
         self._seconds: deque[float] = deque(maxlen=4096)
         self._began: float | None = None
@@ -91,7 +91,7 @@ class Session:
         self._gone: dict[str, str] = {}
         self._labels = Labels()
         self._signals: Any = None
-        self._seen: Counter[tuple[str, str]] = Counter()
+        self._seen = Counter[tuple[str, str]]()
         self._held: tuple[Any, frozenset[str]] | None = None
         self._logged: list[tuple[int, str, str]] = []
         self._first: dict[str, str] = {}
@@ -147,8 +147,7 @@ class Session:
         """What is read beside the optimizers, by the prefix of its names."""
         held = self.passes.of_optimizers()
         there = self.around.readings(self._step, held, end=end)
-        for prefix, reading in self.passes.beside(there, held, self._gone, end=end):
-            yield prefix, self._wanted(prefix, reading)
+        yield from ((p, self._wanted(p, r)) for p, r in self.passes.beside(there, held, self._gone, end=end))
         yield "rng/", self._wanted("rng/", Reading(Tensors(states(seeded=True)), {}))
 
     def _wanted(self, prefix: str, reading: Reading) -> Reading:
@@ -203,7 +202,7 @@ class Session:
         if not self.has_optimizer:
             self._overlooked(optimizer)
         if self._begin(optimizer, outermost):
-            self._stop()
+            self.stop()
 
     @harmless
     @without_collection
@@ -338,7 +337,7 @@ class Session:
             given: Parameters and their gradients, by id, where the program got these and they are not in ``grad``.
         """
         if self._begin_by_hand(given or {}):
-            self._stop()
+            self.stop()
 
     @harmless
     @without_collection
@@ -374,8 +373,9 @@ class Session:
 
         about = facts()
         about["size"] = sum(p.numel() for p in self.passes.of_optimizers())
-        self._world = about["world"]
         self._records.open(about)
+        if self.settings.steps is not None and about["world"] > 1:
+            uneven.watch(self, lambda: self._records.some_stopped)
         self._files.begin()
         if multiprocessing.parent_process() is not None:  # a forked child of it ends without `atexit`
             multiprocessing.util.Finalize(None, self._close, exitpriority=0)
@@ -410,12 +410,12 @@ class Session:
             logged = {name: value for name, value in numbers.items() if not name.startswith(SHOWN)}
             self._logged += [(self._step - 1, name, value.hex()) for name, value in sorted(logged.items())]
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """End this process: the steps that were asked for are made. The other ranks may still talk to it."""
         from repro_golden.recording.attach.process import end
 
         self._close(stopped=True)
-        end(lambda: self._records.stopped() < self._world)
+        end(lambda: not self._records.all_ended)
 
     def _close(self, *, stopped: bool = False) -> None:
         if not stopped:
@@ -464,7 +464,7 @@ class Session:
         """Write the step that is held back and say that it may be the last: Ray ends its workers without `atexit`."""
         if self._held is not None:
             self._take_final()
-            self._put_end(stopped=False)
+            self._put_end(stopped=False, over=False)
 
     def _take_final(self) -> None:
         from repro_golden.recording.attach.process import final_state
@@ -472,7 +472,7 @@ class Session:
         if self.settings.terminal:
             self._final = final_state([optimizer() for optimizer, _ in self._met.values()], self.names)
 
-    def _put_end(self, stopped: bool) -> None:
+    def _put_end(self, stopped: bool, *, over: bool = True) -> None:
         from repro_golden.recording.attach.process import terminal
 
         self._flush()
@@ -482,7 +482,7 @@ class Session:
         unread = CLOSED | self.around.unread | self._files.unread | self._gone | passes
         ignored = sorted({*self.metrics.ignored, *TIMES})
         end = {"steps": self._step, "stopped": stopped, "ignored": ignored, "unread": dict(sorted(unread.items()))}
-        end |= {"machine": sorted({*self.metrics.machine, *TIMES})}
+        end |= {"machine": sorted({*self.metrics.machine, *TIMES}), "over": over}
         end |= {"modules": loaded(), "places": places(self.settings.place, self._main)}
         self._records.log.put(".end", end | {"spent": measure(self._seconds)})
 

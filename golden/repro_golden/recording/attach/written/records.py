@@ -34,6 +34,7 @@ class Records:
     def __init__(self, out: str) -> None:
         self._out = Path(out)
         self._log: RawLog | None = None
+        self._world = 1
         # numbers of processes are those of a node, and the folder may be that of many
         self._notes = self._out / f"note-{os.getpid()}-{os.urandom(4).hex()}.json"
         with contextlib.suppress(OSError):  # the program goes on
@@ -52,7 +53,7 @@ class Records:
 
     def open(self, about: Mapping[str, Any]) -> None:
         """Begin the log of this rank, with what the process says of itself."""
-        self._log = RawLog(self._out, about["rank"], about)
+        self._log, self._world = RawLog(self._out, about["rank"], about), int(about["world"])
 
     def note(self, unread: Mapping[str, str]) -> None:
         """Say at once what this process did that nobody looks at, in place of what was said before.
@@ -89,10 +90,20 @@ class Records:
             with contextlib.suppress(OSError):
                 self._log.path.chmod(0o444)
 
-    def stopped(self) -> int:
-        """How many ranks have made the steps that were asked for."""
-        ends = [path.read_text(encoding="utf-8") for path in self._out.glob("rank-*.end")]
-        return sum(bool(json.loads(end)["stopped"]) for end in ends)
+    @property
+    def all_ended(self) -> bool:
+        """Whether all ranks have ended, by themselves or after the steps that were asked for."""
+        return len(self._ended()) >= self._world
+
+    @property
+    def some_stopped(self) -> bool:
+        """Whether a rank was ended after the steps that were asked for."""
+        return any(self._ended())
+
+    def _ended(self) -> list[bool]:
+        """Of each rank that has ended, whether that was after the steps that were asked for."""
+        ends = [json.loads(path.read_text(encoding="utf-8")) for path in self._out.glob("rank-*.end")]
+        return [bool(end["stopped"]) for end in ends if end["over"]]
 
     def let_go(self) -> None:
         """In the child of a fork: the log is the parent's."""

@@ -1,0 +1,141 @@
+"""Ranks that make unequal numbers of steps, as with DDP's `Join`."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from attach_kit import traced
+
+from repro_golden.recording.attach import uneven
+from repro_golden.recording.attach.collect import Collected, Gathering
+from repro_golden.recording.attach.settings import Settings
+from repro_golden.recording.attach.written.records import Records
+from repro_golden.trace import Header, Trace
+from repro_golden.trace.frames import pack
+from repro_golden.trace.model import RECORDER
+from repro_golden.trace.writer import digest_row, metric_row
+
+JOINED = """
+import sys
+import torch, torch.distributed as dist
+from torch.distributed.algorithms.join import Join
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with Join([model]):
+    for step in range(2 + 2 * dist.get_rank()):
+        optimizer.zero_grad()
+        (model(torch.ones(2, 3) * (1 + dist.get_rank())).sum() * (2 if step == 3 and sys.argv[1:] else 1)).backward()
+        optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def gathered(folder: Path, made: tuple[int, ...], code: int = 0, most: int | None = None, **end: bool) -> Collected:
+    """What becomes of ranks that made so many steps; each saves a file at its end."""
+    raw = folder / "raw"
+    raw.mkdir(parents=True)
+    gathering = Gathering(raw, folder / "out", lambda _, steps: Header({}, "", {}, {}, steps), None, most=most)
+    for rank in range(len(made)):
+        about = {"recorder": RECORDER, "rank": rank, "world": len(made), "outside": []}
+        (raw / f"rank-{rank:05d}.json").write_text(json.dumps(about))
+    for step in range(max(made)):
+        for rank, steps in enumerate(made):
+            if step < steps:
+                late = [digest_row("update", f"{name}{rank}", b"") for name in ("end/rng/", "saved/")]
+                rows = [metric_row("update", f"x{rank}", step), *(late if step == steps - 1 else ())]
+                with (raw / f"rank-{rank:05d}.log").open("ab") as log:
+                    log.write(pack(step, rows, "a"))
+        gathering.poll()
+    for rank, steps in enumerate(made):
+        told = {"steps": steps, "stopped": False, "modules": [], "over": True, **end}
+        (raw / f"rank-{rank:05d}.end").write_text(json.dumps(told))
+    return gathering.finish(["program"], code)
+
+
+def test_steps_that_some_ranks_made_alone_are_theirs(tmp_path: Path) -> None:
+    """All of them are in the trace, which is whole; what the others left, and their end, comes with the last step."""
+    collected = gathered(tmp_path, (2, 4, 1))
+    assert (collected.complete, collected.short) == (True, "")
+    trace = Trace(tmp_path / "out")
+    names = [[row.name for row in trace.rows(k)] for k in range(len(trace.steps))]
+    assert names[:3] == [["x0", "x1", "x2"], ["x0", "x1"], ["x1"]]
+    assert sorted(names[3]) == sorted(
+        ["x1", *(f"{name}{rank}" for name in ("end/rng/", "saved/") for rank in range(3))]
+    )
+
+
+@pytest.mark.parametrize(("code", "over"), [(1, True), (0, False)])
+def test_a_rank_that_failed_or_may_be_lost_makes_no_whole_trace(tmp_path: Path, code: int, over: bool) -> None:
+    """Fewer steps of one rank are then no smaller share: it may have made more."""
+    collected = gathered(tmp_path, (2, 4), code, over=over)
+    assert not collected.complete and collected.steps == 2
+    assert collected.short == "ranks recorded different numbers of steps: 2 on rank 0, 4 on rank 1"
+
+
+@pytest.mark.parametrize(("most", "steps"), [(1, 1), (2, 2), (3, 3), (9, 4)])
+def test_as_many_as_were_asked_for(tmp_path: Path, most: int, steps: int) -> None:
+    """Where more are asked for than a rank has, the others' go on."""
+    collected = gathered(tmp_path, (2, 4), most=most)
+    assert (collected.complete, collected.steps) == (True, steps)
+
+
+def test_whom_a_rank_waits_for(tmp_path: Path) -> None:
+    """Neither for one that has ended by itself nor for one that was ended. One that Ray may call again has not."""
+    records = Records(str(tmp_path))
+    records.open({"rank": 0, "world": 1})
+    told = []
+    for over, stopped in ((False, False), (True, False), (True, True)):
+        records.log.put(".end", {"stopped": stopped, "over": over})
+        told.append((records.all_ended, records.some_stopped))
+    assert told == [(False, False), (True, False), (True, True)]
+
+
+@pytest.mark.parametrize(
+    ("file", "made", "stopped", "ends"),
+    [
+        (f"{uneven.COLLECTIVES}x.py", 1, True, True),
+        (f"{uneven.COLLECTIVES}x.py", 3, False, False),
+        (f"{uneven.PASSES}x.py", 1, True, False),
+        (f"{uneven.PASSES}x.py", 3, True, True),
+        ("train.py", 3, True, False),
+    ],
+)
+def test_who_waits_for_a_rank_that_was_ended_is_ended(
+    monkeypatch: pytest.MonkeyPatch, file: str, made: int, stopped: bool, ends: bool
+) -> None:
+    """In a collective, or in the pass of a step that nobody asked for; elsewhere the program is at work."""
+    monkeypatch.setattr(uneven, "_SECONDS", 0.01)
+    ended = threading.Event()
+    session = SimpleNamespace(dead=False, made=made, settings=Settings("", steps=3))
+
+    def stop() -> None:
+        session.dead = True
+        ended.set()
+
+    session.stop = stop
+    code = {"ended": ended, "wait": ended.wait}
+    exec(compile("def wait(): return ended.wait(0.5)", file, "exec"), code)  # noqa: S102 - as code of such a file
+    uneven.watch(session, lambda: stopped)
+    assert code["wait"]() is ends  # type: ignore[operator]
+    session.dead = True
+
+
+@pytest.mark.whole
+def test_ranks_on_unequal_shares(tmp_path: Path) -> None:
+    """Each step of each rank is compared, and who asks for as many as the shortest makes waits for no other."""
+    whole, _ = traced(tmp_path, JOINED, "whole", ())
+    other, _ = traced(tmp_path, JOINED, "other", (), "other")
+    assert len(whole.steps) == 4 and whole.complete
+    assert [a.root == b.root for a, b in zip(whole.steps, other.steps, strict=True)] == [True, True, True, False]
+    begin = time.monotonic()
+    for steps in (2, 3):
+        part, _ = traced(tmp_path, JOINED, f"part{steps}", ("--steps", str(steps)))
+        assert part.complete and [s.root for s in part.steps] == [s.root for s in whole.steps[:steps]]
+    assert time.monotonic() - begin < 60, "a rank waits as long for another"
