@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from repro_bisect.probe.executors import Outcome
 from repro_bisect.probe.reasons import kind_of
 from repro_golden.base.errors import NotVerifiableError
 from repro_golden.replay.children import CancelledError
@@ -75,6 +76,16 @@ class Company:
                 self._beside += mine.beside
                 self._runs = [run for run in self._runs if run is not mine]
                 self._changed.notify_all()
+
+    def trusted(self, outcome: Outcome, point: str) -> Outcome:
+        """An outcome that rests on nothing which another run at the same time installed, or was started on.
+
+        Raises:
+            DisturbedError: it may.
+        """
+        if outcome.beside and outcome.installs:
+            raise DisturbedError(f"{point} installs {outcome.installs} where other probes look for their code")
+        return outcome
 
     def _wait(self, cancel: threading.Event | None) -> None:
         if cancel and cancel.is_set():

@@ -419,8 +419,8 @@ class Prober:
         told = None if progress is None else lambda steps: progress(steps, task.steps)
         try:
             with self._company.run(alone=alone, cancel=cancel) as run:
-                outcome = self.executor.run(task, folder, cancel, told)
-            return replace(outcome, beside=run.beside)
+                outcome = replace(self.executor.run(task, folder, cancel, told), beside=run.beside)
+            return self._company.trusted(outcome, short(task.commit))
         except AbsentError as error:
             return Outcome(ChildFailure("absent", -1, str(error), str(folder / "log")))
 

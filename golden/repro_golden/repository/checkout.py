@@ -20,7 +20,9 @@ from repro_golden.repository.git import Git, GitFailedError
 from repro_golden.repository.linked import data_of
 from repro_golden.repository.working import NOTHING, Ran, apart, as_it_lies, changed, modes_of, noted_of
 
-__all__ = ["Checkout", "Place", "find_checkout", "held_alone", "no_such_code"]
+__all__ = ["BESIDE", "Checkout", "Place", "find_checkout", "held_alone", "no_such_code"]
+
+BESIDE = ".repro"
 
 
 # -- where a subject's code lies
@@ -43,6 +45,11 @@ class Place:
     tree: str | None = None
     home: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def beside(self) -> Path:
+        """Where what is noted of a worktree lies: the folder above code has nothing else that could be imported."""
+        return self.root.parent / BESIDE
 
 
 # -- the repository that is guarded, as the user has it. Nothing here modifies it

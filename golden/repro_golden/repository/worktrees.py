@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -16,11 +17,12 @@ from repro_golden.base.canonical import named_after
 from repro_golden.base.errors import AbsentError, MachineFailureError
 from repro_golden.base.files import scratch_folder, sweep
 from repro_golden.case.file import Case
-from repro_golden.repository.checkout import Checkout, Place
+from repro_golden.repository.checkout import BESIDE, Checkout, Place
 from repro_golden.repository.git import POINTER_MOST, Git, GitFailedError, kept_at, lfs_store, pointed_at
+from repro_golden.repository.leads import settle
 from repro_golden.repository.linked import Linked, data_of
 
-__all__ = ["Worktrees", "fill", "folder_for"]
+__all__ = ["Worktrees", "fill", "folder_for", "name_for"]
 
 
 class Worktrees:
@@ -31,19 +33,23 @@ class Worktrees:
     What a killed process left behind is removed by the next.
     """
 
-    def __init__(self, checkout: Checkout, link: Sequence[str] = (), in_place: Sequence[str] = ()) -> None:
+    def __init__(
+        self, checkout: Checkout, link: Sequence[str] = (), in_place: Sequence[str] = (), *, name: str | None = None
+    ) -> None:
         """Prepare to make some.
 
         Args:
             checkout: Of which.
             link: What of the user's checkout each of them has too, though no commit holds it.
             in_place: See `Linked`.
+            name: What the folder of each is called, where that is another than `name_for` says.
 
         Raises:
             ReproError: that is not there to be linked.
         """
         self._linked = Linked(checkout.git, link, in_place)
         self._home, self._git = checkout.root, checkout.git.without_filters()
+        self._name = name or name_for(checkout)
         self._exit = contextlib.ExitStack()
         self._base, self._common = folder_for(checkout), checkout.common
         checkout.state.mkdir(parents=True, exist_ok=True)
@@ -54,6 +60,7 @@ class Worktrees:
                 sweep(self._earlier)
             self._folder = self._exit.enter_context(scratch_folder(self._base))
         self._forget()
+        settle(checkout.state)
 
     @classmethod
     def of(cls, checkout: Checkout, case: Case) -> Worktrees:
@@ -70,7 +77,7 @@ class Worktrees:
             ReproError: what is linked was changed meanwhile.
         """
         # no part of the commit's id in it: a program whose numbers rest on its folder is to differ from itself
-        path = Path(tempfile.mkdtemp(prefix="at-", dir=self._folder)) / "tree"
+        path = Path(tempfile.mkdtemp(prefix="at-", dir=self._folder)) / self._name
         try:
             with self._alone():
                 self._run("worktree", "add", "--quiet", "--detach", "--force", "--no-checkout", str(path), commit)
@@ -121,6 +128,15 @@ class Worktrees:
             self._git.at(at or self._home)(*arguments)
         except GitFailedError as error:
             raise _git_failed(f"`git {' '.join(arguments[:2])}`", error.stderr, self._base) from None
+
+
+def name_for(checkout: Checkout) -> str:
+    """What the folder of each worktree is called: as the repository's own, which may be the package that is imported.
+
+    All working trees of a repository share the name: what was found in worktrees of one serves the others.
+    """
+    own = checkout.common.parent if checkout.common.name == ".git" else checkout.root
+    return own.name if re.fullmatch(r"\w[\w.+-]*", own.name) else "tree"
 
 
 def folder_for(checkout: Checkout) -> Path:
@@ -197,7 +213,7 @@ def fill(tree: Path, common: Path, commit: str, git: Git, home: Path) -> None:
     """
     try:
         own = Path(git.at(home).text("rev-parse", "--absolute-git-dir"))
-        part = _Part.of(tree, common, commit, "", git.at(tree.parent), tree.parent)
+        part = _Part.of(tree, common, commit, "", git.at(tree.parent), tree.parent / BESIDE)
         _complete(replace(part, own=own), home)
     except GitFailedError as error:
         raise _git_failed(f"`git {error.command}`", error.stderr, tree) from None

@@ -44,7 +44,7 @@ from repro_golden.subjects.argv import interpreter, replaced, told, variables_of
 from repro_golden.subjects.caches import own_caches
 from repro_golden.subjects.environments.builds import Environment, Who, held, identity_in
 from repro_golden.subjects.environments.overlays import Overlay, held_overlay
-from repro_golden.subjects.installs import left_alone
+from repro_golden.subjects.installs import left_alone, taken_back
 from repro_golden.subjects.kind import Kind, Perturbation
 from repro_golden.trace import Header, Trace
 
@@ -319,13 +319,15 @@ def _prepared(job: _Job, cancel: threading.Event | None) -> Iterator[_Job]:
     In a worktree that takes what builds a commit, and what tells that it cannot be tested; the user's checkout is
     theirs. What is built serves all versions of `subject.packages`, and so is built in the environment below them.
     """
-    done = job.place.root.parent / _SET_UP
+    done, shared = job.place.beside / _SET_UP, [job.python, *CommandKind(job.case).other_pythons(job.place.root)]
     if job.place.home is not None and job.subject.setup and not job.built and not done.exists():
-        with left_alone(job.python, job.subject.setup, job.place.root, job.variables):
+        alone = left_alone(job.python, job.subject.setup, job.place.root, job.variables)
+        with taken_back(shared, job.place, job.variables), alone:
             _step(job, "build", job.subject.setup, cancel)
+        done.parent.mkdir(exist_ok=True)
         done.touch()
         job = replace(job)  # which finds a Python that the setup has made in the worktree
-    with _overlaid(job, cancel) as overlaid:
+    with _overlaid(job, cancel) as overlaid, taken_back([overlaid.python, *shared], job.place, overlaid.variables):
         if job.place.home is not None and job.subject.check:
             _step(overlaid, "import", job.subject.check, cancel)
         yield overlaid

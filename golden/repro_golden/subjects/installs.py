@@ -1,4 +1,4 @@
-"""What a case's `setup` installs into an interpreter that is not the worktree's own: nothing, or it is refused.
+"""What a case's programs install into an interpreter that is not the worktree's own: it is taken back, or refused.
 
 What one commit installs there every other probe runs, at once or later, and the user after them: an editable
 installation of a worktree that is gone is one of nothing.
@@ -7,28 +7,62 @@ installation of a worktree that is gone is one of nothing.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from repro_golden.base.errors import ReproError
 from repro_golden.recording.attach.identify import marked
+from repro_golden.repository.checkout import Place, find_checkout
+from repro_golden.repository.leads import leading, noted
 from repro_golden.subjects.environments.releases import asked
 from repro_golden.subjects.inside import SITES
 
-__all__ = ["left_alone"]
+__all__ = ["installed_by", "left_alone", "taken_back"]
 
-_LEADS = ("*.pth", "*.egg-link", "__editable__*.py", "*.dist-info/direct_url.json")
-"""Files by which an installation leads to the folder that it is of."""
-_WORKTREES = b"/repro/worktrees/"
-_LARGE = 1 << 20
-"""Bytes of such a file that is read."""
+_INSTALLED = "installed"
+"""A file beside a worktree, with what its runs installed elsewhere."""
+_OF_USERS = ("HOME", "PYTHONNOUSERSITE", "PYTHONUSERBASE")
+"""Variables that decide where a user's own packages are."""
+_known: dict[tuple[str | None, ...], list[Path]] = {}
+
+
+@contextlib.contextmanager
+def taken_back(pythons: Sequence[str], place: Place, variables: Mapping[str, str]) -> Iterator[None]:
+    """Run what is started in a worktree in the block. What it installs of itself into interpreters is taken back.
+
+    While others run there, the last of them takes it back.
+
+    Args:
+        pythons: The interpreters, which may be the worktree's own.
+        place: The worktree; in the user's checkout nothing is taken back.
+        variables: Its environment.
+
+    Raises:
+        MachineFailureError: it cannot be taken back, or what was there not be noted before.
+    """
+    others = [python for python in pythons if not Path(python).is_relative_to(place.root)] if place.home else []
+    found = dict.fromkeys(site for python in others for site in _sites(python, variables) if site.is_dir())
+    with contextlib.ExitStack() as exits:
+        seen = [exits.enter_context(noted(_state(place, exits), site, place.root)) for site in found]
+        try:
+            yield
+        finally:
+            exits.close()
+            if names := list(dict.fromkeys(name for names in seen for name in names)):
+                place.beside.mkdir(exist_ok=True)
+                (place.beside / _INSTALLED).write_text(", ".join(names), encoding="utf-8")
+
+
+def installed_by(place: Place) -> str:
+    """Names of what runs in a worktree installed where others run too; '' where they did not."""
+    path = place.beside / _INSTALLED
+    return path.read_text(encoding="utf-8") if place.home and path.exists() else ""
 
 
 @contextlib.contextmanager
 def left_alone(python: str, setup: str, root: Path, variables: Mapping[str, str]) -> Iterator[None]:
-    """Run a setup in the block. Where files of the interpreter lead to its worktree then, they lead where they did.
-
-    Nothing else is touched: who installs something meanwhile is not known.
+    """Run a setup in the block, which is run once: what it installs into an interpreter is gone in the next run.
 
     Args:
         python: The interpreter that it is given.
@@ -42,13 +76,10 @@ def left_alone(python: str, setup: str, root: Path, variables: Mapping[str, str]
     if Path(python).is_relative_to(root):
         yield
         return
-    sites = [Path(site) for site in asked(python, SITES, variables=variables)]
-    before, leads = _state(sites), {path: path.read_bytes() for path in _leads(sites)}
-    try:
-        yield
-    finally:
-        _lead_back(sites, root, leads)
-    now = _state(sites)
+    sites = _sites(python, variables)
+    before = _marks(sites)
+    yield
+    now = _marks(sites)
     if changed := sorted(place for place, _ in now.items() ^ before.items()):
         named = [Path(place).parent.stem if place.endswith("RECORD") else Path(place).name for place in changed]
         own = [name for name in named if name not in {site.name for site in sites}]
@@ -61,27 +92,22 @@ def left_alone(python: str, setup: str, root: Path, variables: Mapping[str, str]
         )
 
 
-def _state(sites: Sequence[Path]) -> dict[str, str]:
+def _marks(sites: Sequence[Path]) -> dict[str, str]:
     """What moves when a package comes, goes or is exchanged."""
-    return marked(map(str, [*sites, *_leads(sites), *(p for site in sites for p in site.glob("*.dist-info/RECORD"))]))
+    records = (path for site in sites for path in [*leading(site), *site.glob("*.dist-info/RECORD")])
+    return marked(map(str, [*sites, *records]))
 
 
-def _leads(sites: Sequence[Path]) -> list[Path]:
-    paths = [path for site in sites for pattern in _LEADS for path in site.glob(pattern)]
-    return [path for path in paths if path.is_file() and path.stat().st_size < _LARGE]
+def _sites(python: str, variables: Mapping[str, str]) -> list[Path]:
+    """The folders of packages of an interpreter; of one that does not answer none are known."""
+    key = (python, *(variables.get(name) for name in _OF_USERS))
+    with contextlib.suppress(ReproError):
+        if key not in _known:
+            _known[key] = [Path(site) for site in asked(python, SITES, variables=variables)]
+    return _known.get(key, [])
 
 
-def _lead_back(sites: Sequence[Path], root: Path, before: Mapping[Path, bytes]) -> None:
-    """Put back what led elsewhere, and take away what leads to a worktree since: soon that leads nowhere."""
-
-    def away(content: bytes) -> bool:
-        return str(root).encode() in content or _WORKTREES in content
-
-    for path in {*before, *_leads(sites)}:
-        now, old = path.read_bytes() if path.is_file() else b"", before.get(path, b"")
-        if now == old:
-            continue
-        if old and not away(old) and (not now or away(now)) and path.parent.is_dir():
-            path.write_bytes(old)
-        elif away(now) and path.suffix != ".json":
-            path.unlink()
+def _state(place: Place, exits: contextlib.ExitStack) -> Path:
+    with contextlib.suppress(ReproError):
+        return find_checkout(place.root).state
+    return Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="repro-installs-")))

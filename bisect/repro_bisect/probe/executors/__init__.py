@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from repro_golden.case.file import Case
 from repro_golden.replay.children import ChildFailure, Run
 from repro_golden.repository.checkout import Place
 from repro_golden.subjects import exit_code, launch
+from repro_golden.subjects.installs import installed_by
 from repro_golden.subjects.watched import Found
 from repro_golden.trace import Trace, seal
 
@@ -85,11 +86,13 @@ class Outcome:
         failure: Why it ended before its time, or None.
         code: The program's exit code, where that was what was asked for.
         beside: Whether another one ran at the same time.
+        installs: What its program installed where the programs of others run too, by name; '' where it did not.
     """
 
     failure: ChildFailure | None = None
     code: int | None = None
     beside: bool = False
+    installs: str = ""
 
     @property
     def unready(self) -> bool:
@@ -148,6 +151,19 @@ def perform(
     progress: Callable[[int], None] | None = None,
 ) -> Outcome:
     """Make the run of a task in a place that was made for it; see `Executor.run`."""
+    outcome = _performed(case, place, rollouts, task, folder, cancel, progress)
+    return replace(outcome, installs=installed_by(place))
+
+
+def _performed(
+    case: Case,
+    place: Place,
+    rollouts: str | None,
+    task: Task,
+    folder: Path,
+    cancel: threading.Event | None,
+    progress: Callable[[int], None] | None,
+) -> Outcome:
     trace, log = folder / "trace", folder / "log"
     try:
         if isinstance(task.predicate, Exit):

@@ -35,6 +35,7 @@ from repro_golden.recording.attach.identify import marked
 from repro_golden.replay.children import CancelledError
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.git import lfs_store
+from repro_golden.repository.worktrees import name_for
 from repro_golden.repository.written import deciding
 from repro_golden.subjects import identity_of
 from repro_golden.subjects.watched import Found
@@ -66,6 +67,7 @@ class Cluster:
         """
         _refuse(case, checkout, history)
         self._case, self._home, self._lock = case, checkout.root, threading.Lock()
+        self._name = name_for(checkout)
         self._held: dict[str, Bundle] = {}
         self._identity = identity_of(case, checkout.root)
         commits = commits_of(
@@ -116,8 +118,8 @@ class Cluster:
         def look() -> dict[str, str]:
             return named(self._on_each(marked, {node: (held[node],) for node in self._hosts() if node in held}))
 
-        digests = sorted({one.digest for one in built.values()})
-        return Found((digest("nodes", *digests),), named({node: one.marks for node, one in built.items()}), look)
+        facts = digest("nodes", self._name, *sorted({one.digest for one in built.values()}))
+        return Found((facts,), named({node: one.marks for node, one in built.items()}), look)
 
     def _hosts(self) -> dict[str, str]:
         """The name of each node's host, by the node's id."""
@@ -158,7 +160,8 @@ class Cluster:
         bare = replace(task, baseline=None, start=replace(task.start, folder=Path()) if task.start else None)
         if isinstance(task.predicate, Own):  # the user's function stays here: it is asked once the probe has ended
             bare, baseline = replace(bare, predicate=Finite()), None
-        job = Job(task.case or self._case, self._home, bare, self._repository, self._rollouts, baseline, start)
+        case = task.case or self._case
+        job = Job(case, self._home, self._name, bare, self._repository, self._rollouts, baseline, start)
         for attempt in range(1, _TIMES + 1):
             try:
                 outcome, content, node = self._made(job, cancel, progress)

@@ -19,7 +19,7 @@ from repro_golden.case.file import Case
 from repro_golden.recording.attach.identify import marked
 from repro_golden.replay.ranks import free_port
 from repro_golden.repository.checkout import Checkout
-from repro_golden.repository.worktrees import Worktrees
+from repro_golden.repository.worktrees import Worktrees, name_for
 from repro_golden.repository.written import deciding
 from repro_golden.subjects import build_of
 from repro_golden.subjects.surroundings import seen
@@ -57,7 +57,8 @@ class Local:
         def look() -> Mapping[str, object]:
             return marked(built.marks) | {_WRITTEN: self._written()}
 
-        return Found((seen(case, built.digest), *written), built.marks | {_WRITTEN: written}, look)
+        facts = seen(case, built.digest), name_for(self._checkout), *written
+        return Found(facts, built.marks | {_WRITTEN: written}, look)
 
     def _written(self) -> tuple[str, ...]:
         return deciding(self._checkout.git, self._checkout.common)

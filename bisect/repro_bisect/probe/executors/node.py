@@ -49,10 +49,12 @@ class Job:
 
     Attributes:
         home: The user's checkout, where the driver is; a node may have it too.
+        name: What the folders of worktrees are called.
     """
 
     case: Case
     home: Path
+    name: str
     task: Task
     repository: Bundle
     rollouts: Bundle | None
@@ -142,7 +144,7 @@ def _performed(job: Job, cancel: threading.Event, progress: Callable[[int], None
         rollouts = str(fetched(job.rollouts)) if job.rollouts else None
         folder, mark = exits.enter_context(_watched_over(home / "probes", repository))
         exits.enter_context(_temporary(folder))
-        worktrees = Worktrees(find_checkout(repository))
+        worktrees = Worktrees(find_checkout(repository), name=job.name)
         exits.callback(worktrees.close)
         extensions = exits.enter_context(own_extensions(job.case, home / "torch-extensions"))
         without_locks(extensions)

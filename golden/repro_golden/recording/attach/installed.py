@@ -28,7 +28,7 @@ TESTS = re.compile(r"(^|/)(tests?/|conftest\.py$|test_[^/]*\.py$|[^/]*_test\.py$
 _COMPILED = (".so", ".pyd")
 _STAMPED = ("_version.py", "__version__.py")
 """Files that builds write a version into."""
-_WORKTREE = re.compile(r".*/repro/worktrees/[^/]+/(?P<name>[^/]+)/[^/]+/at-[^/]+/tree(?:/(?P<path>.*))?")
+_WORKTREE = re.compile(r".*/repro/worktrees/[^/]+/(?P<name>[^/]+)/[^/]+/at-[^/]+/[^/]+(?:/(?P<path>.*))?")
 """One of ours, which may be gone."""
 _ENVIRONMENTS = "/repro/environments/"
 """Where environments are that a case's `lock` decides."""
