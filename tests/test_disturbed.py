@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 import time
+import venv
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -64,6 +65,39 @@ def test_a_skip_beside_other_probes_is_tried_alone(tmp_path: Path) -> None:
     assert "disturb each other" in result["remarks"][0] and "from the beginning, with -j 1" in said
     runs = len((tmp_path / "lock.runs").read_text())
     assert runs - result["cost"]["probes"] in (0, 1), "what was given up was spent too, but for one that was ended"
+
+
+INSTALLS = """\
+import site, sys, time
+from pathlib import Path
+place = Path(site.getsitepackages()[0], "__editable__.mine-0.1.pth")
+place.write_text(str(Path.cwd() / "src"))
+time.sleep(0.5)
+sys.exit(int(Path(place.read_text(), "code").read_text()))
+"""
+
+
+def test_probes_that_install_themselves_over_each_other(tmp_path: Path) -> None:
+    """A test that begins with `pip install -e .` is run one by one, and leaves the user's as it was."""
+    venv.create(tmp_path / "env", symlinks=True)
+    (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    (site / "__editable__.mine-0.1.pth").write_text(str(tmp_path / "repo" / "src"))
+    repo = Repo(tmp_path / "repo")
+    repo.root.mkdir()
+    repo.git("init", "--quiet", "--initial-branch=main")
+    (repo.root / "src").mkdir()
+    (repo.root / "test.py").write_text(INSTALLS)
+    commits = []
+    for number, code in enumerate((0, 0, 1, 1)):
+        (repo.root / "src" / "code").write_text(f"{code}\n" + " " * number)
+        commits.append(repo.commit(f"Commit {number}"))
+    python = str(tmp_path / "env" / "bin" / "python")
+    done = repo.repro("bisect", f"{commits[0]}..HEAD", "-j", "2", "--json", "--when", "exit", "--", python, "test.py")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["culprit"]["commit"] == commits[2] and not result["skips"]
+    assert "installs __editable__.mine-0.1.pth" in result["remarks"][0] and "with -j 1" in done.stderr
+    assert (site / "__editable__.mine-0.1.pth").read_text() == str(tmp_path / "repo" / "src")
 
 
 def line(length: int) -> Points:

@@ -1,10 +1,14 @@
-"""A setup that installs into the user's own Python is refused, and what led to their code leads there again."""
+"""What runs install of their worktree among the user's packages is taken back, and a setup that does so is refused."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import shutil
 import sys
 import venv
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,70 +17,154 @@ from test_environments import toy
 
 from repro_golden.base.errors import ReproError
 from repro_golden.replay.children import CancelledError, ChildFailure
-from repro_golden.repository.checkout import Place
+from repro_golden.repository.checkout import Place, find_checkout
+from repro_golden.repository.leads import noted
+from repro_golden.repository.worktrees import Worktrees
 from repro_golden.subjects import exit_code, installs
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of packages: an editable one of the user's checkout, and a release."""
-    place = tmp_path / "env" / "site-packages"
+    """A folder of packages: an editable one of the user's checkout, a copy of another folder, and a release."""
+    place = tmp_path / "env" / "lib" / "python" / "site-packages"
     monkeypatch.setattr(installs, "asked", lambda *_, **__: [str(place), str(tmp_path / "none yet")])
-    put(place, "mine-0.1", {"__editable__.mine-0.1.pth": "/home/me/src"}, '{"url": "/home/me/src"}')
+    monkeypatch.setattr(installs, "_known", {})
+    put(place, "mine-0.1", {"__editable__.mine-0.1.pth": "/home/me/src", "../../../bin/mine": "0.1"}, "/home/me/src")
+    put(place, "copy-0.1", {"copy/__init__.py": "0.1", "copy/old.py": ""}, "/home/me/copy")
     put(place, "dep-1.0", {"dep.py": "1.0"})
     return place
 
 
-def put(site: Path, what: str, files: dict[str, str], about: str = "") -> None:
-    """What an installer leaves of a package."""
-    files = files | ({f"{what}.dist-info/direct_url.json": about} if about else {})
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A worktree."""
+    root = tmp_path / "repro" / "worktrees" / "of" / "at-1" / "mine"
+    root.mkdir(parents=True)
+    return root
+
+
+def put(site: Path, what: str, files: dict[str, str], source: str | Path = "") -> None:
+    """What an installer leaves of a package; an earlier one of its name goes."""
+    for about in site.glob(f"{what.partition('-')[0]}-*.dist-info"):
+        for line in (about / "RECORD").read_text().splitlines():
+            (site / line.partition(",")[0]).unlink(missing_ok=True)
+        about.rmdir()
+    files = files | ({f"{what}.dist-info/direct_url.json": json.dumps({"url": f"file://{source}"})} if source else {})
     record = f"{what}.dist-info/RECORD"
     for name, text in (files | {record: "".join(f"{name},,\n" for name in [*files, record])}).items():
         (site / name).parent.mkdir(parents=True, exist_ok=True)
         (site / name).write_text(text)
 
 
-def content(folder: Path) -> dict[str, str]:
-    """All files below a folder."""
-    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+def editable(site: Path, source: Path, version: str = "0.1") -> None:
+    """What `pip install -e` does."""
+    put(site, f"mine-{version}", {f"__editable__.mine-{version}.pth": f"{source}/src"}, source)
 
 
-@pytest.mark.parametrize("error", [None, ChildFailure("build", -1, "no", "log"), CancelledError()])
-@pytest.mark.parametrize("version", ["0.1", "0.2"])
-def test_an_installation_that_leads_to_a_worktree(tmp_path: Path, site: Path, version: str, error: Exception) -> None:
-    """The user's editable installation leads where it did, whatever became of the setup, which is refused."""
-    before, away = content(site), str(tmp_path / "tree" / "src")
-
-    def install() -> None:
-        with installs.left_alone(sys.executable, "pip", tmp_path / "tree", {}):
-            shutil.rmtree(site / "mine-0.1.dist-info")
-            (site / "__editable__.mine-0.1.pth").unlink()
-            put(site, f"mine-{version}", {f"__editable__.mine-{version}.pth": away}, f'{{"url": "{away}"}}')
-            if error:
-                raise error
-
-    with pytest.raises(type(error) if error else ReproError) as raised:
-        install()
-    if not error:
-        assert str(raised.value).startswith("subject.setup (pip) changes ") and f"mine-{version}" in str(raised.value)
-    after = content(site)
-    assert after["__editable__.mine-0.1.pth"] == "/home/me/src"
-    assert not [name for name, text in after.items() if away in text and not name.endswith(".json")]
-    assert version == "0.2" or {**after, "mine-0.1.dist-info/RECORD": ""} == {**before, "mine-0.1.dist-info/RECORD": ""}
+def copied(site: Path, source: Path) -> None:
+    """What `pip install` does with folders, of which one was never installed before."""
+    put(site, "copy-0.2", {"copy/__init__.py": "0.2", "copy/sub/new.py": "", "../../../bin/copy": ""}, source)
+    put(site, "new-0.1", {"new/__init__.py": ""}, source)
 
 
-def test_what_somebody_installs_meanwhile_is_not_touched(tmp_path: Path, site: Path) -> None:
-    """Who it is of is not known: it is named, and stays. Each setup is looked at, also one whose text was harmless."""
+def exchanged(site: Path, source: Path) -> None:
+    """It takes the place of a release that the worktree is the project of."""
+    put(site, "dep-1.1", {"dep.py": "1.1"}, source)
+
+
+def listed(site: Path, source: Path) -> None:
+    """What `setup.py develop` and a script that takes itself away again leave."""
+    (site / "easy-install.pth").write_text(f"{source}/src\n")
+    (site / "mine.egg-link").write_text(f"{source}/src\n")
+    shutil.rmtree(site / "mine-0.1.dist-info")
+
+
+def content(site: Path) -> dict[str, str]:
+    """All files of an environment."""
+    top = site.parents[2]
+    return {str(path.relative_to(top)): path.read_text() for path in top.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("install", [editable, lambda *a: editable(*a, "0.2"), copied, exchanged, listed])
+def test_what_a_run_installs_is_taken_back(
+    tmp_path: Path, site: Path, tree: Path, install: Callable[[Path, Path], None]
+) -> None:
+    """The user's packages are what they were, whatever became of the run; it is noted that it did so."""
+    (site / "easy-install.pth").write_text("/home/me/other\n")
+    (tree / "setup.cfg").write_text("[metadata]\nname = Dep\n")
+    before, place = content(site), Place(tree, home=tmp_path)
+    for error in (None, ChildFailure("start", -1, "no", "log"), CancelledError()):
+
+        def run(error: Exception | None = error) -> None:
+            with installs.taken_back([sys.executable], place, {}):
+                install(site, tree)
+                if error:
+                    raise error
+
+        with pytest.raises(type(error)) if error else contextlib.nullcontext():
+            run()
+        assert content(site) == before
+        assert not [folder for folder in site.rglob("*") if folder.is_dir() and not any(folder.iterdir())]
+    assert installs.installed_by(place) and not installs.installed_by(Place(tree.parent / "other" / "tree"))
+
+
+def test_runs_that_install_over_each_other(tmp_path: Path, site: Path, tree: Path) -> None:
+    """The last of them puts back what was there before the first, and each says that its code was exchanged."""
+    before, other = content(site), tree.parent.with_name("at-2") / "mine"
+    with noted(tmp_path / "state", site, other) as outer:
+        editable(site, other)
+        with noted(tmp_path / "state", site, tree) as inner:
+            editable(site, tree)
+        assert inner and content(site) != before
+    assert outer and content(site) == before
+    with noted(tmp_path / "state", site, tree) as idle:
+        pass
+    assert not idle
+
+
+def test_what_a_killed_run_installed(tmp_path: Path, site: Path) -> None:
+    """The next command that makes worktrees takes it back, with what a pip that was killed has put aside."""
+    repo = Repo(tmp_path / "repo")
+    repo.root.mkdir()
+    repo.git("init", "--quiet")
+    checkout, before = find_checkout(repo.root), content(site)
+    worktrees = Worktrees(checkout)
+    if not (child := os.fork()):
+        with noted(checkout.state, site, tmp_path):
+            (site / "mine-0.1.dist-info").rename(site / "~ine-0.1.dist-info")
+            editable(site, worktrees._folder / "at-1" / "repo", "0.2")
+            os._exit(9)
+    os.waitpid(child, 0)
+    assert content(site) != before
+    Worktrees(checkout).close()
+    assert content(site) == before
+    worktrees.close()
+
+
+def test_what_somebody_installs_meanwhile_is_not_touched(tmp_path: Path, site: Path, tree: Path) -> None:
+    """Who it is of is not known: it stays, and a setup beside which it came is refused."""
     (site / "own.pth").write_text("/home/me/repro/worktrees/of/mine")
     for version in ("1.0", "1.1"):
         files = {"tool.py": version, "tool.pth": "/home/me/tool", "__editable__.mine-0.1.pth": f"/home/me/{version}"}
-        with pytest.raises(ReproError, match=f"tool-{version}"), installs.left_alone("python", "x", tmp_path / "t", {}):
+        place = Place(tree, home=tmp_path)
+        guards = installs.taken_back(["python"], place, {}), installs.left_alone("python", "x", tree, {})
+        with pytest.raises(ReproError, match=f"tool-{version}"), guards[0], guards[1]:
             put(site, f"tool-{version}", files)
         assert (site / "__editable__.mine-0.1.pth").read_text() == f"/home/me/{version}"
         assert ((site / "tool.py").read_text(), (site / "tool.pth").read_text()) == (version, "/home/me/tool")
         assert (site / "own.pth").read_text() == "/home/me/repro/worktrees/of/mine"
-        with installs.left_alone("python", "x", tmp_path / "t", {}):
+        with installs.left_alone("python", "x", tree, {}):
             (site / "__pycache__").mkdir(exist_ok=True)
+    with noted(tmp_path / "state", site, tree):
+        editable(site, Path("/home/me/newer"), "0.3")
+    assert not (site / "mine-0.1.dist-info").exists()
+
+
+def test_a_release_of_which_nothing_was_kept(tmp_path: Path, site: Path, tree: Path) -> None:
+    """A copy of a worktree that took its place stays, for nothing else of the name is there."""
+    with noted(tmp_path / "state", site, tree):
+        exchanged(site, tree)
+    assert (site / "dep.py").read_text() == "1.1"
 
 
 @pytest.mark.usefixtures("site")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
@@ -76,6 +77,36 @@ def test_a_checkout_whose_name_is_as_long_as_a_name_can_be(tmp_path: Path, monke
     folders = [folder_for(find_checkout(repo.root)) for repo in repos]
     for folder in folders:
         folder.mkdir(parents=True)
+
+
+@pytest.mark.parametrize("name", ["pär", "my-repo.v2", ".git2", "-x", "a b", "a:b", "modules", "x" * 255])
+def test_what_a_worktree_is_called(tmp_path: Path, name: str) -> None:
+    """As the repository's folder, in each of its working trees, where that may be a package; nothing lies beside it."""
+    repo = Repo(tmp_path / name)
+    repo.root.mkdir()
+    repo.git("init", "--quiet")
+    commit = repo.commit("Start")
+    repo.git("worktree", "add", "--quiet", "--detach", str(tmp_path / "linked"))
+    for root in (repo.root, tmp_path / "linked"):
+        with contextlib.closing(Worktrees(find_checkout(root))) as made, made.at(commit, None) as place:
+            assert place.root.name == ("tree" if name in (".git2", "-x", "a b", "a:b") else name)
+            assert [path.name for path in place.root.parent.iterdir()] == [place.root.name]
+
+
+def test_a_repository_that_is_the_package(tmp_path: Path) -> None:
+    """A program that imports the checkout's folder by its name, from the folder above it, is run in each worktree."""
+    repo = Repo(tmp_path / "par")
+    repo.root.mkdir()
+    repo.git("init", "--quiet", "--initial-branch=main")
+    (repo.root / "judge.py").write_text("from par.value import VALUE\nraise SystemExit(VALUE > 1)\n")
+    commits = []
+    for n in range(4):
+        (repo.root / "value.py").write_text(f"VALUE = {n}\n")
+        commits.append(repo.commit(f"value {n}"))
+    command = "sh", "-c", f"cd .. && {sys.executable} -m par.judge"
+    done = repo.repro("bisect", "HEAD~3..HEAD", "--no-explain", "--json", "--when", "exit", "--", *command)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["culprit"]["commit"] == commits[2]
 
 
 def test_what_another_machine_has_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
