@@ -24,7 +24,7 @@ from repro.commands.choose import asked
 from repro_bisect.axes.sets import FlagSet, LayoutLine, _launched, flags_axis, roomy
 from repro_bisect.driver.history import history_of
 from repro_bisect.driver.session import Options
-from repro_golden.base.errors import ReproError
+from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.case.command_line import CommandLine
 from repro_golden.case.file import Case, find_case
 from repro_golden.repository.checkout import find_checkout
@@ -225,6 +225,49 @@ def test_what_does_not_reach_the_program_is_no_agreement(flagged: Repo) -> None:
     assert "threads=2: torch.get_num_threads() is 1 in the program" in done.stderr
 
 
+def launched_by(repo: Repo, script: str, more: str = "") -> None:
+    """Have a script start the trainer, by the word PROGRAM."""
+    case = repo.root / "golden" / "cases" / "toy.toml"
+    (command,) = re.findall(r'^command = "(.*)"', case.read_text(), re.MULTILINE)
+    lines = [line for line in case.read_text().splitlines() if not line.startswith(("save =", "resume ="))]
+    case.write_text("\n".join(lines).replace(command, "bash run.sh") + f"\n{more}")
+    (repo.root / "run.sh").write_text(script.replace("PROGRAM", f"{sys.executable} train.py"))
+    repo.git("add", "run.sh", "train.py")
+    repo.git("commit", "-qm", "launch")
+
+
+@pytest.mark.whole
+def test_a_change_that_a_script_drops_is_not_called_needless(flagged: Repo) -> None:
+    """A word or a variable that the launch script loses is refused, though others move the numbers; so is a layout."""
+    layouts = '[layouts.new]\nenv = { NEW = "1" }\n[layouts.bias]\ncommand = "bash run.sh --bias=2"\n'
+    launched_by(flagged, "export NEW=0\nexec PROGRAM $MODE --bias=1.0\n", layouts)
+    moves = '[[change]]\nname = "mode"\nenv = { MODE = "--mode fast" }\n'
+    for lost, said in (
+        ('add = ["--bias=2"]', "all: --bias=2 is not on the command line of the process that trains"),
+        ('env = { NEW = "1" }', "all: NEW is what it is without the change in the process that trains"),
+    ):
+        (flagged.root / "flags.toml").write_text(f"{moves}[[change]]\n{lost}\n")
+        done = flagged.repro("bisect", "--no-explain", "--flags", "flags.toml")
+        assert (done.returncode, said in done.stderr) == (3, True), done.stderr
+    for name, said in (("new", "new: NEW is what it is"), ("bias", "bias: --bias=2 is not on")):
+        done = flagged.repro("bisect", "--layout", f"case..{name}")
+        assert (done.returncode, said in done.stderr) == (3, True), done.stderr
+
+
+@pytest.mark.whole
+def test_a_change_that_comes_by_a_file_is_searched_for(flagged: Repo) -> None:
+    """What a launch script writes into a file shows nowhere and moves the numbers: it is named, with a remark."""
+    train = flagged.root / "train.py"
+    read = "parse_args([*os.sys.argv[1:], *open('words').read().split()])"
+    train.write_text(train.read_text().replace("parse_args()", read))
+    launched_by(flagged, 'printf "%s" "$*" > words\nexec PROGRAM $MODE\n')
+    mode = '[[change]]\nname = "mode"\nenv = { MODE = "--mode fast" }\n'
+    (flagged.root / "flags.toml").write_text(f'{mode}[[change]]\nname = "bias"\nadd = ["--bias=1e-3"]\n')
+    result, progress = searched(flagged, "--flags", "flags.toml")
+    assert (result["outcome"], result["chosen"]) == ("found", ["mode", "bias"]), progress
+    assert any("bias: --bias=1e-3 is not on the command line" in remark for remark in result["remarks"])
+
+
 def test_a_report_has_a_name_that_a_disk_takes(flagged: Repo) -> None:
     """A change without a name is called by all its words; two such searches have two folders."""
     case, checkout = find_case(flagged.root, None), find_checkout(flagged.root)
@@ -325,8 +368,8 @@ def test_a_history_of_flags_and_layouts(flagged: Repo) -> None:
     history = history_of(checkout, roomy(axis, case), axis, lambda _: None, Options())
     assert [row.commit.commit for row in history.rows] == ["bias"]
     axis = axis_of(checkout, case, None, Options(), layout="threads=1..threads=2", line=True)
-    history = history_of(checkout, roomy(axis, case), axis, lambda _: None, Options())
-    assert (history.agree, history.what, history.rows) == (True, "layout", [])
+    with pytest.raises(NotVerifiableError, match=r"threads=2: torch.get_num_threads\(\) is 1 in the program"):
+        history_of(checkout, roomy(axis, case), axis, lambda _: None, Options())
 
 
 def test_a_shells_line_stays_as_it_is_written() -> None:

@@ -14,7 +14,6 @@ from repro_bisect.axes.flags import (
     FlagFile,
     changed,
     check_changes,
-    lost_words,
     read_flags,
     set_name,
 )  # fmt: skip
@@ -151,34 +150,6 @@ def test_words_that_stand_twice_are_refused() -> None:
     for change in ({"drop": ["--early"]}, {"replace": {"old": ["--opt", "1"], "new": ["--opt", "2"]}}):
         with pytest.raises(ReproError, match="stands 2 times in the command: leave it there once"):
             changed(case, changes(change))
-
-
-@pytest.mark.parametrize(
-    ("argv", "lost"),
-    [
-        ("python train.py --lr=0.5 --fast", ""),
-        ("python train.py --fast --lr 0.5", ""),
-        ("python train.py", "--lr is not on the command line of the process that trains (python train.py)"),
-        ("python train.py --fast --lr 0.5 --slow 1", "--slow 1 is still on the command line"),
-        ("", ""),
-    ],
-)
-def test_words_that_a_process_did_not_get_are_told(argv: str, lost: str) -> None:
-    """What a pipe, a script or a second option kept from the process that trains; a launcher may join two words."""
-    made = changes({"add": ["--lr", "0.25"]}, {"replace": {"old": ["0.25"], "new": ["0.5"]}}, {"drop": ["--slow", "1"]},
-                   {"add": ["--fast"]})  # fmt: skip
-    assert lost_words(made, {"kind": "command", "argv": argv.split()}).startswith(lost)
-    assert bool(lost_words(made, {"kind": "command", "argv": argv.split()})) is bool(lost)
-    assert lost_words(made, {"kind": "slime", "argv": ["python"]}) == ""
-
-
-@pytest.mark.parametrize("launch", ["env A=2", "torchrun --nproc-per-node 2"])
-def test_the_words_of_a_launcher_are_its_own(launch: str) -> None:
-    """What stands before the program is for `env` or `torchrun`, which the process that trains never sees."""
-    made = changes({"add": launch.split()[1:]})
-    told = {"kind": "command", "argv": ["python", "-u", "train.py", "--lr", "1"]}
-    assert lost_words(made, told | {"command": [*launch.split(), "train.py", "--lr", "1"]}) == ""
-    assert lost_words(made, told | {"command": ["sh", "-c", f"{launch} train.py --lr 1"]}) != ""
 
 
 @given(st.integers(1, 12), st.data())

@@ -138,7 +138,8 @@ def _layout_check(
     if sides.comparison is None:
         return Check(label, "flaky", line("; ".join(f"{layout}: {why}" for layout, why in sides.flaky.items())))
     green: Status = "not judged" if sides.comparison.untold else "green"
-    return Check(label, "changed" if sides.outcome == "part" else green, layout_text(sides.comparison))
+    text = "; ".join([layout_text(sides.comparison), *map(line, sides.remarks)])
+    return Check(label, "changed" if sides.outcome == "part" else green, text)
 
 
 def layout_text(c: LayoutComparison) -> str:

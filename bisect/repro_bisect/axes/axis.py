@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from repro_bisect.axes.arrival import Lost, lost
 from repro_golden.base.canonical import digest
-from repro_golden.base.errors import NotVerifiableError
+from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
+from repro_golden.trace import Header
 
 __all__ = ["Axis", "Change", "Code", "PointInfo", "Varied", "before", "short"]
 
@@ -123,15 +125,18 @@ class Change:
         about: What it changes against the one before, in one line.
         apply: Makes its case of the axis's.
         skip: Why it cannot be tested; empty where that is not known yet.
-        lost: What of it did not reach a program, by what that says of itself (`Header.subject`); empty where all did,
-            as far as is known.
+        labels: The changes that it is made of, where each can be left out.
+        without: Makes its case of the axis's without some of them, or raises ReproError.
+        threads: How many torch is to have; None where it was not asked.
     """
 
     name: str
     about: str
     apply: Callable[[Case], Case] = field(compare=False)
     skip: str = ""
-    lost: Callable[[Mapping[str, Any]], str] = field(default=lambda _: "", compare=False)
+    labels: Sequence[str] = ()
+    without: Callable[[Case, Collection[str]], Case] = field(default=lambda case, _: case, compare=False)
+    threads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -157,6 +162,7 @@ class Varied(Axis):
     Attributes:
         what: What a point is.
         paths: What holds the subject's code.
+        excused: Labels of changes that do not show in the process that trains, and move numbers all the same.
     """
 
     def __init__(self, what: str, code: Code, points: Sequence[Change]) -> None:
@@ -169,6 +175,7 @@ class Varied(Axis):
         """
         self.what, self.paths, self._code = what, code.paths, code
         self._points = {point.name: point for point in points}
+        self.excused: set[str] = set()
         names = list(self._points)
         self.good = self.named = names[0]
         self.bad = names[-1]
@@ -195,18 +202,43 @@ class Varied(Axis):
         """See `Axis.skipped`."""
         return self._points[point].skip
 
-    def refuse_lost(self, point: str, subject: Mapping[str, Any]) -> None:
-        """Refuse to say anything of a point whose program ran without what the point changes.
+    def lost(self, point: str, good: Header, made: Header) -> Lost | None:
+        """What of a point did not reach the process that trains.
 
         Args:
             point: It.
-            subject: What its program says of itself (`Header.subject`).
-
-        Raises:
-            NotVerifiableError: so it was.
+            good: Of the trace that it is compared with.
+            made: Of its own.
         """
-        if lost := self._points[point].lost(subject):
-            raise NotVerifiableError(f"{point}: {lost}, so that nothing can be said of it")
+        threads, asked = made.subject.get("switches", {}).get("threads"), self._points[point].threads
+        if asked is not None and threads not in (None, str(asked)):
+            text = f"torch.get_num_threads() is {threads} in the program (OMP_NUM_THREADS of its env, set_num_threads)"
+            return Lost(text, sure=True, whole=False)
+        return lost(good, made)
+
+    def changes_lost(self, point: str, case: Case, good: Header, made: Header) -> dict[str, Lost]:
+        """Likewise of each change that a point is made of, but for those that `excused` holds."""
+        found: dict[str, Lost] = {}
+        for label in self._points[point].labels:
+            with contextlib.suppress(ReproError):  # a later one needs it
+                less = self._points[point].without(case, {label})
+                if label not in self.excused and (of_it := lost(good, made, less.canonical())):
+                    found[label] = of_it
+        return found
+
+    def beside(self, point: str, case: Case, labels: Collection[str]) -> str | None:
+        """A point beside the line: the same without some of its changes; None where there is none."""
+        whole = self._points[point]
+        rest = [label for label in whole.labels if label not in labels]
+        try:
+            whole.without(case, labels)
+        except ReproError:
+            return None
+        if not rest:
+            return None
+        name = f"{point} without {' + '.join(labels)}"
+        self.add(Change(name, whole.about, lambda case: whole.without(case, labels), labels=rest))
+        return name
 
     def descendants(self, point: str) -> set[str]:
         """See `Axis.descendants`."""

@@ -14,7 +14,6 @@ replace = { old = ["--lr", "1e-6"], new = ["--lr", "2e-6"] }
 
 from __future__ import annotations
 
-import itertools
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -156,35 +155,6 @@ def check_changes(case: Case, changes: Sequence[FlagChange]) -> None:
         if (change.add or change.drop or change.replace) and configured:
             raise ReproError(f"{change.label}: add, drop and replace are for kind command; {case.name} has config")
     changed(case, changes)
-
-
-def lost_words(changes: Sequence[FlagChange], subject: Mapping[str, Any]) -> str:
-    """Which words of changes a command's training process did not get, or got all the same; '' where that is not known.
-
-    Args:
-        changes: All that were made.
-        subject: What the process says of itself, with its own command line.
-    """
-    argv, launched = ([str(word) for word in subject.get(name, ())] for name in ("argv", "command"))
-    if not argv or subject.get("kind") != "command":
-        return ""
-    pairs = zip(argv[::-1], launched[::-1], strict=False)
-    alike = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    launcher = launched[: len(launched) - alike] if alike else []  # env X=1, torchrun --nproc-per-node 2
-    added, taken = list[str](), list[Sequence[str]]()
-    for change in changes:  # a later one may take away what an earlier one gave
-        old, new = (change.replace.old, change.replace.new) if change.replace else ((), ())
-        added = [word for word in added if word not in {*change.drop, *old}] + [*new, *change.add]
-        taken += [words for words in (change.drop, old) if words]
-    at = f"the command line of the process that trains ({shlex.join(argv)[:200]})"
-    for word in added:
-        # a launcher may have made `--lr=1` of two, and has words of its own
-        if word not in launcher and not any(word in own for own in argv):
-            return f"{shlex.quote(word)} is not on {at}"
-    for words in taken:
-        if not set(words) <= set(added) and _places(argv, words):
-            return f"{shlex.join(words)} is still on {at}"
-    return ""
 
 
 def _places(argv: Sequence[str], words: Sequence[str]) -> list[int]:

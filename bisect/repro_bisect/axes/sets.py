@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from repro_bisect.axes.axis import Axis, Change, Code, Varied
 from repro_bisect.axes.commits import resolve
-from repro_bisect.axes.flags import FlagChange, changed, check_changes, lost_words, read_flags, set_name
+from repro_bisect.axes.flags import FlagChange, changed, check_changes, read_flags, set_name
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
@@ -139,7 +139,12 @@ def _change(name: str, about: str, case: Case, changes: Sequence[FlagChange]) ->
         changed(case, changes)
     except ReproError as error:
         return Change(name, about, lambda case: case, str(error))
-    return Change(name, about, lambda case: changed(case, changes), lost=lambda subject: lost_words(changes, subject))
+
+    def without(case: Case, labels: Collection[str]) -> Case:
+        return changed(case, [change for change in changes if change.label not in labels])
+
+    labels = [change.label for change in changes]
+    return Change(name, about, lambda case: changed(case, changes), labels=labels, without=without)
 
 
 # -- layouts
@@ -272,14 +277,8 @@ def _placed(name: str, about: str, laid_out: Case) -> Change:
     """A point whose subject and resources are those of a case, whatever the one is that it is applied to."""
     update = {"subject": laid_out.subject, "resources": laid_out.resources}
     asked = re.search(r"(?:^|,)threads=(\d+)", name)
-
-    def lost(subject: Mapping[str, Any]) -> str:
-        made = subject.get("switches", {}).get("threads")
-        if asked is None or made in (None, asked[1]):
-            return ""
-        return f"torch.get_num_threads() is {made} in the program (OMP_NUM_THREADS of its env, set_num_threads)"
-
-    return Change(name, about, lambda case: case.model_copy(update=update), lost=lost)
+    threads = int(asked[1]) if asked else None
+    return Change(name, about, lambda case: case.model_copy(update=update), threads=threads)
 
 
 def layout_axis(checkout: Checkout, case: Case, text: str, *, at: str | None) -> LayoutLine:

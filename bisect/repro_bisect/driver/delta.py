@@ -187,7 +187,7 @@ class _Smallest:
     def _judged(self, point: str, tested: Tested) -> Response:
         """What a set does."""
         self.range_search.tested[point] = tested
-        verdict, detail = self.range_search.verdict(tested)
+        verdict, detail = self.range_search.verdict(point, tested)
         response = _RESPONSES[verdict]
         if response is Response.SAME:
             detail = "the numbers stay"

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from repro_bisect.axes.axis import Varied, short
+from repro_bisect.axes.axis import short
 from repro_bisect.axes.commits import History
+from repro_bisect.driver.arrived import refuse_lost
 from repro_bisect.driver.circumstances import refuse_disturbed, refuse_explained
 from repro_bisect.driver.confirm import Interval
 from repro_bisect.driver.noisy import HOPELESS
@@ -171,6 +172,7 @@ class Endpoints:
         if self.end is None:
             self._agree(last, asked)
             return None
+        self.remarks += refuse_lost(self.scheduler, baseline, last, agree=False)
         self.scheduler.record(bad, Verdict.BAD)
         self.ahead = dict(zip(probes, self.scheduler.results(list(probes.values())), strict=True))
         return Interval(good, bad, baseline, last)
@@ -255,12 +257,11 @@ class Endpoints:
         """Record that BAD agrees with GOOD, unless it does not reproduce itself: then it may have agreed by chance."""
         self.scheduler.cancel(self.scheduler.pending_probes.values())
         self.scheduler.clear()
-        if isinstance(self.scheduler.history, Varied):
-            self.scheduler.history.refuse_lost(self.scheduler.history.bad, last.header.subject)
-        self.scheduler.say("BAD agrees: replaying it once more")
-        (answer,) = self.scheduler.ask(replace(asked, run=1))
         baseline, predicate = self.baseline, self.scheduler.predicate
         assert baseline is not None
+        self.remarks += refuse_lost(self.scheduler, baseline, last, agree=True)
+        self.scheduler.say("BAD agrees: replaying it once more")
+        (answer,) = self.scheduler.ask(replace(asked, run=1))
         if isinstance(answer, Trace) and not isinstance(predicate, Bitwise):
             outcome = judge(predicate, baseline, answer, self.scheduler.case.steps)
             why = outcome.reason if isinstance(outcome, Skip) else f"is BAD by {predicate.text}: {outcome}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from repro_bisect.axes.axis import Axis, short
+from repro_bisect.driver.arrived import lost_of, refuse_lost
 from repro_bisect.driver.circumstances import refuse_disturbed, refuse_explained
 from repro_bisect.driver.drift import Drift, HistoryResult, Rename, Row, drift
 from repro_bisect.driver.result import in_order
@@ -125,6 +126,7 @@ class _History:
         for point, trace in ((good, first), (bad, last)):
             self._know(point, trace)
         agree = not self._moved(first, last) and not self.ended
+        self.remarks += refuse_lost(self.scheduler, first, last, agree=agree)
         if agree:
             require_finite(last)
         return agree
@@ -225,6 +227,8 @@ class _History:
                 self._is_flaky(job.point, unlike)
         elif self.axis.tree(job.point) in self.lost:  # it was under way
             return
+        elif lost := lost_of(self.scheduler, job.point, self._trace(self.axis.good), answer):
+            self._cannot(job.point, lost)
         elif isinstance(answer, Trace) and len(answer.steps) >= self.steps:
             self._know(job.point, answer)
         elif isinstance(answer, Trace):

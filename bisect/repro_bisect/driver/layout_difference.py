@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from repro_bisect.axes.layouts import EPSILON, LayoutComparison, compare_layouts
 from repro_bisect.axes.sets import LayoutLine
+from repro_bisect.driver.arrived import refused
 from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.answers import Skip, differ_twice, trace_of, unlike_before
@@ -126,8 +127,11 @@ class _Replays:
         requests = [Request(e, self.steps, stage="ends", run=run, full=True) for e in ends for run in (0, 1)]
         answers = zip([end for end in ends for _ in (0, 1)], self.scheduler.ask(*requests), strict=True)
         traces = [trace_of(answer, end) for end, answer in answers]
-        for end, trace in zip(ends, traces[::2], strict=True):
-            self.axis.refuse_lost(end, trace.header.subject)
+        first, last = traces[0].header, traces[2].header
+        asked = ((ends[1], first, last), (ends[0], last, first))
+        end, part = next(((end, p) for end, *headers in asked if (p := self.axis.lost(end, *headers))), ("", None))
+        if part and part.sure and not part.whole:
+            raise refused(end, part.text)
         flaky = {
             end: f"two replays of it differ at {difference}"
             for end, first, again in zip(ends, traces[::2], traces[1::2], strict=True)
@@ -143,7 +147,12 @@ class _Replays:
                 raise NotVerifiableError(f"{end}: {failed}, and the other's did not")
         self.remarks += self.scheduler.tell_length("each", traces[0])
         both = {ends[0]: traces[0], ends[1]: traces[2]}
-        comparison, flaky = self._measured(both, self._compared(traces[0], traces[2]))
+        compared = self._compared(traces[0], traces[2])
+        if part:  # what does not show may have come by a file, say, if it made any difference
+            if part.sure and compared.first is None:
+                raise refused(end, part.text)
+            self.remarks.append(f"{end}: {part.text}, under this name at least")
+        comparison, flaky = self._measured(both, compared)
         if flaky:
             return self._result("flaky", flaky, None, [])
         if comparison.verdict != "part":
@@ -225,6 +234,10 @@ class _Replays:
             if isinstance(a, Trace) and isinstance(b, Trace) and not why:
                 why = ended_early(a, b)
             compared = self._compared(a, b) if isinstance(a, Trace) and isinstance(b, Trace) and not why else None
+            if compared and isinstance(a, Trace) and isinstance(b, Trace):
+                part = self.axis.lost(after, a.header, b.header)
+                if part and part.sure and (compared.first is None or not part.whole):
+                    compared, why = None, part.text
             between.append(Between(self.axis.keys[after], after, compared, why))
         return between
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from repro_bisect.axes.axis import short
+from repro_bisect.driver.arrived import lost_of
 from repro_bisect.driver.circumstances import refuse_disturbed
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.answers import UNTESTABLE, UNTESTABLE_CODE, Answer, Code, Skip, judge
@@ -98,7 +99,7 @@ class RangeSearch:
                 straight = self.scheduler.known(Request(commit, self.bound, self.baseline))
                 known = Tested(straight, self.baseline, self.bound) if straight is not None else None
                 if known is None and state and (answer := self.scheduler.known(Request(commit, 1, start=state))):
-                    known = self._one_step(answer)
+                    known = self._one_step(commit, answer)
                 if known is not None:
                     self.scheduler.prober.reuse()
                     self.take(commit, known)
@@ -108,15 +109,17 @@ class RangeSearch:
         commit = pending.commit
         if self.shortcut:
             from_state = pending.probe(Request(commit, 1, start=self.shortcut.state))
-            if (tested := self._one_step(from_state)) is not None:
+            if (tested := self._one_step(commit, from_state)) is not None:
                 return tested
         answer = pending.probe(Request(commit, self.bound, self.baseline))
         return Tested(answer, self.baseline, self.bound)
 
-    def _one_step(self, answer: Answer) -> Tested | None:
+    def _one_step(self, commit: str, answer: Answer) -> Tested | None:
         """What a one-step probe says; None where it says nothing of the commit."""
         assert self.shortcut is not None
         if isinstance(answer, Trace) and not self.shortcut.ready(answer):
+            return None
+        if lost_of(self.scheduler, commit, self.shortcut.baseline, answer):  # a resuming line is another line
             return None
         if isinstance(answer, Skip) and answer.unready:
             return None
@@ -130,7 +133,7 @@ class RangeSearch:
 
     def take(self, commit: str, tested: Tested) -> None:
         """Judge a commit, and those with the same code."""
-        verdict, detail = self.verdict(tested)
+        verdict, detail = self.verdict(commit, tested)
         twins = self._twins(commit)
         for twin in twins:
             self.tested[twin] = tested
@@ -151,8 +154,10 @@ class RangeSearch:
         asked = Request(commit, 1, start=state) if state else Request(commit, tested.bound, tested.baseline)
         refuse_disturbed(self.scheduler, (asked, tested.answer))
 
-    def verdict(self, tested: Tested) -> tuple[Verdict, str]:
+    def verdict(self, commit: str, tested: Tested) -> tuple[Verdict, str]:
         """What a tested commit is, and why."""
+        if lost := lost_of(self.scheduler, commit, tested.baseline, tested.answer):
+            return Verdict.SKIP, lost
         if isinstance(tested.answer, Skip):
             return Verdict.SKIP, tested.answer.reason
         if isinstance(tested.answer, Code):

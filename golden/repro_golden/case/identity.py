@@ -23,6 +23,7 @@ __all__ = [
     "collect",
     "megatron_layout",
     "megatron_variables",
+    "short_digest",
     "versions_of",
 ]
 
@@ -214,13 +215,13 @@ def _torch_build() -> str:
     if files and "sha256=" in files:
         # bytecode and scripts are written by the installer and differ from folder to folder
         entries = (line for line in files.splitlines() if line.startswith("torch/") and not line.endswith(",,"))
-        return _short("\n".join(sorted(entries)))
+        return short_digest("\n".join(sorted(entries)))
     import torch
 
-    return _short(torch.__config__.show() + str(torch.version.git_version))
+    return short_digest(torch.__config__.show() + str(torch.version.git_version))
 
 
-def _short(text: str) -> str:
+def short_digest(text: str) -> str:
     """Eight digits; by the standard library, because foreign programs say who they are too."""
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -272,4 +273,4 @@ def _cpu_model() -> str:
     numbers = "/".join(fields[k] for k in ("cpu family", "model", "stepping") if k in fields)
     # BLAS and oneDNN pick kernels by these; the other flags change with the kernel and decide no bits
     vector = [f for f in fields.get("flags", "").split() if re.match(r"sse|ssse|avx|amx|fma|f16c|bmi", f)]
-    return f"{name} {numbers} {_short(' '.join(sorted(vector)))}"
+    return f"{name} {numbers} {short_digest(' '.join(sorted(vector)))}"

@@ -155,7 +155,8 @@ class _Job:
         place = {"kind": self.subject.kind, "commit": self.place.commit, "tree": self.place.tree}
         environment = self.overlay or self.built
         built = {"environment": environment.to_mapping()} if environment else {}
-        where = place | built | (said_of(about) if self.recorded else {})
+        launched = {"launched": replaced(self.command, self.tokens)}
+        where = place | built | (launched | said_of(about) if self.recorded else {})
         where |= self.addition.about() if self.addition else {}
         return Header(self.case.canonical(), rollouts, where, about["identity"], self.run.steps, self.run.first_step)
 

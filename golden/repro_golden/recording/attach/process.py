@@ -47,10 +47,21 @@ def facts() -> dict[str, Any]:
         "pid": os.getpid(),
         "group": _training(world),
         "argv": sys.orig_argv,
+        "variables": _variables(),
         "identity": collect(os.environ, threads=threads, ranks=world).to_mapping(),
         "switches": _switches(),
         "groups": _groups(),
     }
+
+
+def _variables() -> dict[str, str]:
+    """What the process was started with: digests of names, and of what they were set to. Secrets are left out."""
+    from repro_golden.base.credentials import looks_secret
+    from repro_golden.case.identity import short_digest
+
+    given: Mapping[str, str] = sys.__dict__.get("_repro_environ", {})
+    plain = {name: value for name, value in given.items() if not looks_secret(name, value)}
+    return {short_digest(name): short_digest(value) for name, value in plain.items()}
 
 
 def place_of() -> tuple[int, int]:

@@ -290,6 +290,8 @@ def _say(line: str) -> None:
 
 
 _first = not hasattr(sys, "_repro_sites")
+if _first and os.environ.get("REPRO_TRACE"):
+    sys.__dict__["_repro_environ"] = dict(os.environ)  # as it is handed over: programs change it
 _sites: list[str] = sys.__dict__.setdefault("_repro_sites", [])  # Ray may put a copy of this file beside it
 try:
     _chain()

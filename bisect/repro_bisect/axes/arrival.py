@@ -1,0 +1,211 @@
+"""What of a change to a case did not reach the process that trains, by what that says of itself.
+
+The process that trains without the change is the measure: a word that stands on its command line without having been
+handed on, or a variable that the launch script sets itself, is none of the change's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from repro_golden.base.credentials import looks_secret
+from repro_golden.case.identity import short_digest
+from repro_golden.trace import Header
+
+__all__ = ["Lost", "lost"]
+
+_TOKEN = re.compile(r"\{(root|rollouts|out|checkpoint|step|python)\}")
+"""What we replace in a case's words and variables by something of the run."""
+_RUNS_A_FILE = re.compile(r"(python|pypy)[\d.]*|(ba|da|k|z)?sh|env")
+_CHILD = re.compile(r"multiprocessing\.|--multiprocessing-fork|default_worker\.py$")
+"""On the command line of a process that a Python program makes: its words are none of the program's."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What did not reach a process.
+
+    Attributes:
+        text: The first of it, in one line.
+        sure: Whether it would show there. A worker of multiprocessing or of Ray has its parent's words by other ways.
+        whole: Whether nothing of the change shows.
+    """
+
+    text: str
+    sure: bool
+    whole: bool
+
+
+def lost(good: Header, made: Header, less: Mapping[str, Any] | None = None) -> Lost | None:
+    """What of the difference between two cases shows in one process as it does in the other.
+
+    Args:
+        good: Of the trace without the change.
+        made: Of the trace with it, and perhaps with others.
+        less: The canonical case of `made` without the change; by default all that parts it from `good` is meant.
+
+    Returns:
+        None where all of it arrived, or nothing is known of either process.
+    """
+    without = less or good.case
+    if made.subject.get("kind") != "command" or good.subject.get("kind") != "command":
+        return None
+    a, b = _Process(good), _Process(made)
+    if not a.argv or not b.argv:
+        return None
+    told = [*_variables(without, made.case, a, b), *_words(without, made.case, good.case, a, b)]
+    missing = [text for text in told if text]
+    return Lost(missing[0], b.runs_the_program, len(missing) == len(told)) if missing else None
+
+
+class _Process:
+    def __init__(self, header: Header) -> None:
+        self.argv = [str(word) for word in header.subject.get("argv", ())]
+        self.variables: Mapping[str, str] | None = header.subject.get("variables")
+        self.layout = header.identity.get("layout", {})
+        self.pieces = _counted(self.argv)
+        if launched := header.subject.get("launched"):  # a line that saves or resumes has words of its own
+            self.pieces -= _counted([launched]) - _counted(_line(header.case))
+
+    @property
+    def runs_the_program(self) -> bool:
+        return not any(_CHILD.search(word) for word in self.argv)
+
+    @property
+    def at(self) -> str:
+        return f"the command line of the process that trains ({shlex.join(self.argv)[:200]})"
+
+    def value(self, name: str) -> str | None:
+        """Digest of what a variable is as the process starts."""
+        return (self.variables or {}).get(short_digest(name))
+
+    def shows(self, word: str, other: _Process, times: int = 1) -> bool:
+        """Whether a word is here more often than in another process, under whatever name."""
+        pieces = _pieces(word)
+        if pieces and all(self.pieces[piece] - other.pieces[piece] >= times for piece in pieces):
+            return True
+        held, theirs = self.variables or {}, other.variables or {}
+        mark = short_digest(word)
+        if any(value == mark and theirs.get(name) != mark for name, value in held.items()):
+            return True  # a script may export what it is given
+        return any(str(n) == word and str(other.layout.get(key)) != word for key, n in self.layout.items())
+
+
+def _counted(words: Iterable[str]) -> Counter[str]:
+    return Counter(piece for word in words for piece in _pieces(str(word)))
+
+
+def _pieces(word: str) -> list[str]:
+    """The names and values in a word: a launcher may write `--lr 1` as `--lr=1`, `optim.lr=1` or `'{"lr": 1}'`."""
+    found = (piece.lstrip("-+") for piece in re.findall(r"[\w.+-]+", word))
+    return [piece for piece in found if piece]
+
+
+# -- variables
+
+
+def _variables(without: Mapping[str, Any], case: Mapping[str, Any], a: _Process, b: _Process) -> Iterator[str]:
+    """Of each variable that a change sets or leaves out, how it was lost; '' where it arrived."""
+    before, after = (side.get("subject", {}).get("env", {}) for side in (without, case))
+    for name in sorted({*before, *after}):
+        old, new = before.get(name), after.get(name)
+        value = str(new if new is not None else old)
+        if old == new or b.variables is None or _TOKEN.search(value) or looks_secret(name, value):
+            continue
+        here, there = b.value(name), a.value(name)
+        same = a.variables is not None and here == there
+        if new is None:
+            yield f"{name} is in the process that trains all the same" if here == short_digest(value) and same else ""
+        elif here == short_digest(value) or (here is not None and not same) or b.shows(value, a):
+            yield ""
+        elif here is None:
+            yield f"{name} is not set in the process that trains"
+        else:
+            yield f"{name} is what it is without the change in the process that trains"
+
+
+# -- words
+
+
+def _words(
+    without: Mapping[str, Any], case: Mapping[str, Any], good: Mapping[str, Any], a: _Process, b: _Process
+) -> Iterator[str]:
+    """Of each option and value that a change adds or takes, how it was lost; '' where it arrived."""
+    lines = [_line(side) for side in (without, case, good)]
+    starts = [_start(lines[0], a.argv), _start(lines[1], b.argv)]
+    added = _beyond(lines[1], lines[0], starts[1])
+    taken = _beyond(lines[0], lines[1], starts[0])
+    all_added = Counter(_beyond(lines[1], lines[2], starts[1]))
+    for name, values, words in _options(added):
+        if _moved(name, values, b, a, all_added):
+            yield ""
+        else:
+            here = bool(name) and b.pieces.keys() >= set(_pieces(name))
+            yield f"{shlex.join(words if here else words[:1])} is not on {b.at}"
+    for name, values, words in _options(taken):
+        if _moved(name, values, a, b, Counter(taken)):
+            yield ""
+        elif all(b.pieces[piece] for word in words for piece in _pieces(word)):
+            yield f"{shlex.join(words)} is still on {b.at}"
+        else:
+            yield f"{shlex.join(words)} was not on {b.at} before"
+
+
+def _moved(name: str, values: Sequence[str], a: _Process, b: _Process, times: Mapping[str, int]) -> bool:
+    """Whether one process shows an option, or what it is set to, and the other does not."""
+    if not values:
+        return a.shows(name, b)
+    named = not name or a.pieces.keys() >= set(_pieces(name))
+    return all(a.shows(value, b, 1 if named else max(times.get(value, 1), 1)) for value in values)
+
+
+def _line(case: Mapping[str, Any]) -> list[str]:
+    text = str(case.get("subject", {}).get("command", ""))
+    try:
+        return shlex.split(text)
+    except ValueError:  # a shell reads it otherwise
+        return text.split()
+
+
+def _start(line: Sequence[str], argv: Sequence[str]) -> int:
+    """How many words of a line are its launcher's own, such as ``torchrun --nproc-per-node 2`` and ``bash run.sh``."""
+    pairs = zip(line[::-1], argv[::-1], strict=False)
+    alike = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    own = alike and all(word.startswith("-") for word in argv[1 : len(argv) - alike])  # python -u
+    runs = bool(line) and _RUNS_A_FILE.fullmatch(line[0].rpartition("/")[2].strip("{}"))
+    named = next((k for k, word in enumerate(line) if k and not word.startswith("-")), len(line) - 1) if runs else 0
+    return max(named + 1, len(line) - alike if own else 0)
+
+
+def _beyond(line: Sequence[str], other: Sequence[str], start: int) -> list[str]:
+    """The words of a line that another has not, or not as often, without those of its launcher."""
+    left, words = Counter(other), list[str]()
+    for k, word in enumerate(line):
+        if left[word]:
+            left[word] -= 1
+        elif k >= start and not _TOKEN.search(word) and _pieces(word):
+            words.append(word)
+    return words
+
+
+def _options(words: Sequence[str]) -> list[tuple[str, list[str], list[str]]]:
+    """Each option, its values, and the words that it is written in; '' for the name of what is none's."""
+    options: list[tuple[str, list[str], list[str]]] = []
+    for word in words:
+        name, equal, value = word.partition("=")
+        if equal and _pieces(value):
+            options.append((name, [value], [word]))
+        elif word.startswith("-") and not re.match(r"-\.?\d", word):
+            options.append((word, [], [word]))
+        elif options and options[-1][0].startswith("-"):
+            options[-1][1].append(word)
+            options[-1][2].append(word)
+        else:
+            options.append(("", [word], [word]))
+    return options
