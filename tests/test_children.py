@@ -27,8 +27,8 @@ from repro_golden.replay.children import (
     Run,
     blame_the_machine,
     blame_the_network,
-    last_line,
 )
+from repro_golden.replay.output import last_line
 from repro_golden.repository.checkout import Place
 from repro_golden.subjects import exit_code, launch
 from repro_golden.trace import Trace
@@ -434,7 +434,8 @@ def test_what_failed_before_ranks_were_known_is_named(tmp_path: Path) -> None:
 BIG = """\
 import resource, sys
 from pathlib import Path
-from repro_golden.replay.children import blame_the_machine, blame_the_network, last_line, tail
+from repro_golden.replay.children import blame_the_machine, blame_the_network
+from repro_golden.replay.output import last_line, tail
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 log = Path(sys.argv[1])
 blame_the_machine(1, log)

@@ -146,6 +146,21 @@ def test_exit_codes_and_evidence(tmp_path: Path) -> None:
         assert said in done.stderr
 
 
+def test_a_program_of_another_trainer_is_told_as_such(tmp_path: Path) -> None:
+    """A launch without flags, and a Python program that is named, get the note that one with flags gets, and exit 0."""
+    (tmp_path / "train.py").write_text("import torch\n")
+    (tmp_path / "of_slime.py").write_text("from slime.utils.arguments import parse_args\n")
+    for words in (("--", "python", "train.py"), ("--", "torchrun", "my.py"), ("train.py",)):
+        done = run(*words, cwd=tmp_path)
+        assert (done.returncode, "other-program" in done.stdout) == (0, True), done.stdout + done.stderr
+    for words, said in (
+        (("of_slime.py",), "cannot tell what"),
+        (("--", "python", "of_slime.py"), "give the trainer's"),
+    ):
+        done = run(*words, cwd=tmp_path)
+        assert (done.returncode, said in done.stderr) == (2, True), done.stdout + done.stderr
+
+
 def test_a_rule_speaks_once(tmp_path: Path) -> None:
     """What one rule found stands together: a message once with its places, a reason once, each cure once.
 

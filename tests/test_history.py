@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro.report.history import history_table, history_text, signed, write_report
+from repro.report.history import headline, history_table, history_text, signed, write_report
 from repro.report.pieces import cut
 from repro.report.plots import history_plot
 from repro_bisect.axes.axis import PointInfo
@@ -428,6 +428,26 @@ def test_the_table_fits_and_the_plot_leaves_nothing_out(tmp_path: Path) -> None:
     assert history_plot(result_of()) == "" and history_table(result_of()) == ""
     report = next(write_report(result, tmp_path, "x")).read_text()
     assert report.count("&#124;") == 3 * len(result.rows), "bars in subjects are no columns"
+
+
+def test_the_headline_counts_what_is_known() -> None:
+    """Of a group one or more moved the numbers, and between equal ends nothing was run: at least so many did."""
+    result = result_of((1.0, 2.0), (1.0, 2.0))
+    rows = [dataclasses.replace(result.rows[0], kind="group"), result.rows[1]]
+    unrun = "; none was run between equal numbers"
+    for changes, said in (
+        ({}, f"at least 2 of 9 commits of {'a' * 10}..{'b' * 10} changed the numbers of toy{unrun}"),
+        ({"every": True}, f"2 of 9 commits of {'a' * 10}..{'b' * 10} changed the numbers of toy"),
+        ({"points": 2}, f"2 of 2 commits of {'a' * 10}..{'b' * 10} changed the numbers of toy"),
+        ({"rows": rows, "every": True}, "at least 2 of 9 commits "),
+        ({"skips": {"c": "crashes"}, "every": True}, "at least 2 of 9 commits "),
+        ({"rows": [], "agree": True}, "none of 9 commits "),
+        ({"rows": [], "agree": True}, f" is known to have changed the numbers of toy{unrun}"),
+        ({"rows": [], "agree": True, "every": True}, " changed the numbers of toy"),
+    ):
+        text = headline(dataclasses.replace(result, **changes))
+        assert text.startswith(said) or text.endswith(said), text
+    assert "is known" not in text and "at least" not in text
 
 
 def test_a_remark_is_in_what_is_told_and_written(tmp_path: Path) -> None:

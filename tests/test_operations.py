@@ -348,6 +348,34 @@ def test_recording_changes_no_bit_of_a_program(tmp_path: Path) -> None:
     assert {o.inputs[0].dtype for o in named(stream, "addmm")} == {"bfloat16", "float32"}
 
 
+BY_HAND = """
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+for step in range(3):
+    loss = torch.tanh(model(torch.randn(8, 4))).sum()
+    model.zero_grad()
+    loss.backward()
+    for p in model.parameters():
+        p.data.add_(p.grad, alpha=-0.1 * (step + 1))
+    print(sum(p.sum() for p in model.parameters()).item().hex())
+"""
+
+
+@pytest.mark.parametrize("step", [0, pytest.param(1, marks=pytest.mark.whole), 2])
+def test_a_step_by_hand_has_its_operations(tmp_path: Path, step: int) -> None:
+    """The forward pass before the backward one, and the update behind it, are there, with the step's own signals."""
+    out, _, _ = run(tmp_path, BY_HAND, None)
+    recorded, errors, code = run(tmp_path, BY_HAND, step)
+    assert (recorded, code) == (out, 0) and "repro:" not in errors, errors
+    stream = read_stream(tmp_path / "operations" / NAME)
+    assert stream.problem == ""
+    shown = [o.arguments for o in stream.operations if o.name == OBSERVED]
+    assert [name.split()[0] for name in shown].count("grad") == 1 and any("update" in name for name in shown)
+    first, last = named(stream, "tanh")[0].index, named(stream, "tanh_backward")[-1].index
+    update = [o.arguments for o in named(stream, "add_") if o.index > last]
+    assert first < last and len(update) == 2 and all(f"{-0.1 * (step + 1)}" in arguments for arguments in update)
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize("name", ["kernels", "scaler", "accumulation", "nested", "ranks"])
 @pytest.mark.parametrize("step", [0, 2])

@@ -2,9 +2,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from repro.report.skips import skipped
 from repro_bisect.driver.result import in_order
-from repro_golden.replay.children import last_line
+from repro_bisect.probe.answers import Skip, unusable
+from repro_bisect.probe.reasons import depends_on_the_question, reason_of
+from repro_golden.replay.children import ChildFailure
+from repro_golden.replay.output import last_line
+from repro_golden.repository.git import Git
 
 REASON = "ends before its first update: exited with 1: ModuleNotFoundError"
 
@@ -24,6 +30,55 @@ def test_another_diagnosis_is_another_line() -> None:
     """What is known of one failure is not said of another."""
     skips = skipped({"a": REASON, "b": REASON}, "commit", {"b": "torch is missing"})
     assert [(group.points, group.diagnosis) for group in skips] == [(["a"], ""), (["b"], "torch is missing")]
+
+
+WEIGHTS = """\
+step 10
+Traceback (most recent call last):
+  File "main.py", line 3, in <module>
+    torch.load(path)
+    ~~~~~~~~~~^^^^^^
+_pickle.UnpicklingError: Weights only load failed. This file can still be loaded.
+\t(1) Only do so if you trust it.
+
+Check the documentation of torch.load to learn more.
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        (WEIGHTS, "_pickle.UnpicklingError: Weights only load failed. This file can still be loaded."),
+        (WEIGHTS.replace("\n", "\n(A pid=1) ").removesuffix("(A pid=1) "), f"(A pid=1) {WEIGHTS.splitlines()[5]}"),
+        (
+            f"{WEIGHTS}\nDuring handling of it:\n\nTraceback (most recent call last):\n  File\nKeyError: 1\n",
+            "KeyError: 1",
+        ),
+        (
+            "ValueError: In a worker.\nOriginal Traceback (most recent call last):\n  File\nIndexError: 2\n",
+            "IndexError: 2",
+        ),
+        ("Traceback (most recent call last):\n  File", "  File"),
+        (f"{WEIGHTS}{'trains on' * 2}\n" + "step\n" * 60 + "bad flag\n", "bad flag"),
+    ],
+)
+def test_a_reason_is_the_line_that_names_the_error(tmp_path: Path, output: str, line: str) -> None:
+    """An exception's message may be many lines, of which the last says nothing; who only printed ends with the last."""
+    log = tmp_path / "log"
+    log.write_text(output)
+    assert last_line(log) == line
+
+
+def test_an_end_that_fails_after_steps_is_told_what_helps(tmp_path: Path) -> None:
+    """It has no step of that number, and no other end need help: fewer steps do. A skip is no end."""
+    failure = ChildFailure("step", 11, "exited with 1: KeyError: 1", "log")
+    reason = reason_of(failure, Git(tmp_path))
+    assert reason == "fails after 11 steps: exited with 1: KeyError: 1" and depends_on_the_question(reason)
+    assert unusable("GOOD", Skip(reason)).endswith(
+        "; `--steps 11` (in a case, `steps`) ends before that; or choose another end for the range"
+    )
+    assert unusable("", Skip(reason)).endswith("KeyError: 1")
+    assert str(failure).endswith("(after 11 steps; output in log)")
 
 
 def test_colours_of_ray_are_no_part_of_a_reason(tmp_path: Path) -> None:

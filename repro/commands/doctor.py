@@ -98,8 +98,11 @@ def _examined(
         from repro.doctor.artefacts.launches.scripts import launch_of_argv
 
         launch = launch_of_argv(argv)
-        if not launch.flags:
-            raise ReproError(f"{argv[0]} ... is no trainer's command line: no word of it begins with --")
+        if not launch.flags and (launch.trainer or not launch.entry):
+            raise ReproError(
+                f"{argv[0]} ... is no trainer's command line: no word of it begins with --; give the trainer's flags "
+                "too, or the script that does"
+            )
         more.append(launch)
     if python:
         from repro.doctor.artefacts.machine import machine_of

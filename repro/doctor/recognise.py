@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from repro.doctor.artefacts.kinds import NotRead, Reader
+from repro.doctor.artefacts.launches.scripts import launch_of_program
 from repro_golden.base.errors import ReproError
 
 __all__ = ["READERS", "Seen", "recognise"]
@@ -80,9 +81,16 @@ def recognise(path: Path) -> list[Seen]:
 
 
 def _by_name(path: Path) -> Seen:
-    """A file that no reader claims, but whose name says what it ought to be: its reader says why it is not."""
+    """A file that no reader claims, but whose name says what it ought to be: its reader says why it is not.
+
+    A Python program is one that can be started.
+    """
     reader = next((_reader(name) for pattern, name in _NAMES if path.match(pattern)), None)
-    if reader is None or not path.is_file():
+    if not path.is_file():
+        return Seen(path, "")
+    if path.suffix == ".py" and (launch := launch_of_program(path)):
+        return Seen(path, "program", [launch])
+    if reader is None:
         return Seen(path, "")
     read = _read(path, reader)
     return read if read.problem or read.artefacts else Seen(path, reader.name, problem="holds nothing of its kind")

@@ -33,18 +33,22 @@ _NEAR = 1e-3
 
 
 def headline(result: HistoryResult) -> str:
-    """What was found, in one line."""
-    changed, what = len(result.of_kind("change")), result.what
+    """What was found, in one line: at least so much, where not every point was run or not every change is named."""
+    groups, what = result.of_kind("group"), result.what
+    changed = len(result.of_kind("change", "group"))  # of a group one or more did
     whole = f"{count(result.points, what)} of {short(result.good)}..{short(result.bad)}"
     more = []
-    if groups := result.of_kind("group"):
+    if groups:
         more.append(f"{count(len(groups), 'group')} of {plural(what)} cannot be told apart")
     if flaky := result.of_kind("flaky"):
         more.append(f"{len(flaky)} FLAKY")
     tail = f" ({', '.join(more)})" if more else ""
+    unrun = not result.every and changed < result.points
+    tail += "; none was run between equal numbers" if unrun else ""
+    unsure = unrun or result.skips or not result.verifiable
     if changed or more:
-        return f"{changed} of {whole} changed the numbers of {result.case}{tail}"
-    return f"none of {whole} changed the numbers of {result.case}"
+        return f"{'at least ' if unsure else ''}{changed} of {whole} changed the numbers of {result.case}{tail}"
+    return f"none of {whole} {'is known to have ' if unsure else ''}changed the numbers of {result.case}{tail}"
 
 
 def notes(result: HistoryResult) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from repro_bisect.predicates.predicates import Own, Predicate, first_violation
-from repro_bisect.probe.reasons import ABSENT, OTHER_CODE, OTHER_RANKS
+from repro_bisect.probe.reasons import ABSENT, OTHER_CODE, OTHER_RANKS, made_before
 from repro_golden.base.errors import NotVerifiableError, ReproError, UnjudgedError
 from repro_golden.compare.traces import Divergence, first_difference
 from repro_golden.recording.attach.written.raw import RECORDER_FAILED
@@ -110,6 +110,8 @@ def unusable(name: str, answer: Answer) -> str:
     known = f" ({answer.diagnosis})" if isinstance(answer, Skip) and answer.diagnosis else ""
     end = name.startswith(("GOOD", "BAD")) and not is_told(why)
     other_end = "; choose another end for the range" if end else ""
+    if end and (made := made_before(why)):  # which of both helps, only who knows the program can tell
+        other_end = f"; `--steps {made}` (in a case, `steps`) ends before that; or choose another end for the range"
     return f"{name} cannot be tested: {why}{known}{other_end}"
 
 

@@ -17,7 +17,8 @@ from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.case.file import Case
 from repro_golden.case.tables import CHECKS, Expected
 from repro_golden.engine_checks.findings import EngineCheck, Plan, exit_code
-from repro_golden.replay.children import Child, ChildFailure, blame_the_machine, last_line
+from repro_golden.replay.children import Child, ChildFailure, blame_the_machine
+from repro_golden.replay.output import last_line
 from repro_golden.repository.checkout import Place
 from repro_golden.store.rollouts import engine_text
 from repro_golden.subjects.argv import told

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import math
 import os
 import re
@@ -19,13 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from repro_golden.base.clean import without_colours
 from repro_golden.base.credentials import handed_on
 from repro_golden.base.disks import FULL, DiskWatch, reserved
 from repro_golden.base.errors import MachineFailureError
 from repro_golden.base.processes import tree_of
 from repro_golden.base.trust import VARIABLE, trust_of
 from repro_golden.case.file import Case
+from repro_golden.replay.output import RAISED, last_line, last_lines, tail
 from repro_golden.repository.checkout import Place
 
 __all__ = [
@@ -39,8 +38,6 @@ __all__ = [
     "base_environment",
     "blame_the_machine",
     "blame_the_network",
-    "last_line",
-    "tail",
     "watched",
 ]
 
@@ -132,9 +129,10 @@ class ChildFailure(Exception):  # noqa: N818 - not an error of ours: the subject
     log: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.message} (at {self.stage}{f' {self.step}' if self.stage == 'step' else ''}; output in {self.log})"
-        )
+        where = f"at {self.stage}"
+        if self.stage == "step":
+            where = f"after {self.step} {'steps' if self.step > 1 else 'step'}" if self.step else "at step 0"
+        return f"{self.message} ({where}; output in {self.log})"
 
 
 class CancelledError(Exception):
@@ -229,7 +227,7 @@ class Child:
                 raise CancelledError
             if enough and enough():
                 return
-        if address := _unanswered(_last_lines(tail(self.log))):
+        if address := _unanswered(last_lines(tail(self.log))):
             raise MachineFailureError(
                 f"no end within {self.limit:g} s: the trainer waits for a Ray cluster at {address}, where none "
                 "answers; `ray stop --force` forgets one that was killed, RAY_ADDRESS may name it too; then run again"
@@ -239,8 +237,8 @@ class Child:
 
 # -- whose failure it was
 
-_LAST = 50
-"""Lines of output that are searched: behind the cause come the tracebacks of other ranks and the launcher's summary."""
+_FAILED = re.compile(rf"(?!subprocess\.CalledProcessError:){RAISED.pattern}|(?:FAILED|ERROR) \S+\.py\b|FAILED \(")
+"""The last line of a traceback, but not of a launcher in Python; or a line of tests that failed."""
 
 
 class _Limit(NamedTuple):
@@ -267,7 +265,7 @@ class _Limit(NamedTuple):
         now = resource.getrlimit(self.resource)[0]
         if now == resource.RLIM_INFINITY or now >= self.ample:
             return False
-        if self.number and (number == self.number or _ended_by(self.number, _last_lines(output))):
+        if self.number and (number == self.number or _ended_by(self.number, last_lines(output))):
             return True
         return bool(self.words and re.search(self.words, output))
 
@@ -333,7 +331,7 @@ def blame_the_machine(code: int, log: Path, who: str = "the trainer") -> None:
             raise MachineFailureError(f"{who} met the limit on {limit.on}: raise it ({limit.cure}) and run again")
     if number in _CURES:
         raise _killed(who, number, code)
-    output = _last_lines(output)
+    output = last_lines(output)
     for number in (signal.SIGKILL, signal.SIGBUS):
         if _ended_by(number, output):
             raise _killed("a process of the trainer", number)
@@ -418,7 +416,7 @@ def blame_the_network(what: str, log: Path) -> None:
     Raises:
         MachineFailureError: it does.
     """
-    if match := _NETWORK.search(_last_lines(tail(log))):
+    if match := _NETWORK.search(last_lines(tail(log))):
         last = last_line(log)
         raise MachineFailureError(f"{what} failed for want of a network ({match[0].lower()}): run again ({last})")
 
@@ -450,43 +448,3 @@ def watched(place: Place, log: Path, variables: Mapping[str, str], told: Iterabl
         except Exception:
             watch.blame()
             raise
-
-
-TAIL = 1 << 20
-"""Bytes at the end of a log that are read: it may be of any size."""
-
-
-def tail(log: Path, start: int = 0) -> str:
-    """The last `TAIL` bytes of a log, of what lies behind its first `start`, without colours."""
-    with log.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(min(start, end), end - TAIL))
-        return without_colours(file.read(TAIL).decode("utf-8", errors="replace"))
-
-
-def _last_lines(text: str) -> str:
-    return "\n".join(text.splitlines()[-_LAST:])
-
-
-_FIRST = re.compile(r"Root Cause \(first observed failure\):.*?rank\s*: (\d+) .*?exitcode\s*: (-?\d+)", re.DOTALL)
-"""How torchrun's summary names the rank that failed first."""
-_ENDED = "failed (exitcode:"
-"""In torchrun's line that a rank ended, which it writes before a traceback of its own."""
-_RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Failure)(:|$)")
-"""The last line of a traceback."""
-_FAILED = re.compile(rf"(?!subprocess\.CalledProcessError:){_RAISED.pattern}|(?:FAILED|ERROR) \S+\.py\b|FAILED \(")
-"""Likewise, but not that of a launcher in Python; or a line of tests that failed."""
-
-
-def last_line(log: Path) -> str:
-    """The last line of a child's output; of a torchrun, the last that the rank which failed first printed as such."""
-    text = tail(log).strip()
-    lines = text.splitlines()
-    if match := _FIRST.search(text):
-        mark = f"[rank{match[1]}]: "
-        printed = [line.removeprefix(mark) for line in lines if line.startswith(mark)]
-        if not printed:  # it failed before torch knew which rank it is
-            own = itertools.takewhile(lambda line: _ENDED not in line, lines)
-            printed = [line for line in own if _RAISED.match(line)]
-        return f"rank {match[1]} failed first, with {match[2]}: {printed[-1] if printed else 'no traceback'}"[:300]
-    return lines[-1][:300] if lines else "no output"

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from repro_golden.recording.rank_group import SHOW_STACKS, lost_a_peer, result_path
-from repro_golden.replay.children import CancelledError, Child, ChildFailure, tail
+from repro_golden.replay.children import CancelledError, Child, ChildFailure
+from repro_golden.replay.output import tail
 
 __all__ = ["Lost", "Ranks", "free_port", "meeting", "rank_log"]
 

@@ -35,8 +35,8 @@ from repro_golden.replay.children import (
     Stage,
     blame_the_machine,
     blame_the_network,
-    last_line,
 )
+from repro_golden.replay.output import last_line
 from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.store.rollouts import rollouts_of
 from repro_golden.subjects.additions import Addition, Written

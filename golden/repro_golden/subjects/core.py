@@ -41,8 +41,8 @@ from repro_golden.replay.children import (
     Stage,
     base_environment,
     blame_the_machine,
-    last_line,
 )
+from repro_golden.replay.output import last_line
 from repro_golden.replay.ranks import Lost, Ranks, free_port, meeting, rank_log
 from repro_golden.repository.checkout import Checkout, Place
 from repro_golden.store.rollouts import RolloutSet

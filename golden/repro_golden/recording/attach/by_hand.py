@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from repro_golden.recording.attach.alive.readings import is_leaf
+from repro_golden.recording.attach.alive.readings import Held, Reading, Tensors, is_leaf
 from repro_golden.recording.attach.by_identity import id_of
 from repro_golden.recording.attach.standing_in import stand_in
 
@@ -51,6 +51,14 @@ class ByHand:
     def begin(self, parameters: list[torch.Tensor], led_to: Mapping[str, torch.Tensor]) -> None:
         """A step begins with these, and with what names lead to now."""
         self.param_groups, self._led_to = [{"params": parameters}], led_to
+
+    def gradients(self, held: Held, given: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> Reading:
+        """The gradients that a step begins with: those that the program got, by id of a parameter, or in ``grad``."""
+        reading = held.gradients()
+        for name, parameter in held.parameters.items():
+            if id_of(parameter) in given:
+                reading.tensors[name] = given[id_of(parameter)][1]
+        return Reading(Tensors(sorted(reading.tensors.items())), reading.places)
 
     def follow(self, led_to: Mapping[str, torch.Tensor]) -> None:
         """A step has ended: what it made anew, by what names lead to now, takes the place of what was there."""

@@ -338,6 +338,8 @@ class Session:
         """
         if self._begin_by_hand(given or {}):
             self.stop()
+        if self.operations is not None and self._hand is not None and self._hand.begun:
+            self.operations.before(self._step + 1)  # what follows the update is the next step's forward pass
 
     @harmless
     @without_collection
@@ -352,12 +354,7 @@ class Session:
         if self._begin(self._hand, outermost=True):
             return True
         if self.settings.record:
-            held = self.names.held(self._hand)
-            gradients = held.gradients()
-            for name, parameter in held.parameters.items():
-                if id_of(parameter) in given:
-                    gradients.tensors[name] = given[id_of(parameter)][1]
-            self._read("grad", "", Reading(Tensors(sorted(gradients.tensors.items())), gradients.places))
+            self._read("grad", "", self._hand.gradients(self.names.held(self._hand), given))
         self._hand.begun = True
         return False
 
@@ -365,6 +362,8 @@ class Session:
         """The next backward pass begins, or an optimizer is made; or the program has ended."""
         if self._hand is not None and self._hand.begun:
             self.step(Made([self._hand]), end=end)
+            if self.operations is not None:
+                self.operations.at(self._step)
 
     # -- files
 

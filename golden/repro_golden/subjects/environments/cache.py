@@ -27,9 +27,9 @@ from repro_golden.replay.children import (
     ChildFailure,
     blame_the_machine,
     blame_the_network,
-    last_line,
     watched,
 )
+from repro_golden.replay.output import last_line
 from repro_golden.repository.checkout import Place
 from repro_golden.trace.model import checked, to_checked_line
 

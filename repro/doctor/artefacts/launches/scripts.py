@@ -20,7 +20,7 @@ from repro_golden.base.errors import ReproError
 if TYPE_CHECKING:
     from repro.doctor.artefacts.shell_scripts.script import Command, Script, Setting
 
-__all__ = ["LAUNCH", "launch_of_argv", "launch_of_words", "read_launch"]
+__all__ = ["LAUNCH", "launch_of_argv", "launch_of_program", "launch_of_words", "read_launch"]
 
 _LARGEST = 1 << 20
 _SHELLS = (".sh", ".bash")
@@ -145,6 +145,17 @@ def launch_of_argv(words: Sequence[str]) -> Launch:
         return _first(Path("argv"), _script(line.encode(), line, Path("argv"), None))
     placed = [(word, Where("argv", item=word)) for word in words]
     return launch_of_words(Path("argv"), placed, text=shlex.join(words))
+
+
+def launch_of_program(path: Path) -> Launch | None:
+    """What starting a Python program without flags starts; None of a trainer, which takes flags, or of no text."""
+    with path.open("rb") as file:
+        head = file.read(_LARGEST)
+    if b"\0" in head:
+        return None
+    words = [(word, Where(str(path), 1, item=word)) for word in ("python3", path.name)]
+    launch = launch_of_words(path, words, text=head.decode(errors="replace"))
+    return None if launch.trainer else launch
 
 
 def _listed(text: str, path: Path) -> list[Placed]:
