@@ -169,6 +169,8 @@ def comparison_text(comparison: Comparison) -> str:
         lines.append(f"size: {d.magnitude}")
     if counts:
         lines.append(f"signals that differ in that step: {counts}")
+    if comparison.untouched:
+        lines.append(f"{comparison.untouched}")
     lines += [
         text for text in (comparison.ended, one_line(str(comparison.renames)) if comparison.renames else "") if text
     ]

@@ -15,6 +15,7 @@ from examples_kit import at_most
 from hypothesis import given
 from hypothesis import strategies as st
 
+from repro.text import comparison_text
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Bound, Compare
 from repro_golden.compare.traces import compare, first_divergent_index, violations
@@ -66,6 +67,36 @@ def metrics(**values: float) -> list[Row]:
 
 def pair(folder: Path, a: Sequence[Sequence[Row]], b: Sequence[Sequence[Row]]) -> tuple[Trace, Trace]:
     return write(folder / "a", a), write(folder / "b", b)
+
+
+def test_a_training_that_is_the_same_is_told(tmp_path: Path) -> None:
+    """Where only signals beside it differ, or a shape, parameters and gradients are said to have the same bits."""
+
+    def steps(*beside: Row, weight: float = 1.0, gradient: float = 2.0) -> list[list[Row]]:
+        last = [column("grad", "w", gradient), column("update", "w", weight), *beside]
+        return [[column("grad", "w", 2), column("update", "w", 1), *beside], last]
+
+    value, same = torch.ones(1, 1), "trained parameters and gradients have the same bits in all 2 steps"
+    scale, flat = (row_of("update", "buffer/scale", v) for v in (value, value[0]))
+    end = column("update", "end/w", 1), column("update", "end/w", 2)
+    cases = (
+        (steps(scale), steps(flat), f"{same}: only a shape changed"),
+        (steps(scale), steps(row_of("update", "buffer/scale", value.double())), f"{same}: only a dtype changed"),
+        (steps(scale), steps(row_of("update", "buffer/scale", value + 1)), same),
+        (steps(scale), steps(row_of("update", "buffer/scale", value + 1), weight=3), ""),
+        (steps(scale), steps(flat, gradient=3), ""),
+        (steps(end[0]), steps(end[1]), ""),
+        (steps(*metrics(loss=1.0)), steps(*metrics(loss=2.0)), ""),
+        (steps(scale, *metrics(loss=1.0)), steps(flat, *metrics(loss=1.0)), f"{same}: only a shape changed".replace(
+            "parameters and gradients", "parameters, gradients and metrics")),
+        (steps(), steps(), ""),
+    )  # fmt: skip
+    for number, (a, b, said) in enumerate(cases):
+        comparison = compare(*pair(tmp_path / str(number), a, b))
+        assert comparison.untouched == comparison.to_mapping()["untouched"] == said, number
+        assert bool(comparison.divergence) == (a != b) and (said in comparison_text(comparison))
+    one = [[row_of("update", "w", value)]], [[row_of("update", "w", value[0])]]
+    assert compare(*pair(tmp_path / "w", *one)).untouched.endswith("in the one step: only a shape changed")
 
 
 # -- where

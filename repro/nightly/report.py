@@ -46,6 +46,8 @@ def culprit_lines(night: Night) -> list[str]:
         lines.append(f"{short(commit['commit'])} {commit['subject']} ({commit['author']}, {utc(commit['date'])})")
         if at:
             lines.append(f"  first at step {at['step']}, phase {at['phase']}, signal {at['signal']}: {at['detail']}")
+        if same := (culprit.get("comparison") or {}).get("untouched"):
+            lines.append(f"  {same}")
         if why := culprit["explanation"]:
             lines.append(f"  why: {why['text']}")
         elif culprit["unexplained"]:

@@ -104,6 +104,8 @@ def _first(result: PairResult) -> Block | None:
                       quoted(d.detail), said(f"){size}.")))  # fmt: skip
         if counts := ", ".join(f"{number} in {phase}" for phase, number in d.differing.items()):
             lines.append((said(f"Signals that differ in that step: {counts}."),))
+        if same := compared.drift.untouched:
+            lines.append((said(f"{same[:1].upper()}{same[1:]}."),))
     judges = judging(result)
     for metric, steps in moved_bounds(compared).items():
         bound = result.bounds.get(judges.get(metric, metric))

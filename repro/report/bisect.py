@@ -38,9 +38,10 @@ def headline(result: BisectResult, what: str = "commit") -> str:
             return (
                 f"{count(len(result.culprits), what)} moved the numbers of {result.case}; the first, {name}, at {where}"
             )
-        text = (
-            f"{name} moved the numbers of {result.case}: first at {where}" if d else f"{name} is the first bad {what}"
-        )
+        moved = f"moved the numbers of {result.case}"
+        if untouched(result.culprits[0]):
+            moved = f"changed {result.case}, but no bit of its trained parameters"
+        text = f"{name} {moved}: first at {where}" if d else f"{name} is the first bad {what}"
         return text if result.confirmed else f"not confirmed: {text}"
     if result.flaky:
         return f"{short(result.flaky.commit.commit)} is FLAKY: two replays of it differ on {result.case}"
@@ -156,19 +157,25 @@ def environment_lines(culprit: Culprit) -> list[str]:
     return ["", "its environment changed, which may be the cause:", *changes, *more]
 
 
+def untouched(culprit: Culprit) -> str:
+    """That no trained parameter, gradient or metric differs, where that is known; else ''."""
+    return culprit.comparison.untouched if culprit.comparison else ""
+
+
 def why_lines(culprit: Culprit, *, beside: bool = False, plotted: bool = False) -> list[str]:
-    """The operation and the line at which the culprit's numbers leave those before it.
+    """What of the training is as before, and the operation and the line at which other numbers leave those before.
 
     Args:
         culprit: The culprit.
         beside: Whether its change is shown beside them.
         plotted: Whether sizes are.
     """
+    lines = ["", untouched(culprit)] if untouched(culprit) else []
     if culprit.unexplained:
-        return ["", one_line(f"not explained: {culprit.unexplained}")]
+        return [*lines, "", one_line(f"not explained: {culprit.unexplained}")]
     if culprit.explanation is None:
-        return []
-    return ["", *explain_lines(culprit.explanation, beside=beside, plotted=plotted)]
+        return lines
+    return [*lines, "", *explain_lines(culprit.explanation, beside=beside, plotted=plotted)]
 
 
 def noise_line(result: BisectResult, what: str = "commit") -> str:

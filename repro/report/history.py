@@ -60,6 +60,8 @@ def notes(result: HistoryResult) -> list[str]:
             "most, with its sign: grad_norm and loss relative (Δ: absolute, where the first is 0), KL and the "
             "train/rollout log-prob gap in nats. >= is what samples of a tensor show."
         )
+    beside = [(row, row.against_previous.untouched) for row in result.rows if row.against_previous]
+    lines += [f"{short(row.commit.commit)}: {same}." for row, same in beside if same]
     if not result.looked.logged:
         lines.append(f"{NO_METRIC.capitalize()}.")
     lines += [f"{remark}." for remark in result.remarks]

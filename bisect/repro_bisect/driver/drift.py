@@ -107,6 +107,7 @@ class Drift:
         ended: Which side ended before the other, in words; empty where none did.
         renames: What has another name in b.
         looked: What was judged.
+        untouched: As `Comparison.untouched`.
     """
 
     steps: int
@@ -116,6 +117,7 @@ class Drift:
     ended: str = ""
     renames: Renames = NOTHING
     looked: Coverage = field(default_factory=Coverage)
+    untouched: str = ""
 
     def metric(self, *names: str) -> Moved | None:
         """The first of some metrics that exists, whatever folder it was logged under (``train/loss`` is ``loss``)."""
@@ -158,6 +160,7 @@ def drift(a: Trace, b: Trace, *, strict: bool = False, left: Sequence[Divergence
         comparison.ended,
         comparison.renames,
         comparison.looked,
+        comparison.untouched,
     )
 
 

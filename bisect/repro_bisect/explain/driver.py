@@ -416,6 +416,9 @@ def _sentence(cause: Cause, inputs: str, gap: tuple[str, str] | None, told: Sequ
     main = cause.operation
     order = told if cause.side == "before" else told[::-1]
     at = next((f" at {side.place}" for side in order if side and side.place), "")
+    a, b = cause.before, cause.after
+    forms = [[(v.dtype, list(v.shape)) for v in o.inputs] if o else [] for o in (a, b)]
+    form = next((f"{x[0]} {x[1]} became {y[0]} {y[1]}" for x, y in zip(*forms, strict=False) if x != y), "")
     if inputs:
         return f"the step begins with other values: {inputs}; the difference comes from {main.name}{at}"
     if gap:
@@ -424,18 +427,19 @@ def _sentence(cause: Cause, inputs: str, gap: tuple[str, str] | None, told: Sequ
             "kernels of extensions and of custom autograd functions and collectives are not"
         )
     simple = {
-        "inputs": f"{main.name}{at} reads a value from outside of torch, or from before the step, that differs",
+        "inputs": f"{main.name}{at} reads a value from outside of torch, or from before the step, that differs"
+        + (f" ({form})" if form else ""),
         "random": f"{main.name}{at} draws other random numbers: the generator's stream differs",
         "operation": f"{main.name}{at} reads the same bits with the same arguments, and makes others",
     }
     if cause.kind in simple:
         return simple[cause.kind]
-    a, b = cause.before, cause.after
     if a is None or b is None:
         return f"{main.name}{at} is {'made only after the change' if a is None else 'no longer made'}"
     if cause.kind == "arguments":
         return f"{main.name}{at} is given other arguments: ({a.arguments}) became ({b.arguments})"
     if a.name == b.name:
-        return f"{main.name}{at} reads other values than before"
+        what = f"tensors of another dtype or shape ({form})" if form else "other values"
+        return f"{main.name}{at} reads {what} than before"
     other = a.name if cause.side == "after" else b.name
     return f"{main.name}{at} stands where {other} {'stood' if cause.side == 'after' else 'stands now'}"

@@ -208,7 +208,7 @@ class Prober:
         if trace is None or not any(record.step == steps[0] for record in trace.steps):
             return Skip(f"it ends before step {steps[0]}")
         if not streams:
-            return Skip(f"no operation of step {steps[0]} was recorded: only those of steps of torch's optimizers are")
+            return Skip(f"no operation of step {steps[0]} was recorded")
         lasting, size = around.lasted(stood), size_of(folder / left.FOLDER) + size_of(trace.directory / "dumps")
         if outcome.failure or size > _DUMPED or any(stream.problem for stream in streams):
             return Recording(trace, streams, seconds, lasting=lasting, beside=outcome.beside)

@@ -18,7 +18,7 @@ from repro_golden.trace.columns_written import COLUMN, column_named, column_of
 from repro_golden.trace.families import UNREAD, family, file_of, group, plain
 from repro_golden.trace.model import DIGEST, METRIC
 
-__all__ = ["Coverage", "coverage_of", "only_bounds"]
+__all__ = ["Coverage", "coverage_of", "kind_of", "only_bounds"]
 
 _SHOWN = 4
 """Objects of a kind that a sentence names, beside those that it never leaves out."""
@@ -167,7 +167,7 @@ def coverage_of(
     every = (row for rows in steps for row in rows)
     again = _again(steps)
     for phase, name, kind, column in sorted(
-        {(row.phase, row.name, _kind(row), column_of(row) or "") for row in every if hashes or row.dtype != DIGEST}
+        {(row.phase, row.name, kind_of(row), column_of(row) or "") for row in every if hashes or row.dtype != DIGEST}
     ):
         if (phase, name) in again:
             continue
@@ -210,7 +210,7 @@ def _again(steps: Sequence[Sequence[Row]]) -> set[tuple[str, str]]:
         shown = {row.key: content(row) for row in rows if row.phase in ("grad", "update")}
         for row in rows:
             bare = replace(row, name=plain(row.name)) if row.key in shown else row
-            if bare.name != row.name and _kind(row) in ("gradient", "parameter"):
+            if bare.name != row.name and kind_of(row) in ("gradient", "parameter"):
                 (again if shown.get(bare.key) == content(row) else other).add((row.phase, row.name))
     return again - other
 
@@ -254,7 +254,8 @@ def _sides(alone: Mapping[str, str]) -> list[str]:
     return out
 
 
-def _kind(row: Row) -> str:
+def kind_of(row: Row) -> str:
+    """What a signal is of: a parameter, gradient, metric, column, or one of `FAMILIES`."""
     if row.dtype == METRIC:
         return "metric"
     if row.phase in ("input", "forward", "loss"):

@@ -23,6 +23,7 @@ from repro_golden.compare.name_matching import content
 from repro_golden.compare.renames import NOTHING, Renames, aligned, first_other_chain
 from repro_golden.compare.step_difference import first_of_round, in_order
 from repro_golden.compare.told_metrics import moved_text
+from repro_golden.compare.untouched import untouched
 from repro_golden.trace import NotFinite, Row, Trace, read_dump
 from repro_golden.trace.families import family
 from repro_golden.trace.tensor_difference import TensorDifference, measure, policy_kl
@@ -120,6 +121,7 @@ class Comparison:
         looked: What was compared, and what was seen and not compared.
         nonfinite: Where nothing differs, what is NaN or infinite first: such values agree on nothing.
         ended: Which side ended before the other, in words; empty where none did, or one is a part.
+        untouched: Where something differs, that no trained parameter, gradient or metric does; '' where one does too.
     """
 
     steps: int
@@ -131,6 +133,7 @@ class Comparison:
     looked: Coverage = field(default_factory=Coverage)
     nonfinite: NotFinite | None = None
     ended: str = ""
+    untouched: str = ""
 
     @property
     def equal(self) -> bool:
@@ -201,7 +204,8 @@ def compare(a: Trace, b: Trace, rule: Compare | None = None, *, prefix: bool = F
     if divergence is None and alignment.alone and looked.nothing:
         raise NotVerifiableError(f"{a.directory} and {b.directory} have no signal in common: nothing was looked at")
     nonfinite = as_given.first_nonfinite() if divergence is None else None
-    return Comparison(count, divergence, metrics, kl, lengths, alignment.renames, looked, nonfinite, ended)
+    same = untouched(a, b, looked) if divergence and not bounded else ""
+    return Comparison(count, divergence, metrics, kl, lengths, alignment.renames, looked, nonfinite, ended, same)
 
 
 def check_comparable(a: Trace, b: Trace) -> None:
