@@ -291,13 +291,49 @@ def test_what_a_change_touched(tmp_path: Path, moved: str) -> None:
 
 
 @pytest.mark.whole
-def test_steps_without_an_optimizer_have_no_operations(tmp_path: Path) -> None:
-    """What is known of the difference is said, and why no operation is named."""
+@pytest.mark.parametrize(
+    ("edit", "at", "named"),
+    [
+        (("* 0.5", "* (0.25 if step else 0.5)"), "step 1, grad", "given other arguments: (T0, 0.5) became (T0, 0.25)"),
+        (("0.1 *", "(0.2 if step else 0.1) *"), "step 1, update", "given other arguments: (T0, 0.1) became (T0, 0.2)"),
+    ],
+)
+def test_a_step_by_hand_is_explained(tmp_path: Path, edit: tuple[str, str], at: str, named: str) -> None:
+    """The forward pass of a later step, which stands behind the update before, is among its operations, as its own."""
     repo = kit.start(tmp_path, BY_HAND, None)
-    kit.edit(repo, "* 0.5", "* 0.25", "Halve")
+    kit.edit(repo, *edit, "Change")
     done = repo.repro("explain", "HEAD", "--", "python", "train.py")
-    assert done.returncode == 3, done.stdout + done.stderr
-    assert "no operation of step 0 was recorded" in done.stderr.splitlines()[-1]
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"first signal that differs: {at}" in done.stdout and named in done.stdout.splitlines()[0]
+
+
+BUFFER = """
+import torch
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 1)
+net.register_buffer("scale", torch.tensor([[2.0]]))
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+for step in range(2):
+    (net(torch.ones(8, 4)) * net.scale).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.whole
+def test_a_commit_that_changes_a_shape_alone_is_told_so(tmp_path: Path) -> None:
+    """It is named, and that parameters and gradients are the same stands in text, report, JSON and the changelog."""
+    repo = kit.start(tmp_path, BUFFER, None)
+    kit.edit(repo, "[[2.0]]", "[2.0]", "Flatten")
+    same = "trained parameters and gradients have the same bits in all 2 steps: only a shape changed"
+    command = ("--out", str(tmp_path / "out"), "--", "python", "train.py")
+    done = repo.repro("bisect", "HEAD~1..HEAD", *command)
+    assert done.returncode == 0 and "but no bit of its trained parameters: first at step 0" in done.stdout, done.stderr
+    assert done.stdout.splitlines().count(same) == 1 and "(float32 [1, 1] became float32 [1])" in done.stdout
+    assert all(same in (tmp_path / "out" / f"report.{kind}").read_text() for kind in ("md", "html"))
+    data = json.loads(repo.repro("bisect", "HEAD~1..HEAD", "--json", *command).stdout)
+    assert [culprit["comparison"]["untouched"] for culprit in data["culprits"]] == [same]
+    assert f"{same}." in " ".join(repo.repro("history", "HEAD~1..HEAD", *command).stdout.split())
 
 
 BY_HAND = """\

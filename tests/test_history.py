@@ -450,6 +450,14 @@ def test_the_headline_counts_what_is_known() -> None:
     assert "is known" not in text and "at least" not in text
 
 
+def test_a_row_says_what_it_left_as_it_was() -> None:
+    """Of a change beside the training alone it is said below the table."""
+    result = result_of((1.0, 2.0))
+    drift = dataclasses.replace(result.rows[0].against_previous, untouched="parameters have the same bits")
+    told = dataclasses.replace(result, rows=[dataclasses.replace(result.rows[0], against_previous=drift)])
+    assert f"{'0' * 10}: parameters have the same bits." in history_text(told)
+
+
 def test_a_remark_is_in_what_is_told_and_written(tmp_path: Path) -> None:
     """What is to be known of the search stands in the text, the report and the JSON."""
     result = dataclasses.replace(result_of((1.0, 2.0)), remarks=["probes disturbed each other"])

@@ -13,12 +13,13 @@ from site_pages_kit import Page
 
 from repro.pulls.blocks import blocks_of
 from repro.pulls.pair import PairResult
-from repro.report.bisect import write_report
+from repro.report.bisect import bisect_text, write_report
 from repro.report.change import change_in, change_of
 from repro.report.palette import LIGHT, SERIES, css, themed
 from repro_bisect.driver.result import BisectResult, Culprit
 from repro_bisect.explain.result import Size
 from repro_bisect.probe.cost import Cost
+from repro_golden.compare.traces import Comparison
 from repro_golden.trace.tensor_difference import TensorDifference
 
 SOURCE = Path(__file__).parent.parent / "repro"
@@ -59,6 +60,16 @@ def test_the_change_stands_beside_why(tmp_path: Path) -> None:
     assert text.index("## Why") < text.index("```diff")
     assert page.count('<span class="del">-    log_p') == page.count('<span class="add">+    log_p') == 1
     assert re.search(r'<div class="beside">\s*<pre class="why">aten._to_copy', page)
+
+
+def test_a_culprit_that_left_the_training_as_it_was_is_told_so(tmp_path: Path) -> None:
+    """No headline says that it moved the numbers, and text and reports say what is the same."""
+    same = "trained parameters have the same bits in all 3 steps"
+    comparison = Comparison(3, culprit(3).divergence, [], {}, untouched=same)
+    made = result(replace(culprit(3), comparison=comparison))
+    for text in (*written(made, tmp_path), bisect_text(made)):
+        assert same in text and "changed tiny, but no bit of its trained parameters: first at" in text
+    assert "moved the numbers of tiny: first at" in bisect_text(result(culprit(3)))
 
 
 def test_a_report_names_both_ends_of_its_range(tmp_path: Path) -> None:
