@@ -44,6 +44,10 @@ def test_every_verdict_is_said_in_one_line(tmp_path: Path) -> None:
     assert line(wide) == "within bounds; bits differ from step 1 in loss (loss)"
     moved = pair(tmp_path, a, b)
     assert line(moved) == "numbers moved at step 1 in loss (loss) by one or more of 5 commits; --bisect names each"
+    assert moved.compared is not None
+    beside = replace(moved.compared, drift=replace(moved.compared.drift, untouched="parameters have the same bits"))
+    said = line(replace(moved, compared=beside, unnamed="only skips"))
+    assert said.startswith("other signals moved at step 1") and said.endswith("; parameters have the same bits")
     culprits = [Culprit(point(c, f"Change {c}"), None, None) for c in "cdef"]
     by = line(replace(moved, culprits=culprits[:1]))
     assert by == "numbers moved at step 1 in loss (loss) by cccccccccc Change c"

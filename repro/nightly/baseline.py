@@ -384,7 +384,8 @@ def _moved(
     tonight: Tonight, baseline: Baseline, name: str, base: Trace, compared: Compared, *, kept: bool
 ) -> Judgement:
     """Whether it is the code that moved the numbers: the baseline, which may be an old replay, is made once more."""
-    text = f"differs from {name} at {_where(compared)}"
+    same = f"; {compared.drift.untouched}" if compared.drift.untouched else ""
+    text = f"differs from {name} at {_where(compared)}{same}"
     tonight.watch(Event(f"{text}: replaying {short(baseline.commit)} once more"))
     again, _ = _replayed(tonight, baseline.commit, fresh=True, run=1)
     if not isinstance(again, Trace):

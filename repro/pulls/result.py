@@ -143,6 +143,8 @@ def verdict_line(entry: Entry) -> Line:
         how = "out of bounds" if first.kind == "bound" else "to what is not finite"
         left = said(f" {how} at step {first.step} in "), code(first.signal)
         return word, *left, said(f" ({first.phase})"), *_who(entry)
+    if same := compared.drift.untouched:
+        return said("other signals moved at"), *_where(compared), *_who(entry), said(f"; {same}")
     return word, said(" at"), *_where(compared), *_who(entry)
 
 
