@@ -161,7 +161,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize(
     ("program", "step", "name"),
     [
-        pytest.param(LAST, 2, "eval_acc", id="after-the-last-step"),
+        pytest.param(LAST, 2, "eval_acc#after", id="after-the-last-step"),
         pytest.param(TENSORS, 0, "acc#1", id="tensors"),
         pytest.param(REPEATED, 0, "acc#2", id="repeated"),
         pytest.param(LOGGED_RATE, 0, None, id="logged-lr"),
@@ -277,6 +277,14 @@ def test_settings_that_are_printed_are_no_result(tmp_path: Path, line: str) -> N
     first, other = traces(tmp_path, HEAD + settings + SAME_TWICE)
     assert compare(first, other).equal
     assert [trace.steps[0].metrics["workers"] for trace in (first, other)] == [0.0, 4.0]
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_loss_that_is_printed_before_its_pass_is_a_result(tmp_path: Path, step: int) -> None:
+    """What looks like a setting at first is none once it is told again."""
+    loop = f"for i in range(3):\n    tell(acc=i + (V and i == {step})); backward(); optimizer.step()\n"
+    divergence = first_difference(*traces(tmp_path, HEAD + loop))
+    assert divergence is not None and (divergence.step, divergence.name) == (step, "acc")
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float64"])

@@ -176,7 +176,7 @@ def test_a_commit_lacks_an_object_in_the_step_in_question(tmp_path: Path) -> Non
     scheduler: Any = SimpleNamespace(predicate=Bitwise())
     search: Any = None
     judge = range_search.RangeSearch(scheduler, search, good, 3, None, end)
-    verdicts = [judge.verdict(range_search.Tested(trace, good, 3)) for trace in traces.values()]
+    verdicts = [judge.verdict("", range_search.Tested(trace, good, 3)) for trace in traces.values()]
     assert [verdict.name for verdict, _ in verdicts] == ["GOOD", "GOOD", "SKIP", "BAD"]
     assert verdicts[2][1] == "it has no ema, in which BAD differs"
 

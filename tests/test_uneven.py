@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -10,9 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 from attach_kit import traced
+from conftest import environment
 
 from repro_golden.recording.attach import uneven
 from repro_golden.recording.attach.collect import Collected, Gathering
+from repro_golden.recording.attach.run import environment_for
 from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.written.records import Records
 from repro_golden.trace import Header, Trace
@@ -57,6 +61,20 @@ def gathered(folder: Path, made: tuple[int, ...], code: int = 0, most: int | Non
         told = {"steps": steps, "stopped": False, "modules": [], "over": True, **end}
         (raw / f"rank-{rank:05d}.end").write_text(json.dumps(told))
     return gathering.finish(["program"], code)
+
+
+@pytest.mark.parametrize("last", ["", "raise ValueError"])
+def test_a_program_that_an_exception_ends_is_not_over(tmp_path: Path, last: str) -> None:
+    """Its launcher may end with 0 all the same, as a shell that waits for what it has started."""
+    steps = "for _ in range(2): optimizer.zero_grad(); net(torch.ones(2)).sum().backward(); optimizer.step()"
+    made = "import torch\nnet = torch.nn.Linear(2, 1)\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)"
+    (tmp_path / "train.py").write_text(f"{made}\n{steps}\n{last}\n")
+    (tmp_path / "raw").mkdir()
+    command = [sys.executable, str(tmp_path / "train.py")]
+    settings = Settings(str(tmp_path / "raw"))
+    subprocess.run(command, env=environment_for(settings, environment()), capture_output=True, check=False)
+    ended = json.loads((tmp_path / "raw" / "rank-00000.end").read_text())
+    assert (ended["steps"], ended["over"]) == (2, not last)
 
 
 def test_steps_that_some_ranks_made_alone_are_theirs(tmp_path: Path) -> None:

@@ -320,7 +320,9 @@ def _prepared(job: _Job, cancel: threading.Event | None) -> Iterator[_Job]:
     In a worktree that takes what builds a commit, and what tells that it cannot be tested; the user's checkout is
     theirs. What is built serves all versions of `subject.packages`, and so is built in the environment below them.
     """
-    done, shared = job.place.beside / _SET_UP, [job.python, *CommandKind(job.case).other_pythons(job.place.root)]
+    done, shared = job.place.beside / _SET_UP, [job.python]
+    with contextlib.suppress(ReproError):  # a Python by a relative path is the checkout's, which a node may not have
+        shared += CommandKind(job.case).other_pythons(job.place.home or job.place.root)
     if job.place.home is not None and job.subject.setup and not job.built and not done.exists():
         alone = left_alone(job.python, job.subject.setup, job.place.root, job.variables)
         with taken_back(shared, job.place, job.variables), alone:

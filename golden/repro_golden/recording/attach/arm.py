@@ -80,18 +80,23 @@ def _hearing(
 
     tqdm says itself what its bars show: when they are drawn depends on time.
     """
-    from repro_golden.base.free_text import is_bar, shown_in
-    from repro_golden.base.printed import listen, metrics_of
+    from repro_golden.base.free_text import in_dict, is_bar, shown_in
+    from repro_golden.base.printed import bare, listen, metrics_of
     from repro_golden.recording.attach.written.raw import SHOWN
 
     on_bars: set[str] = set()
     when("tqdm.std", lambda module: _bars(module.tqdm, session, on_bars))
 
     def line(text: str) -> None:
-        compared = metrics_of(text, patterns, alone=session.metrics.begun)
+        begun = session.metrics.begun
+        compared = metrics_of(text, patterns, alone=begun)
         for name, value in compared.items():
             session.metric(name, value)
-        draw(text, compared)
+        if not begun and not compared and (settings := in_dict(bare(text), alone=True)):
+            for name, value in settings.items():
+                session.metric(name, value, setting=True)
+        else:
+            draw(text, compared)
 
     def draw(text: str, compared: Collection[str] = ()) -> None:
         left_out = {*compared, *(on_bars if is_bar(text) else ())}

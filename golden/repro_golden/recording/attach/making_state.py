@@ -55,11 +55,14 @@ def hook(when: Callable[[str, Callable[[Any], None]], object], steps: Steps) -> 
 
 @harmless
 def only_makes_state(session: Any, optimizer: Any) -> bool:
-    """Whether an optimizer without state steps at rates of 0 by gradients of 0 that no backward pass has made.
+    """Whether an optimizer without state steps at rates of 0 by gradients of 0, before any pass since it was made.
 
-    The gradients, which may be on a device, are looked at last: no program waits for it that trains by such passes.
+    The gradients, which may be on a device, are looked at last: no program waits for it that trains by such passes, and
+    no rank is another for a shard whose gradients happen to be 0.
     """
-    if session.passes.some or torch._C._current_graph_task_id() >= 0 or optimizer.state:  # of torch: inside of a pass
+    if (
+        session.passes.since(optimizer) or torch._C._current_graph_task_id() >= 0 or optimizer.state
+    ):  # of torch: inside of a pass
         return False
     rates = learning_rates(optimizer).values()
     if not rates or any(float(rate) for rate in rates):

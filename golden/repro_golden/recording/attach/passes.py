@@ -5,6 +5,7 @@ What such steps may have changed last is read when the program ends, of what it 
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -16,7 +17,7 @@ from repro_golden.recording.attach.alive.names import Names
 from repro_golden.recording.attach.alive.readable import GIVEN_BACK, readable, unreadable
 from repro_golden.recording.attach.alive.readings import Reading, is_leaf
 from repro_golden.recording.attach.by_hand import ByHand
-from repro_golden.recording.attach.by_identity import id_of
+from repro_golden.recording.attach.by_identity import ByIdentity, id_of
 
 __all__ = ["Passes"]
 
@@ -45,16 +46,16 @@ class Passes:
         self._known: list[weakref.ref[torch.Tensor]] = []
         self._made: set[str] = set()
         self._begun: bool | None = False
+        self._all, self._all_at = 0, ByIdentity[int]()  # also those before the last step, and how many at a making
 
     @property
     def unusual(self) -> bool:
         """Whether there were more than before any other step: some may have been stepped by hand."""
         return self._count > self._most
 
-    @property
-    def some(self) -> bool:
-        """Whether there was one."""
-        return self._count > 0
+    def since(self, optimizer: Any) -> bool:
+        """Whether there was one since an optimizer was made, or it is not known when that was."""
+        return self._all > (self._all_at.get(optimizer) or 0)
 
     @property
     def begun(self) -> bool | None:
@@ -67,6 +68,8 @@ class Passes:
     def optimizer_made(self, optimizer: Any) -> None:
         """The program has made an optimizer, or a copy of one: another training begins."""
         self._made.add(type(optimizer).__name__)
+        with contextlib.suppress(TypeError):  # a class that cannot be referred to weakly
+            self._all_at.put(optimizer, self._all)
         self._before += self._count if self._steps else 0
         self._count = self._steps = 0
         self._begun = False
@@ -92,6 +95,7 @@ class Passes:
             held = set(map(id_of, self.of_optimizers()))
             if all(type(leaf) is torch.Tensor and id_of(leaf) not in held for leaf in given):
                 return
+        self._all += 1
         self._count += not inner
         self._begun = self._begun or (None if asked else True)
         self._known = [known for known in self._known if known() is not None]  # gone before this pass: no part of it

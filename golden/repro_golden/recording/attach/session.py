@@ -110,9 +110,9 @@ class Session:
     # -- what the program shows
 
     @harmless
-    def metric(self, name: str, value: Any, *, own: bool = False) -> None:
-        """Keep a number for its step, of the program's or of our `own`. The tensor it may be is not waited for."""
-        self.metrics.take(writable(name), value, own=own)
+    def metric(self, name: str, value: Any, **how: bool) -> None:
+        """Keep a number for its step (`Metrics.take`). The tensor it may be is not waited for."""
+        self.metrics.take(writable(name), value, **how)
 
     @harmless
     def observe(self, phase: str, name: str, value: Any) -> None:
@@ -479,9 +479,10 @@ class Session:
             self._records.log.put(".terminal", terminal(self._final, self._first, self._logged))
         passes = {} if stopped else self.passes.unread()
         unread = CLOSED | self.around.unread | self._files.unread | self._gone | passes
-        ignored = sorted({*self.metrics.ignored, *TIMES})
-        end = {"steps": self._step, "stopped": stopped, "ignored": ignored, "unread": dict(sorted(unread.items()))}
-        end |= {"machine": sorted({*self.metrics.machine, *TIMES}), "over": over}
+        end = {"steps": self._step, "stopped": stopped, "unread": dict(sorted(unread.items()))}
+        over = over and not hasattr(sys, "last_value")  # else an exception has ended it
+        numbers = {"ignored": self.metrics.ignored, "machine": self.metrics.machine}
+        end |= {name: sorted({*names, *TIMES}) for name, names in numbers.items()} | {"over": over}
         end |= {"modules": loaded(), "places": places(self.settings.place, self._main)}
         self._records.log.put(".end", end | {"spent": measure(self._seconds)})
 

@@ -42,14 +42,16 @@ class Metrics:
         self._now: dict[str, list[Any]] = {}
         self._late: dict[str, list[Any]] = {}
         self._last: set[str] = set()
+        self._settings: dict[str, list[float]] = {}  # told in a dict before anything is trained
         self._open: dict[str, list[Any]] = {}  # told behind a pass that only asked for gradients
 
-    def take(self, name: str, value: Any, *, own: bool = False) -> None:
+    def take(self, name: str, value: Any, *, own: bool = False, setting: bool = False) -> None:
         """Keep a float, or a tensor of one number, which is not waited for.
 
         The last one under a name has that name; those before it in the same step are ``name#1``, ``name#2`` and so on.
         Where all are equal they are one: a number is often told in several places. Nobody waits for a GPU to know.
-        `own` says that the recorder reads it, of the step that ends next.
+        `own` says that the recorder reads it, of the step that ends next; `setting`, that it may be none of a step's:
+        it is shown, unless its name is told again before the first step is written.
         """
         wanted = self._wanted.get(name)
         if wanted is None:
@@ -63,6 +65,11 @@ class Metrics:
             value = value.clone()  # the program may go on with it
         if not own and not self._ended:
             self._early.add(name)
+        if setting:
+            self._settings.setdefault(name, []).append(float(value))
+            return
+        if not own and name in self._settings:
+            (self._late if self._ended else self._now).setdefault(name, []).extend(self._settings.pop(name))
         early = own or name in self._early or self._under_way()
         if early is False and isinstance(value, torch.Tensor):
             value = _Coming(name, value)  # on its way now, while its work is queued before the next step's
@@ -129,7 +136,8 @@ class Metrics:
         """
         if self._under_way():  # by a pass behind what was open
             _move(self._open, self._late)
-        numbers, self._late = self._late, {}
+        numbers, self._late = self._late | {f"{SHOWN}{name}": set_ for name, set_ in self._settings.items()}, {}
+        self._settings = {}
         known = {self._logged(name): [_known(value) for value in values] for name, values in numbers.items()}
         return _told_apart(known, told)
 
