@@ -173,7 +173,7 @@ def test_a_commit_lacks_an_object_in_the_step_in_question(tmp_path: Path) -> Non
         traces[name] = Trace(write(tmp_path / name, [[metric_row("update", "w", 1.0), *rows] for rows in average]))
     good, end = traces["good"], first_difference(traces["good"], traces["bad"])
     assert end is not None and (end.step, end.signal) == (2, "module/ema/w")
-    scheduler: Any = SimpleNamespace(predicate=Bitwise())
+    scheduler: Any = SimpleNamespace(predicate=Bitwise(), history=None)
     search: Any = None
     judge = range_search.RangeSearch(scheduler, search, good, 3, None, end)
     verdicts = [judge.verdict("", range_search.Tested(trace, good, 3)) for trace in traces.values()]

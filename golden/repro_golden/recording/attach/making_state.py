@@ -60,9 +60,8 @@ def only_makes_state(session: Any, optimizer: Any) -> bool:
     The gradients, which may be on a device, are looked at last: no program waits for it that trains by such passes, and
     no rank is another for a shard whose gradients happen to be 0.
     """
-    if (
-        session.passes.since(optimizer) or torch._C._current_graph_task_id() >= 0 or optimizer.state
-    ):  # of torch: inside of a pass
+    inside = torch._C._current_graph_task_id() >= 0  # of a backward pass
+    if inside or session.passes.since(optimizer) or optimizer.state:
         return False
     rates = learning_rates(optimizer).values()
     if not rates or any(float(rate) for rate in rates):
