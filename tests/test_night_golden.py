@@ -74,7 +74,9 @@ def test_the_golden_run_of_this_machine(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(judge, "_replayed", lambda *_, **__: (Skip("it fails"), False))
     golden(repo, tmp_path / "a", machine, commit=None, tree=None)
     answer = ask(now)
-    assert answer.good == "" and "recorded from changes that are in no commit" in answer.check.text
+    assert answer.good == "" and "does not say which code it was recorded of (" in answer.check.text
+    golden(repo, tmp_path / "a", machine, commit=None, tree="d" * 40)
+    assert "recorded from changes that are in no commit" in ask(now).check.text
     golden(repo, tmp_path / "a", machine, commit="f" * 40, tree=None)
     assert ask(now).good == "" and "none that the tested one holds" in ask(now).check.text
 
@@ -153,21 +155,27 @@ def test_a_golden_run_approves_the_code_that_it_was_recorded_of(tmp_path: Path) 
     status, kind, text = said(baseline_of(tonight(repo, trace)))
     assert (status, kind) == ("green", "approved") and "names other content" in text, "what stood before still does"
     for commit in (branch, lost):  # one that was rebased has the code all the same
-        assert _approved_code(tonight(repo, trace), brought(commit, code)) == branch
+        assert _approved_code(tonight(repo, trace), brought(commit, code)) == (branch, "")
 
 
 def test_numbers_of_code_that_no_commit_holds_are_not_judged(tmp_path: Path) -> None:
-    """A golden run of uncommitted changes approves the commit that has them, before it or after it, and no other."""
+    """A golden run of uncommitted changes approves the commit that has them, before it or after it, and no other.
+
+    One that does not say which code it is of approves the commit that brought it, and the night says so.
+    """
     repo, trace = kit.start(tmp_path, case=kit.CASE + OBSERVE), made(tmp_path / "t", 1.0, 2.0)
     pointer = f"outs:\n- md5: {'e' * 32}.dir\n  hash: md5\nmeta:\n  content: {'e' * 32}.dir\n"
     repo.edit("train.py", "scale = 1.0\n", "scale = 3.0\n")
     ran = find_checkout(repo.root).ran(find_case(repo.root, None))
     repo.git("stash", "--quiet")
-    for said_of_it in ("", f"  tree: {ran.tree}\n"):
-        approved = approve(repo, "m2", text=pointer + said_of_it)
-        status, kind, text = said(baseline_of(tonight(repo, trace)))
-        assert (status, kind) == ("not judged", "none") and "`repro golden approve toy --reason ...`" in text
-        assert f"{approved[:10]} brought a golden run that was recorded of changes that neither it" in text
+    approved = approve(repo, "m2", text=pointer)
+    status, kind, text = said(baseline_of(tonight(repo, trace)))
+    assert (status, kind) == ("green", "approved") and approved[:10] in text
+    assert "; the golden run does not say which code it was recorded of (" in text
+    approved = approve(repo, "m2", text=f"{pointer}  tree: {ran.tree}\n")
+    status, kind, text = said(baseline_of(tonight(repo, trace)))
+    assert (status, kind) == ("not judged", "none") and "`repro golden approve toy --reason ...`" in text
+    assert f"{approved[:10]} brought a golden run that was recorded of changes that neither it" in text
     repo.git("stash", "pop", "--quiet")
     later = repo.commit("What ran")
     answer = baseline_of(tonight(repo, trace))
@@ -176,10 +184,11 @@ def test_numbers_of_code_that_no_commit_holds_are_not_judged(tmp_path: Path) -> 
     assert baseline_of(tonight(repo, trace)).baseline.commit == approved
     record = repo.root / "golden/runs/m4/toy/run.json"  # which git itself may keep
     record.parent.mkdir(parents=True)
-    for tree, status in ((None, "not judged"), (ran.tree, "green")):
+    for tree, status, unsaid in (("d" * 40, "not judged", False), (None, "green", True), (ran.tree, "green", False)):
         record.write_text(json.dumps({"chain": "c", "commit": None, "tree": tree}))
         repo.commit("Kept by git")
-        assert said(baseline_of(tonight(repo, trace)))[0] == status
+        found, _, text = said(baseline_of(tonight(repo, trace)))
+        assert (found, "does not say which code" in text) == (status, unsaid)
 
 
 def test_a_merge_brings_what_no_side_has(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -180,6 +181,75 @@ def test_a_submodule_with_changes_of_its_own_is_not_known(repo: Repo, tmp_path: 
     (repo.root / "lib/a.py").write_text("two\n")
     assert checkout.ran(CASE).tree == checkout.ran(command("lib/a.py")).tree == ""
     assert checkout.ran(command("src")).commit
+
+
+def test_a_submodule_that_is_not_checked_out_is_as_the_index_has_it(repo: Repo, tmp_path: Path) -> None:
+    """A plain clone is what its commit says, also with changes that are committed later; other files there are not."""
+    checkout, parts = find_checkout(repo.root), [Repo(tmp_path / "lib"), Repo(tmp_path / "deep")]
+    for part in parts:
+        part.root.mkdir()
+        part.git("init", "--quiet")
+        (part.root / "a.py").write_text("one\n")
+        part.commit("One")
+    lib, deep = parts
+    add = ("-c", "protocol.file.allow=always", "submodule", "--quiet", "add")
+    lib.git(*add, str(deep.root), "deep")
+    lib.commit("Add deep")
+    repo.git(*add, str(lib.root), "lib")
+    head = repo.commit("Add lib")
+    assert checkout.ran(CASE).commit == head, "of lib, deep is not checked out"
+    repo.git("submodule", "--quiet", "deinit", "--force", "--all")
+    ran = checkout.ran(CASE)
+    assert ran.commit == checkout.ran(command("lib/a.py")).commit == head and has(checkout, ran, "HEAD")
+    (repo.root / "train.py").write_text("changed\n")
+    changed = checkout.ran(CASE)
+    (repo.root / "lib").rmdir()
+    assert checkout.ran(CASE).tree == changed.tree
+    (repo.root / "lib").mkdir()
+    assert has(checkout, changed, repo.commit("What ran"))
+    (repo.root / "lib/a.py").write_text("my own\n")
+    assert checkout.ran(CASE).tree == "" and "submodule" in checkout.ran(CASE).unknown
+
+
+def test_no_key_stands_for_what_a_filter_would_rewrite(repo: Repo, tmp_path: Path) -> None:
+    """A commit will have it otherwise, and no filter runs to tell how; as the index has it, it is known."""
+    checkout = find_checkout(repo.root)
+    trap = tmp_path / "ran"
+    repo.git("config", "filter.strip.clean", f"touch {trap}; sed s/OUT//")
+    (repo.root / ".gitattributes").write_text("*.ipynb filter=strip\n*.txt filter=unknown\n")
+    for name in ("n.ipynb", "n.txt"):
+        (repo.root / name).write_text("code OUT\n")
+        os.utime(repo.root / name, (1e9, 1e9))  # so that git need not look at it again
+    head = repo.commit("Add a notebook")
+    trap.unlink()
+    assert checkout.ran(CASE).commit == head
+    (repo.root / "n.txt").write_text("more\n")
+    assert checkout.ran(CASE).tree, "a filter that is not configured rewrites nothing"
+    (repo.root / "n.ipynb").write_text("other code OUT\n")
+    ran = checkout.ran(CASE)
+    assert (ran.tree, ran.commit) == ("", "") and "n.ipynb" in ran.unknown and not trap.exists()
+    assert checkout.ran(command("src")).commit == head, "it is none of that code"
+    (repo.root / "n.ipynb").unlink()
+    gone = checkout.ran(CASE)
+    assert gone.tree and has(checkout, gone, repo.commit("Without it"))
+
+
+def test_what_is_unmerged_is_known_only_beside_the_code(repo: Repo) -> None:
+    """A conflict in a page of the docs hides neither the commit nor a change; one in the code is no commit's."""
+    checkout, head = find_checkout(repo.root), repo.git("rev-parse", "HEAD")
+    blob = repo.git("hash-object", "-w", "train.py")
+    stages = "".join(f"100644 {blob} {stage}\tdocs/x.md\n" for stage in (1, 2, 3))
+    (repo.root / "docs").mkdir()
+    for here in (False, True):
+        if here:
+            (repo.root / "docs/x.md").write_text("<<<<<<<\n")
+        subprocess.run(["git", "update-index", "--index-info"], cwd=repo.root, input=stages, text=True, check=True)
+        assert checkout.ran(command("src")).commit == head
+        ran = checkout.ran(CASE)
+        assert (ran.tree, ran.unknown) == ("", "docs/x.md is not merged")
+    (repo.root / "src/net.py").write_text("SIZE = 2\n")
+    ran = checkout.ran(command("src"))
+    assert ran.commit == "" and has(checkout, ran, repo.commit("Merge"), command("src"))
 
 
 def test_a_linked_worktree_has_its_own_code(repo: Repo, tmp_path: Path) -> None:

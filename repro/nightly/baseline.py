@@ -37,6 +37,10 @@ from repro_golden.trace import Trace
 __all__ = ["Judgement", "Tonight", "baseline_of"]
 
 _UNRECORDED = "neither the code nor the machine changed: look at what the identity does not record"
+_UNSAID = (
+    "the golden run does not say which code it was recorded of (as where a submodule of it had changes of its own, or "
+    "a filter rewrites a file of it)"
+)
 
 
 @dataclass(frozen=True)
@@ -234,7 +238,8 @@ def _good_of(tonight: Tonight, golden: GoldenRun, baseline: Baseline) -> tuple[s
     if held := _holding(tonight, golden.record.get("tree") or ""):
         return held, ""
     of = f"its commit {short(commit)} is none that the tested one holds" if commit else ""
-    return _begin(tonight, golden.trace, of or "the golden run was recorded from changes that are in no commit")
+    changes = "the golden run was recorded from changes that are in no commit"
+    return _begin(tonight, golden.trace, of or (changes if golden.record.get("tree") else _UNSAID))
 
 
 def _holding(tonight: Tonight, tree: str) -> str:
@@ -301,10 +306,19 @@ def _last_green(tonight: Tonight) -> Judgement:
     if past.approved:
         _refuse_changed(tonight, past.approved)
     good = min(known, key=lambda commit: past.order[commit])
-    baseline = Baseline("last green", last) if good == last else Baseline("approved", _approved_code(tonight, good))
-    good = baseline.commit
-    name = f"{'the last green commit' if baseline.kind == 'last green' else 'the approved commit'} {short(good)}"
+    of, unsaid = (good, "") if good == last else _approved_code(tonight, good)
+    baseline = Baseline("last green" if good == last else "approved", of)
+    name = f"{'the last green commit' if baseline.kind == 'last green' else 'the approved commit'} {short(of)}"
     name += f" ({void})" if past.void else ""
+    judgement = _against(tonight, baseline, name)
+    if not unsaid:
+        return judgement
+    return replace(judgement, check=replace(judgement.check, text=line(f"{judgement.check.text}; {unsaid}")))
+
+
+def _against(tonight: Tonight, baseline: Baseline, name: str) -> Judgement:
+    """What a comparison with a commit finds, which the text calls by a name."""
+    case, good = tonight.case, baseline.commit
     parents = {tonight.commit: [good]} if good != tonight.commit else {}
     tree = Commits(tonight.checkout, good, parents, tonight.paths).tree(good)
     if tree == tonight.tree:
@@ -327,14 +341,19 @@ def _last_green(tonight: Tonight) -> Judgement:
     return _moved(tonight, baseline, name, base, compared, kept=cached)
 
 
-def _approved_code(tonight: Tonight, approved: str) -> str:
+def _approved_code(tonight: Tonight, approved: str) -> tuple[str, str]:
     """The commit whose code has the approved numbers: the approving one, or else one that its golden run was of.
+
+    With it goes what is to be said where the approving one counts though its golden run does not say what it was of.
 
     Raises:
         NotVerifiableError: the golden run was recorded of other code, which is not here or was in no commit.
     """
-    git = tonight.checkout.git
+    git, unsaid = tonight.checkout.git, ""
     for told in recorded(tonight.checkout, tonight.case.name, approved):
+        if not told.tree and not told.commit:
+            unsaid = _UNSAID
+            continue
         if told.tree and has_code(git, approved, tonight.paths, told.tree, told.untracked):
             continue
         origin = told.commit if told.commit and git.tells("cat-file", "-e", f"{told.commit}^{{commit}}") else ""
@@ -342,7 +361,7 @@ def _approved_code(tonight: Tonight, approved: str) -> str:
         if origin and keys.of(origin) == keys.of(approved):  # the case had other paths then
             continue
         if found := _holding(tonight, told.tree) or origin:
-            return found
+            return found, ""
         if told.commit:
             what = f"other code, that of {short(told.commit)}, which is not here: fetch it, or"
         else:
@@ -351,7 +370,7 @@ def _approved_code(tonight: Tonight, approved: str) -> str:
             f"the commit {short(approved)} brought a golden run that was recorded of {what} approve what is here with "
             f"`repro golden approve {tonight.case.name} --reason ...`"
         )
-    return approved
+    return approved, unsaid
 
 
 def _refuse_changed(tonight: Tonight, approved: str) -> None:

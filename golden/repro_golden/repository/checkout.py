@@ -16,9 +16,20 @@ from repro_golden.base.trust import folder_of, trust_of
 from repro_golden.case.file import Case
 from repro_golden.repository.code_key import code_keys, not_code
 from repro_golden.repository.dvc_files import POINTERS, beside
-from repro_golden.repository.git import Git, GitFailedError
+from repro_golden.repository.git import Git, GitFailedError, cleaned
 from repro_golden.repository.linked import data_of
-from repro_golden.repository.working import NOTHING, Ran, apart, as_it_lies, changed, modes_of, noted_of
+from repro_golden.repository.working import (
+    NOTHING,
+    SUBMODULE,
+    Lying,
+    Ran,
+    apart,
+    as_it_lies,
+    changed,
+    is_absent,
+    modes_of,
+    noted_of,
+)
 
 __all__ = ["BESIDE", "Checkout", "Place", "find_checkout", "held_alone", "no_such_code"]
 
@@ -166,7 +177,8 @@ class Checkout:
         git, paths = self.git.without_filters(), self.paths(case, untracked=True)
         head = self.git.text("rev-parse", "--verify", "--quiet", "HEAD^{commit}", none=1)
         with apart(git) as index:
-            tree = as_it_lies(git, index)
+            lying = as_it_lies(git, index)
+            tree = lying.tree
             keys = code_keys(index, [tree, *([head] if head else [])], paths)
             covered, left_out = keys.covers(tree)
             naming = [path for path in covered if str(path) in self._naming(case)]  # data may lie there
@@ -176,9 +188,19 @@ class Checkout:
             beside = git.names(*others, *code, *left) if code else []
             untracked = noted_of(index, beside + self._new_pointers(naming))
         key = keys.of(tree)
-        if code and _modules_changed(git, [*code, *left]):
-            return Ran("", "", untracked)
+        if unknown := self._unknown(lying, [*_specs(git, covered), *left]):
+            return Ran("", "", untracked, unknown)
         return Ran(key or NOTHING, head if head and key and keys.of(head) == key else "", untracked)
+
+    def _unknown(self, lying: Lying, specs: Sequence[str]) -> str:
+        """Why no key stands for what lies here of some pathspecs, such as no commit can have; else empty."""
+        git = self.git.without_filters()
+        among = frozenset(git.names("ls-files", "-z", "--", *specs))
+        if name := next((name for name in lying.unmerged if name in among), ""):
+            return f"{name} is not merged"
+        if files := cleaned(self.git, [name for name in lying.put if name in among]):
+            return f"a filter, which does not run here, would rewrite {files[0]} when it is added"
+        return "a submodule of it is not as its commit" if _modules_changed(git, specs, absent=False) else ""
 
     def uncommitted(self, case: Case) -> list[str]:
         """The files of a subject's code that git tracks and that lie here otherwise than in the last commit."""
@@ -212,13 +234,17 @@ def no_such_code(paths: Sequence[str], where: str) -> ReproError:
     )
 
 
-_SUBMODULE = "160000"
 _OF_TRACES = re.compile(r"header\.json|steps\.(?:jsonl|index)|rank-\d{5}\.(?:parquet|log)|dumps/[^/]+\.bin")
 """The files of a trace's folder."""
 
 
 def _changed(
-    git: Git, paths: Sequence[PurePosixPath], left_out: Sequence[str] = (), *, untracked: str = "normal"
+    git: Git,
+    paths: Sequence[PurePosixPath],
+    left_out: Sequence[str] = (),
+    *,
+    untracked: str = "normal",
+    absent: bool = True,
 ) -> bool:
     """Whether the working tree has paths otherwise than the last commit, or not at all, also in submodules.
 
@@ -234,21 +260,22 @@ def _changed(
     }
     if set(flags.values()) - {"H"}:  # left out by a sparse checkout, or taken for unchanged without a look
         return True
-    return _modules_changed(git, specs, untracked=untracked)
+    return _modules_changed(git, specs, untracked=untracked, absent=absent)
 
 
-def _modules_changed(git: Git, specs: Sequence[str], *, untracked: str = "no") -> bool:
-    """Whether a submodule, of those that pathspecs name, has changes of its own or is not here."""
-    inside = [git.folder / name for name, mode in modes_of(git, specs).items() if mode == _SUBMODULE]
-    return not all(
-        (folder / ".git").exists() and not _changed(Git(folder), [PurePosixPath()], untracked=untracked)
-        for folder in inside
+def _modules_changed(git: Git, specs: Sequence[str], *, untracked: str = "no", absent: bool = True) -> bool:
+    """Whether a submodule, of those that pathspecs name, has changes of its own or, where that counts, is absent."""
+    folders = [git.folder / name for name, mode in modes_of(git, specs).items() if mode == SUBMODULE]
+    return any(
+        not (folder / ".git").exists() or _changed(Git(folder), [PurePosixPath()], untracked=untracked, absent=absent)
+        for folder in folders
+        if absent or not is_absent(folder)
     )
 
 
 def _specs(git: Git, paths: Sequence[PurePosixPath]) -> list[str]:
     """Git's words for paths; of what lies inside a submodule, all of the submodule counts."""
-    modules = [PurePosixPath(name) for name, mode in modes_of(git).items() if mode == _SUBMODULE]
+    modules = [PurePosixPath(name) for name, mode in modes_of(git).items() if mode == SUBMODULE]
     paths = [next((m for m in modules if path.is_relative_to(m)), path) for path in paths]
     return [f":(top,literal){path}" if path.parts else ":(top)" for path in paths]  # a literal dot would be a name
 

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ __all__ = [
     "POINTER_MOST",
     "Git",
     "GitFailedError",
+    "cleaned",
     "holds",
     "kept_at",
     "kept_by_lfs",
@@ -180,20 +181,46 @@ def rewritten(git: Git, paths: Sequence[str]) -> str:
         git: In the checkout's root.
         paths: Of the files in question.
     """
-    listed = git("config", "-z", "--get-regexp", r"^filter\..*\.(smudge|process)$", none=1)
-    settings = [os.fsdecode(entry).partition("\n") for entry in listed.split(b"\0") if entry]
-    filters = {name.split(".", 1)[1].rpartition(".")[0] for name, _, value in settings if value not in ("", "cat")}
-    if not filters - {"lfs"}:
+    filters = _filters(git, "smudge") - {"lfs"}
+    if not filters:
         return ""
     files = git("ls-files", "-z", "--", *(f":(top,literal){path}" for path in paths if path != "."))
+    for path, name in _filtered(git, files, filters):
+        return (
+            f"{path} is written by the filter {name} in your checkout, which runs in no commit's worktree: there it is "
+            "as git keeps it"
+        )
+    return ""
+
+
+def cleaned(git: Git, names: Sequence[str]) -> list[str]:
+    """The files among some that a filter of the user's rewrites on their way into git. None runs.
+
+    Args:
+        git: In the checkout's root, with the user's filters.
+        names: Paths below it.
+    """
+    filters = _filters(git, "clean") if names else frozenset[str]()
+    given = b"".join(os.fsencode(name) + b"\0" for name in names)
+    found = [path for path, _ in _filtered(git, given, filters)] if filters else []
+    return [path for path in found if (git.folder / path).is_file() and not (git.folder / path).is_symlink()]
+
+
+def _filters(git: Git, direction: str) -> frozenset[str]:
+    """The names of the filters that are configured to do something in one direction: ``smudge`` or ``clean``."""
+    listed = git("config", "-z", "--get-regexp", rf"^filter\..*\.({direction}|process)$", none=1)
+    settings = dict(os.fsdecode(entry).partition("\n")[::2] for entry in listed.split(b"\0") if entry)
+    return frozenset(
+        name.split(".", 1)[1].rpartition(".")[0] for name, value in settings.items() if value not in ("", "cat")
+    )
+
+
+def _filtered(git: Git, files: bytes, filters: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """The path and the filter of each file, of those that are given NUL-terminated, that one of some filters is for."""
     told = git("check-attr", "-z", "--stdin", "filter", given=files).split(b"\0")
     for path, value in zip(told[::3], told[2::3], strict=False):
-        if (name := os.fsdecode(value)) in filters - {"lfs"}:
-            return (
-                f"{os.fsdecode(path)} is written by the filter {name} in your checkout, which runs in no commit's "
-                "worktree: there it is as git keeps it"
-            )
-    return ""
+        if (name := os.fsdecode(value)) in filters:
+            yield os.fsdecode(path), name
 
 
 # -- what Git LFS leaves in git: a pointer for each file whose content it keeps

@@ -14,10 +14,12 @@ from repro_golden.base.canonical import digest
 from repro_golden.repository.code_key import code_keys
 from repro_golden.repository.git import Git, kept_by_lfs
 
-__all__ = ["NOTHING", "Ran", "apart", "as_it_lies", "has_code", "noted_of"]
+__all__ = ["NOTHING", "SUBMODULE", "Lying", "Ran", "apart", "as_it_lies", "has_code", "is_absent", "noted_of"]
 
 NOTHING = "none"
 """In place of a key, where git tracks none of the code yet."""
+SUBMODULE = "160000"
+"""The mode of one."""
 _MOST_FILES, _MOST_BYTES = 256, 1 << 20
 _DIGITS = 16
 
@@ -28,15 +30,17 @@ class Ran:
 
     Attributes:
         tree: The key of what git tracks of it, as it lies there; `NOTHING` where that is nothing, empty where no key
-            stands for it, as where a submodule has changes of its own.
+            stands for it.
         commit: The last commit, where it has that key; else empty.
         untracked: Of each little file beside it that git neither tracks nor ignores, by its path, some digits that
             stand for path, mode and content. None of them where they are many.
+        unknown: Why no key stands for it; else empty.
     """
 
     tree: str
     commit: str
     untracked: Mapping[str, str] = field(default_factory=dict)
+    unknown: str = ""
 
     def beside(self, later: Ran) -> list[str]:
         """What lay beside it and still does, and what came since, as a program's own output does."""
@@ -66,26 +70,52 @@ def apart(git: Git) -> Iterator[Git]:
         yield replace(git.with_options("-c", "core.looseCompression=0"), variables=tuple(variables.items()))
 
 
-def as_it_lies(git: Git, index: Git) -> str:
-    """The id of the tree of all that git tracks, as it lies in the working tree.
+@dataclass(frozen=True)
+class Lying:
+    """All that git tracks, as it lies in a working tree.
 
-    What a sparse checkout leaves out is as the index has it, and so is what Git LFS keeps.
+    Attributes:
+        tree: The id of its tree.
+        put: The files of that which are not as the index has them, or are hidden from git.
+        unmerged: The files that a merge has left in conflict.
+    """
+
+    tree: str
+    put: Sequence[str]
+    unmerged: Sequence[str]
+
+
+def as_it_lies(git: Git, index: Git) -> Lying:
+    """All that git tracks, as it lies in the working tree.
+
+    What a sparse checkout leaves out is as the index has it, and so are what Git LFS keeps and a submodule that is not
+    checked out.
 
     Args:
         git: In the root of the working tree; no filter runs.
         index: The same `apart`, which gets the tree.
     """
     listed = (entry.partition(" ") for entry in git.names("ls-files", "-v", "-z"))
-    hidden = [name for flag, _, name in listed if flag != "H" and os.path.lexists(git.folder / name)]
+    flagged = [name for flag, _, name in listed if flag == "S" or flag.islower()]
+    hidden = [name for name in flagged if os.path.lexists(git.folder / name)]
     for flag in ("--no-assume-unchanged", "--no-skip-worktree"):
         _put(index, hidden, flag)
     here, gone = list[str](), list[str]()
-    told = [name for kind, name in changed(git) if kind[1] != " "]
+    told = {name: kind for kind, name in changed(git) if kind[1] != " "}
+    unmerged = [name for name, kind in told.items() if "U" in kind or kind in ("AA", "DD")]
+    modules = {name for name, mode in modes_of(git).items() if mode == SUBMODULE}
     for name in dict.fromkeys([*told, *hidden]):
-        (here if _is_there(git.folder, name) else gone).append(name)
+        absent = name in modules and is_absent(git.folder / name)
+        if not absent or name in unmerged:  # git cannot write a tree of what is unmerged
+            (here if not absent and _is_there(git.folder, name) else gone).append(name)
     _put(index, gone, "--force-remove")
     _put(index, here)
-    return _tree(index)
+    return Lying(_tree(index), here, unmerged)
+
+
+def is_absent(folder: Path) -> bool:
+    """Whether a submodule's folder has nothing in it, or is not there: it is not checked out."""
+    return not os.path.lexists(folder) or (folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()))
 
 
 def changed(git: Git, specs: Sequence[str] = (), *, untracked: str = "no") -> Iterator[tuple[str, str]]:
@@ -103,11 +133,12 @@ def changed(git: Git, specs: Sequence[str] = (), *, untracked: str = "no") -> It
     modes: Mapping[str, str] = {}
     for entry in git.names(*status, "--no-renames", "--", *specs):
         kind, name = entry[:2], entry[3:]
-        if kind == " M":
+        if kind[1] == "M":
             modes = modes or modes_of(git, specs)
             if kept_by_lfs(git, name, modes[name]):
-                continue
-        yield kind, name
+                kind = f"{kind[0]} "
+        if kind.strip():
+            yield kind, name
 
 
 def modes_of(git: Git, specs: Sequence[str] = ()) -> dict[str, str]:

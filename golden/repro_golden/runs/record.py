@@ -125,7 +125,7 @@ def _record(checkout: Checkout, case: Case, store: Store, options: Options, say:
         if now.tree != ran.tree:
             raise ReproError(f"the code of {case.name} was changed while it was recorded: record it again")
         if not ran.tree:
-            say("  note: whether the code was changed meanwhile is not known: a submodule of it is not as its commit")
+            say(f"  note: no key stands for the code, nor says whether it was changed meanwhile: {ran.unknown}")
         code = {"commit": ran.commit or None, "tree": ran.tree or None, "untracked": ran.beside(now)}
         facts = _facts(case, golden, results, options) | code | _surroundings(case, golden, who) | outside
         engine = rollouts.engine if isinstance(rollouts, RolloutSet) else None
