@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from repro_bisect.axes.arrival import lost
+from repro_bisect.axes.arrival import Lost, lost
 from repro_golden.case.identity import short_digest
 from repro_golden.trace import Header
 
@@ -48,6 +48,13 @@ def header(
         (("bash r.sh", "bash r2.sh"), ("python t.py", "python t.py"), ""),
         (("python t.py", "torchrun --nproc-per-node 2 t.py"), ("python t.py", "/bin/python -u t.py"), ""),
         (("torchrun --nnodes 2 t.py", "torchrun --nnodes 4 t.py"), ("python -u t.py", "python -u t.py"), ""),
+        (("deepspeed --include localhost:0 t.py", "deepspeed --include localhost:0,1 t.py"),
+         ("python -u t.py --local_rank=0", "python -u t.py --local_rank=0"), ""),
+        (("deepspeed --num_gpus 1 t.py --x 1", "deepspeed --num_gpus 1 --bind_cores_to_rank t.py --x 1"),
+         ("python -u t.py --local_rank=0 --x 1", "python -u t.py --local_rank=0 --x 1"), ""),
+        (("torchrun --no-python --max-restarts 1 ./t.sh", "torchrun --no-python --max-restarts 3 ./t.sh"),
+         ("python t.py", "python t.py"), ""),
+        (("torchrun t.py", "torchrun t.py --lr 1"), ("python -u t.py", "python -u t.py"), "--lr is not on"),
         (("env A=1 python t.py", "env A=2 python t.py"), ("python t.py", "python t.py"), ""),
         # as they are
         (("python t.py --lr 1", "python t.py --lr 2"), ("python t.py --lr 1", "python t.py --lr 2"), ""),
@@ -62,6 +69,92 @@ def test_words(commands: tuple[str, str], argvs: tuple[str, str], said: str) -> 
     assert bool(found) is bool(said)
     for other in (header(commands[1], argvs[1], kind="slime"), header(commands[1], "")):
         assert lost(good, other) is None, "nothing is known of it"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("--lr 0.1 --shift 1", "--lr 0.2 --shift -1"),
+        ("--shift 1", "--shift -1"),
+        ("--shift=1", "--shift=-1"),
+        ("--betas 0.9,0.95", "--betas 0.95,0.9"),
+        ("m.l=[1,2]", "m.l=[2,1]"),
+        ("x.a=1", "+x.a=1"),
+        ("--s 1:2", "--s 2:1"),
+        ("--d a/b", "--d b/a"),
+        ("--d 'data/*'", "--d data/"),
+        ("--t a,b", "--t b"),
+        ("--dims 64,64,128", "--dims 64,128"),
+        ("--dims 64,64", "--dims 64,64,64"),
+        ("--x --lr=1", "-x --lr=1"),
+        ("--a=1 --b=2", "--a=2 --b=1"),
+        ("--m 'a|b'", "--m 'a&b'"),
+        ("--j '[1, 2]'", "--j '[2, 1]'"),
+        ("--e 1-2", "--e 1+2"),
+        ("--no-x", "--no_x"),
+    ],
+)
+def test_words_that_stand_there_as_they_are(before: str, after: str) -> None:
+    """What stands on the command line arrived, be it another sign, order or punctuation; else it is lost."""
+    lines = [f"python t.py {words}" for words in (before, after)]
+    for good, made in (lines, lines[::-1]):
+        assert lost(header(good, good), header(made, made)) is None
+        assert lost(header(good, good), header(made, good)) is not None
+
+
+def test_words_that_a_script_hands_on_as_they_are() -> None:
+    """A script may join words by `=`, part or export them; a sign counts where it writes them otherwise."""
+    good = header("bash r.sh --betas 1,2", "python t.py --betas=1,2", given={"B": "1,2"})
+    assert lost(good, header("bash r.sh --betas 2,1", "python t.py --betas=2,1")) is None
+    assert lost(good, header("bash r.sh --betas 2,1", "python t.py --betas=1,2", given={"B": "2,1"})) is None
+    assert lost(good, header("bash r.sh --betas 2,1", "python t.py --betas=1,2", given={"B": "1,2"})) is not None
+    joined = header("bash r.sh --betas=1,2", "python t.py --betas 1,2")
+    assert lost(joined, header("bash r.sh --betas=2,1", "python t.py --betas 2,1")) is None
+    shift = header("bash r.sh --shift 1", "python t.py '{shift: 1}'")
+    assert lost(shift, header("bash r.sh --shift -1", "python t.py '{shift: -1}'")) is None
+    assert lost(shift, header("bash r.sh --shift -1", "python t.py '{shift: 1}'")) is not None
+
+
+@pytest.mark.parametrize(
+    ("commands", "argvs"),
+    [
+        (("--micro 8 --b 1", "--micro 16 --b 1"), ("--micro 8 --accum 16 --b 1", "--micro 16 --accum 8 --b 1")),
+        (("--micro 8 --b 1", "--micro 16 --b 2"), ("--micro 8 --accum 16 --b 1", "--micro 16 --accum 8 --b 2")),
+        (("8", "16"), ("--micro 8 --accum 16", "--micro 16 --accum 8")),
+        (("--tp 2", "--tp 1"), ("--tp 2 --dp 1", "--tp 1 --dp 2")),
+    ],
+)
+def test_a_script_that_computes_beside_its_words(commands: tuple[str, str], argvs: tuple[str, str]) -> None:
+    """An option's value arrived though what is computed of it is what the option was before."""
+    good, made = (header(f"bash r.sh {c}", f"python t.py {a}") for c, a in zip(commands, argvs, strict=True))
+    assert lost(good, made) is None
+    assert lost(made, good) is None
+
+
+@pytest.mark.parametrize(
+    ("commands", "argvs", "refused"),
+    [
+        (("--batch 8 --wd 1", "--batch 16 --wd 2"), ("--mb 1 --wd 1", "--mb 2 --wd 2"), False),
+        (("--amp no", "--amp yes"), ("--amp False", "--amp True"), False),
+        (("--lr 2e-3", "--lr 1e-3"), ("--lr 0.002", "--lr 0.001"), False),
+        (("", "--tp 2"), ("", ""), True),
+        (("--micro 8", "--micro 16 --tp 2"), ("--micro 8", "--micro 16"), True),
+        (("--micro 8", "--micro 16 --tp 2"), ("--micro=8 --o /a", "--micro=16 --o /b"), True),
+    ],
+)
+def test_layouts_that_a_script_computes_with(commands: tuple[str, str], argvs: tuple[str, str], refused: bool) -> None:
+    """Layouts are refused only where their numbers agree and nothing in the process is unlike its given words."""
+    good, made = (header(f"bash r.sh {c}", f"python t.py {a}") for c, a in zip(commands, argvs, strict=True))
+    for part in (lost(good, made), lost(made, good)):
+        assert part
+        assert not part.refuses(agree=False)
+        assert part.refuses(agree=True) is refused
+
+
+def test_layouts_are_refused_for_what_the_process_says() -> None:
+    """Other threads than a layout asks for are known, whatever the numbers are."""
+    assert Lost("", sure=True, known=True).refuses(agree=False)
+    assert not Lost("", sure=False).refuses(agree=True)
 
 
 def test_words_that_become_variables() -> None:

@@ -23,6 +23,8 @@ __all__ = ["Lost", "lost"]
 _TOKEN = re.compile(r"\{(root|rollouts|out|checkpoint|step|python)\}")
 """What we replace in a case's words and variables by something of the run."""
 _RUNS_A_FILE = re.compile(r"(python|pypy)[\d.]*|(ba|da|k|z)?sh|env")
+_SCRIPT = re.compile(r"\.(py|sh|bash)$")
+"""What a launcher runs, such as torchrun and deepspeed."""
 _CHILD = re.compile(r"multiprocessing\.|--multiprocessing-fork|default_worker\.py$")
 """On the command line of a process that a Python program makes: its words are none of the program's."""
 
@@ -34,12 +36,19 @@ class Lost:
     Attributes:
         text: The first of it, in one line.
         sure: Whether it would show there. A worker of multiprocessing or of Ray has its parent's words by other ways.
-        whole: Whether nothing of the change shows.
+        known: Whether it was asked of the process itself, rather than read from its words.
+        computed: Whether its words differ by what no word of the change says: a launch script may compute with those
+            that it is given.
     """
 
     text: str
     sure: bool
-    whole: bool
+    known: bool = False
+    computed: bool = False
+
+    def refuses(self, *, agree: bool) -> bool:
+        """Whether nothing can be said of two layouts for it, whose numbers agree bit for bit or do not."""
+        return self.sure and (self.known or (agree and not self.computed))
 
 
 def lost(good: Header, made: Header, less: Mapping[str, Any] | None = None) -> Lost | None:
@@ -61,7 +70,7 @@ def lost(good: Header, made: Header, less: Mapping[str, Any] | None = None) -> L
         return None
     told = [*_variables(without, made.case, a, b), *_words(without, made.case, good.case, a, b)]
     missing = [text for text in told if text]
-    return Lost(missing[0], b.runs_the_program, len(missing) == len(told)) if missing else None
+    return Lost(missing[0], b.runs_the_program, computed=_computed(good, made, a, b)) if missing else None
 
 
 class _Process:
@@ -69,9 +78,11 @@ class _Process:
         self.argv = [str(word) for word in header.subject.get("argv", ())]
         self.variables: Mapping[str, str] | None = header.subject.get("variables")
         self.layout = header.identity.get("layout", {})
-        self.pieces = _counted(self.argv)
+        self.pieces, self.words, self.pairs = _counted(self.argv), Counter(_verbatim(self.argv)), _paired(self.argv)
         if launched := header.subject.get("launched"):  # a line that saves or resumes has words of its own
-            self.pieces -= _counted([launched]) - _counted(_line(header.case))
+            line = _line(header.case)
+            self.pieces -= _counted([launched]) - _counted(line)
+            self.words -= Counter(_verbatim(_split(launched))) - Counter(_verbatim(line))
 
     @property
     def runs_the_program(self) -> bool:
@@ -87,6 +98,8 @@ class _Process:
 
     def shows(self, word: str, other: _Process, times: int = 1) -> bool:
         """Whether a word is here more often than in another process, under whatever name."""
+        if self.words[word] - other.words[word] >= times:
+            return True
         pieces = _pieces(word)
         if pieces and all(self.pieces[piece] - other.pieces[piece] >= times for piece in pieces):
             return True
@@ -96,6 +109,25 @@ class _Process:
             return True  # a script may export what it is given
         return any(str(n) == word and str(other.layout.get(key)) != word for key, n in self.layout.items())
 
+    def sets(self, name: str, value: str, other: _Process) -> bool:
+        """Whether an option, or any where it is '', is followed by a value here more often than in another process."""
+        return any(pair[1] == value and name in ("", pair[0]) for pair in self.pairs - other.pairs)
+
+
+def _verbatim(words: Iterable[str]) -> Iterator[str]:
+    """Words, and what stands behind the `=` in them."""
+    for word in words:
+        yield word
+        _, equal, value = word.partition("=")
+        if equal:
+            yield value
+
+
+def _paired(words: Sequence[str]) -> Counter[tuple[str, str]]:
+    """What stands side by side, or on both sides of a `=`."""
+    joined = ((name, value) for name, equal, value in (word.partition("=") for word in words) if equal)
+    return Counter([*itertools.pairwise(words), *joined])
+
 
 def _counted(words: Iterable[str]) -> Counter[str]:
     return Counter(piece for word in words for piece in _pieces(str(word)))
@@ -103,7 +135,7 @@ def _counted(words: Iterable[str]) -> Counter[str]:
 
 def _pieces(word: str) -> list[str]:
     """The names and values in a word: a launcher may write `--lr 1` as `--lr=1`, `optim.lr=1` or `'{"lr": 1}'`."""
-    found = (piece.lstrip("-+") for piece in re.findall(r"[\w.+-]+", word))
+    found = (re.sub(r"^(?!-\.?\d)[-+]+", "", piece) for piece in re.findall(r"[\w.+-]+", word))
     return [piece for piece in found if piece]
 
 
@@ -141,7 +173,7 @@ def _words(
     starts = [_start(lines[0], a.argv), _start(lines[1], b.argv)]
     added = _beyond(lines[1], lines[0], starts[1])
     taken = _beyond(lines[0], lines[1], starts[0])
-    all_added = Counter(_beyond(lines[1], lines[2], starts[1]))
+    all_added = Counter(word for _, word in _beyond(lines[1], lines[2], starts[1]))
     for name, values, words in _options(added):
         if _moved(name, values, b, a, all_added):
             yield ""
@@ -149,7 +181,7 @@ def _words(
             here = bool(name) and b.pieces.keys() >= set(_pieces(name))
             yield f"{shlex.join(words if here else words[:1])} is not on {b.at}"
     for name, values, words in _options(taken):
-        if _moved(name, values, a, b, Counter(taken)):
+        if _moved(name, values, a, b, Counter(word for _, word in taken)):
             yield ""
         elif all(b.pieces[piece] for word in words for piece in _pieces(word)):
             yield f"{shlex.join(words)} is still on {b.at}"
@@ -157,16 +189,31 @@ def _words(
             yield f"{shlex.join(words)} was not on {b.at} before"
 
 
-def _moved(name: str, values: Sequence[str], a: _Process, b: _Process, times: Mapping[str, int]) -> bool:
+def _moved(name: str, values: Sequence[tuple[str, str]], a: _Process, b: _Process, times: Mapping[str, int]) -> bool:
     """Whether one process shows an option, or what it is set to, and the other does not."""
     if not values:
         return a.shows(name, b)
     named = not name or a.pieces.keys() >= set(_pieces(name))
-    return all(a.shows(value, b, 1 if named else max(times.get(value, 1), 1)) for value in values)
+    for before, value in values:
+        behind = before if name or _is_option(before) else ""
+        if not (a.sets(behind, value, b) or a.shows(value, b, 1 if named else max(times.get(value, 1), 1))):
+            return False
+    return True
+
+
+def _computed(good: Header, made: Header, a: _Process, b: _Process) -> bool:
+    """Whether processes differ by more than the words of their lines, but for paths, which are the run's own."""
+    ours, theirs = (_counted(word for word in side.argv if "/" not in word) for side in (b, a))
+    after, before = _counted(_line(made.case)), _counted(_line(good.case))
+    beyond = (ours - theirs) - (after - before) or (theirs - ours) - (before - after)
+    return bool(beyond)
 
 
 def _line(case: Mapping[str, Any]) -> list[str]:
-    text = str(case.get("subject", {}).get("command", ""))
+    return _split(str(case.get("subject", {}).get("command", "")))
+
+
+def _split(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError:  # a shell reads it otherwise
@@ -179,33 +226,38 @@ def _start(line: Sequence[str], argv: Sequence[str]) -> int:
     alike = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     own = alike and all(word.startswith("-") for word in argv[1 : len(argv) - alike])  # python -u
     runs = bool(line) and _RUNS_A_FILE.fullmatch(line[0].rpartition("/")[2].strip("{}"))
-    named = next((k for k, word in enumerate(line) if k and not word.startswith("-")), len(line) - 1) if runs else 0
-    return max(named + 1, len(line) - alike if own else 0)
+    files = (k for k, word in enumerate(line) if k and not word.startswith("-") and (runs or _SCRIPT.search(word)))
+    named = next(files, len(line) - 1 if runs else 0)
+    return max(named + 1 if runs or named else 0, len(line) - alike if own else 0)
 
 
-def _beyond(line: Sequence[str], other: Sequence[str], start: int) -> list[str]:
-    """The words of a line that another has not, or not as often, without those of its launcher."""
-    left, words = Counter(other), list[str]()
+def _beyond(line: Sequence[str], other: Sequence[str], start: int) -> list[tuple[str, str]]:
+    """The words of a line that another has not, or not as often, without its launcher's, each behind the one before."""
+    left, words = Counter(other), list[tuple[str, str]]()
     for k, word in enumerate(line):
         if left[word]:
             left[word] -= 1
         elif k >= start and not _TOKEN.search(word) and _pieces(word):
-            words.append(word)
+            words.append((line[k - 1] if k else "", word))
     return words
 
 
-def _options(words: Sequence[str]) -> list[tuple[str, list[str], list[str]]]:
-    """Each option, its values, and the words that it is written in; '' for the name of what is none's."""
-    options: list[tuple[str, list[str], list[str]]] = []
-    for word in words:
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and not re.match(r"-\.?\d", word)
+
+
+def _options(words: Sequence[tuple[str, str]]) -> list[tuple[str, list[tuple[str, str]], list[str]]]:
+    """Each option, its values, each behind the word before it, and the words of both; '' names what is none's."""
+    options: list[tuple[str, list[tuple[str, str]], list[str]]] = []
+    for before, word in words:
         name, equal, value = word.partition("=")
         if equal and _pieces(value):
-            options.append((name, [value], [word]))
-        elif word.startswith("-") and not re.match(r"-\.?\d", word):
+            options.append((name, [(name, value)], [word]))
+        elif _is_option(word):
             options.append((word, [], [word]))
         elif options and options[-1][0].startswith("-"):
-            options[-1][1].append(word)
+            options[-1][1].append((before, word))
             options[-1][2].append(word)
         else:
-            options.append(("", [word], [word]))
+            options.append(("", [(before, word)], [word]))
     return options

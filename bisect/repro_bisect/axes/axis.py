@@ -213,7 +213,7 @@ class Varied(Axis):
         threads, asked = made.subject.get("switches", {}).get("threads"), self._points[point].threads
         if asked is not None and threads not in (None, str(asked)):
             text = f"torch.get_num_threads() is {threads} in the program (OMP_NUM_THREADS of its env, set_num_threads)"
-            return Lost(text, sure=True, whole=False)
+            return Lost(text, sure=True, known=True)
         return lost(good, made)
 
     def changes_lost(self, point: str, case: Case, good: Header, made: Header) -> dict[str, Lost]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from repro_bisect.axes.arrival import Lost
 from repro_bisect.axes.layouts import EPSILON, LayoutComparison, compare_layouts
 from repro_bisect.axes.sets import LayoutLine
 from repro_bisect.driver.arrived import refused
@@ -129,9 +130,8 @@ class _Replays:
         traces = [trace_of(answer, end) for end, answer in answers]
         first, last = traces[0].header, traces[2].header
         asked = ((ends[1], first, last), (ends[0], last, first))
-        end, part = next(((end, p) for end, *headers in asked if (p := self.axis.lost(end, *headers))), ("", None))
-        if part and part.sure and not part.whole:
-            raise refused(end, part.text)
+        parts = {end: part for end, *headers in asked if (part := self.axis.lost(end, *headers))}
+        self._refuse(parts, agree=False)
         flaky = {
             end: f"two replays of it differ at {difference}"
             for end, first, again in zip(ends, traces[::2], traces[1::2], strict=True)
@@ -148,10 +148,9 @@ class _Replays:
         self.remarks += self.scheduler.tell_length("each", traces[0])
         both = {ends[0]: traces[0], ends[1]: traces[2]}
         compared = self._compared(traces[0], traces[2])
-        if part:  # what does not show may have come by a file, say, if it made any difference
-            if part.sure and compared.first is None:
-                raise refused(end, part.text)
-            self.remarks.append(f"{end}: {part.text}, under this name at least")
+        self._refuse(parts, agree=compared.first is None)
+        for end, part in [*parts.items()][:1]:  # it may have come by a file, say, or a script computes with it
+            self._remark(end, part)
         comparison, flaky = self._measured(both, compared)
         if flaky:
             return self._result("flaky", flaky, None, [])
@@ -159,6 +158,16 @@ class _Replays:
             require_finite(traces[2])
         between = self._between(both) if comparison.first and len(self.axis.keys) > 1 else []
         return self._result(comparison.verdict, {}, comparison, between)
+
+    def _refuse(self, parts: Mapping[str, Lost], *, agree: bool) -> None:
+        for end, part in parts.items():
+            if part.refuses(agree=agree):
+                raise refused(end, part.text)
+
+    def _remark(self, point: str, part: Lost) -> None:
+        text = f"{point}: {part.text}, under this name at least"
+        if text not in self.remarks:
+            self.remarks.append(text)
 
     def _compared(self, a: Trace, b: Trace) -> LayoutComparison:
         return compare_layouts(a, b, self.tolerance, self.axis.absolute, self.axis.relative)
@@ -236,8 +245,10 @@ class _Replays:
             compared = self._compared(a, b) if isinstance(a, Trace) and isinstance(b, Trace) and not why else None
             if compared and isinstance(a, Trace) and isinstance(b, Trace):
                 part = self.axis.lost(after, a.header, b.header)
-                if part and part.sure and (compared.first is None or not part.whole):
+                if part and part.refuses(agree=compared.first is None):
                     compared, why = None, part.text
+                elif part:
+                    self._remark(after, part)
             between.append(Between(self.axis.keys[after], after, compared, why))
         return between
 
