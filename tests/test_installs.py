@@ -38,8 +38,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A worktree."""
-    root = tmp_path / "repro" / "worktrees" / "of" / "at-1" / "mine"
+    root = tmp_path / "repro" / "worktrees" / "of" / "process" / "at-1" / "mine"
     root.mkdir(parents=True)
+    (root / "setup.cfg").write_text("[metadata]\nname = Mine\n")
     return root
 
 
@@ -74,7 +75,7 @@ def exchanged(site: Path, source: Path) -> None:
 
 def listed(site: Path, source: Path) -> None:
     """What `setup.py develop` and a script that takes itself away again leave."""
-    (site / "easy-install.pth").write_text(f"{source}/src\n")
+    (site / "easy-install.pth").write_text(f"/home/me/other\n{source}/src\n")
     (site / "mine.egg-link").write_text(f"{source}/src\n")
     shutil.rmtree(site / "mine-0.1.dist-info")
 
@@ -91,7 +92,8 @@ def test_what_a_run_installs_is_taken_back(
 ) -> None:
     """The user's packages are what they were, whatever became of the run; it is noted that it did so."""
     (site / "easy-install.pth").write_text("/home/me/other\n")
-    (tree / "setup.cfg").write_text("[metadata]\nname = Dep\n")
+    if install in (copied, exchanged):
+        (tree / "setup.cfg").write_text(f"[metadata]\nname = {'Copy' if install is copied else 'Dep'}\n")
     before, place = content(site), Place(tree, home=tmp_path)
     for error in (None, ChildFailure("start", -1, "no", "log"), CancelledError()):
 
@@ -111,6 +113,7 @@ def test_what_a_run_installs_is_taken_back(
 def test_runs_that_install_over_each_other(tmp_path: Path, site: Path, tree: Path) -> None:
     """The last of them puts back what was there before the first, and each says that its code was exchanged."""
     before, other = content(site), tree.parent.with_name("at-2") / "mine"
+    shutil.copytree(tree, other)
     with noted(tmp_path / "state", site, other) as outer:
         editable(site, other)
         with noted(tmp_path / "state", site, tree) as inner:
@@ -130,9 +133,12 @@ def test_what_a_killed_run_installed(tmp_path: Path, site: Path) -> None:
     checkout, before = find_checkout(repo.root), content(site)
     worktrees = Worktrees(checkout)
     if not (child := os.fork()):
-        with noted(checkout.state, site, tmp_path):
+        root = worktrees._folder / "at-1" / "repo"
+        root.mkdir(parents=True)
+        (root / "setup.cfg").write_text("name = mine")
+        with noted(checkout.state, site, root):
             (site / "mine-0.1.dist-info").rename(site / "~ine-0.1.dist-info")
-            editable(site, worktrees._folder / "at-1" / "repo", "0.2")
+            editable(site, root, "0.2")
             os._exit(9)
     os.waitpid(child, 0)
     assert content(site) != before
@@ -158,6 +164,82 @@ def test_what_somebody_installs_meanwhile_is_not_touched(tmp_path: Path, site: P
     with noted(tmp_path / "state", site, tree):
         editable(site, Path("/home/me/newer"), "0.3")
     assert not (site / "mine-0.1.dist-info").exists()
+
+
+def removed(site: Path, name: str) -> None:
+    """What `pip uninstall` does."""
+    put(site, f"{name}-9", {})
+    shutil.rmtree(site / f"{name}-9.dist-info")
+
+
+@pytest.mark.parametrize("name", ["mine", "copy", "setuptools"])
+@pytest.mark.parametrize("install", [False, True])
+def test_what_the_user_uninstalls_meanwhile_stays_away(
+    tmp_path: Path, site: Path, tree: Path, name: str, *, install: bool
+) -> None:
+    """Of no other package a file comes back, nor of the project's own where no run installed it."""
+    put(site, "setuptools-80", {"distutils-precedence.pth": "import _distutils_hack", "_distutils_hack.py": ""})
+    with noted(tmp_path / "state", site, tree) as found:
+        removed(site, name)
+        after = content(site)
+        if install:
+            put(site, "new-0.1", {"__editable__.new-0.1.pth": f"{tree}/src"}, tree)
+    assert bool(found) == install
+    if not install or name != "mine":
+        assert content(site) == after
+
+
+def test_a_folder_that_cannot_be_written(
+    tmp_path: Path, site: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No run can install there, so nothing is noted; what an administrator removes is no error."""
+    monkeypatch.setattr(installs.os, "access", lambda path, mode: path != site or mode != os.W_OK)
+    with installs.taken_back(["python"], Place(tree, home=tmp_path), {}):
+        removed(site, "mine")
+        editable(site, tree)
+    assert "mine-0.1.dist-info" in {path.name for path in site.iterdir()}
+
+
+def test_worktrees_of_another_repository(tmp_path: Path, site: Path, tree: Path) -> None:
+    """What its runs install is its own: nothing of it is counted, taken away, kept, or brought back as ruins."""
+    other = tree.parents[3] / "other" / "process" / "at-2" / "mine"
+    shutil.copytree(tree, other)
+    clean = content(site)
+    with noted(tmp_path / "ours", site, tree) as found:
+        with noted(tmp_path / "theirs", site, other) as theirs:
+            editable(site, other)
+            with noted(tmp_path / "later", site, tree.parents[3] / "third" / "process" / "at-3" / "mine"):
+                pass
+            during = content(site)
+            with noted(tmp_path / "inner", site, tree) as inner:
+                editable(site, tree)
+            assert inner and not (site / "mine-0.1.dist-info").exists()
+            editable(site, other)
+            assert content(site) == during
+        assert theirs and content(site) == clean
+    assert not found and content(site) == clean
+
+
+def test_files_that_others_share(tmp_path: Path, site: Path, tree: Path) -> None:
+    """Of a list of folders only our lines go, and what another package has of the same path stays."""
+    put(site, "foo-1.0", {"tests/__init__.py": "", "tests/helper.py": "", "foo.py": ""})
+    before = content(site)
+    with noted(tmp_path / "state", site, tree):
+        put(site, "mine-0.2", {"tests/__init__.py": "", "tests/own.py": "", "mine.py": ""}, tree)
+        (site / "easy-install.pth").write_text(f"{tree}\n/home/me/tool\n")
+    assert content(site) == before | {"lib/python/site-packages/easy-install.pth": "/home/me/tool\n"}
+
+
+def test_what_setup_py_develop_had_of_the_users(tmp_path: Path, site: Path, tree: Path) -> None:
+    """The link to the user's own checkout is there again, and its line in the list."""
+    removed(site, "mine")
+    (site / "mine.egg-link").write_text("/home/me/mine\n.")
+    (site / "easy-install.pth").write_text("/home/me/mine\n")
+    before = content(site)
+    with noted(tmp_path / "state", site, tree):
+        (site / "mine.egg-link").write_text(f"{tree}\n.")
+        (site / "easy-install.pth").write_text(f"{tree}\n")
+    assert content(site) == before
 
 
 def test_a_release_of_which_nothing_was_kept(tmp_path: Path, site: Path, tree: Path) -> None:

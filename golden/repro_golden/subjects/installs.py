@@ -7,6 +7,7 @@ installation of a worktree that is gone is one of nothing.
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,10 +40,11 @@ def taken_back(pythons: Sequence[str], place: Place, variables: Mapping[str, str
         variables: Its environment.
 
     Raises:
-        MachineFailureError: it cannot be taken back, or what was there not be noted before.
+        MachineFailureError: it cannot be taken back, or not be noted before what was there.
     """
     others = [python for python in pythons if not Path(python).is_relative_to(place.root)] if place.home else []
-    found = dict.fromkeys(site for python in others for site in _sites(python, variables) if site.is_dir())
+    sites = dict.fromkeys(site for python in others for site in _sites(python, variables))
+    found = [site for site in sites if site.is_dir() and os.access(site, os.W_OK)]  # in others no run can install
     with contextlib.ExitStack() as exits:
         seen = [exits.enter_context(noted(_state(place, exits), site, place.root)) for site in found]
         try:
