@@ -72,6 +72,9 @@ import site, sys, time
 from pathlib import Path
 place = Path(site.getsitepackages()[0], "__editable__.mine-0.1.pth")
 place.write_text(str(Path.cwd() / "src"))
+about = place.with_name("mine-0.1.dist-info")
+about.mkdir(exist_ok=True)
+(about / "direct_url.json").write_text(Path.cwd().as_uri())
 time.sleep(0.5)
 sys.exit(int(Path(place.read_text(), "code").read_text()))
 """
@@ -81,11 +84,15 @@ def test_probes_that_install_themselves_over_each_other(tmp_path: Path) -> None:
     """A test that begins with `pip install -e .` is run one by one, and leaves the user's as it was."""
     venv.create(tmp_path / "env", symlinks=True)
     (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    (about := site / "mine-0.1.dist-info").mkdir()
+    (about / "direct_url.json").write_text((tmp_path / "repo").as_uri())
+    (about / "RECORD").write_text("__editable__.mine-0.1.pth,,\n")
     (site / "__editable__.mine-0.1.pth").write_text(str(tmp_path / "repo" / "src"))
     repo = Repo(tmp_path / "repo")
     repo.root.mkdir()
     repo.git("init", "--quiet", "--initial-branch=main")
     (repo.root / "src").mkdir()
+    (repo.root / "setup.cfg").write_text("[metadata]\nname = mine\n")
     (repo.root / "test.py").write_text(INSTALLS)
     commits = []
     for number, code in enumerate((0, 0, 1, 1)):
@@ -98,6 +105,7 @@ def test_probes_that_install_themselves_over_each_other(tmp_path: Path) -> None:
     assert result["culprit"]["commit"] == commits[2] and not result["skips"]
     assert "installs __editable__.mine-0.1.pth" in result["remarks"][0] and "with -j 1" in done.stderr
     assert (site / "__editable__.mine-0.1.pth").read_text() == str(tmp_path / "repo" / "src")
+    assert (about / "direct_url.json").read_text() == (tmp_path / "repo").as_uri()
 
 
 def line(length: int) -> Points:
