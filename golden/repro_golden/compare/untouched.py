@@ -29,10 +29,10 @@ def untouched(a: Trace, b: Trace, looked: Coverage) -> str:
 
     Returns:
         ``trained parameters and gradients have the same bits in all 8 steps``, with what changed where no value did;
-        '' where one of them differs too, or no parameter is shown.
+        '' where one of them differs too, no parameter is shown, or one trace is longer.
     """
-    count = min(len(a.steps), len(b.steps))
-    if not looked.parameters or not count:
+    count = len(a.steps)
+    if not looked.parameters or not count or count != len(b.steps):
         return ""
     told, kinds = unlike(a, b), set[str]()
     for index in range(count):

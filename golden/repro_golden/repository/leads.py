@@ -79,7 +79,8 @@ def noted(state: Path, site: Path, root: Path) -> Iterator[list[str]]:
             yield found
         finally:
             with _turn(base):
-                found += sorted({_called(file) for file in _new(_read(path))})
+                if path.exists():  # who clears our state away meanwhile has the packages as they are
+                    found += sorted({_called(file) for file in _new(_read(path))})
                 if _is_last(lock):
                     _settle(path)
 

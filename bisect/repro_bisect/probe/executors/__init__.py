@@ -151,23 +151,11 @@ def perform(
     progress: Callable[[int], None] | None = None,
 ) -> Outcome:
     """Make the run of a task in a place that was made for it; see `Executor.run`."""
-    outcome = _performed(case, place, rollouts, task, folder, cancel, progress)
-    return replace(outcome, installs=installed_by(place))
-
-
-def _performed(
-    case: Case,
-    place: Place,
-    rollouts: str | None,
-    task: Task,
-    folder: Path,
-    cancel: threading.Event | None,
-    progress: Callable[[int], None] | None,
-) -> Outcome:
     trace, log = folder / "trace", folder / "log"
+    outcome = Outcome()
     try:
         if isinstance(task.predicate, Exit):
-            return Outcome(code=exit_code(case, place, log, cancel=cancel))
+            return Outcome(code=exit_code(case, place, log, cancel=cancel), installs=installed_by(place))
         bits = isinstance(task.predicate, Bitwise)
         run = Run(
             task.steps,
@@ -184,11 +172,11 @@ def _performed(
         live = task.baseline if not bits and not isinstance(task.predicate, Own) else None
         launch(case, place, [run], log, cancel=cancel, enough=_watched(task, live, trace, progress))
     except ChildFailure as failure:
-        return Outcome(failure)
+        outcome = Outcome(failure)
     finally:
         if (trace / "steps.jsonl").exists():
             seal(trace)
-    return Outcome()
+    return replace(outcome, installs=installed_by(place))
 
 
 def _operations(task: Task, root: Path, folder: Path) -> dict[str, Any] | None:

@@ -136,7 +136,9 @@ class Metrics:
         """
         if self._under_way():  # by a pass behind what was open
             _move(self._open, self._late)
-        numbers, self._late = self._late | {f"{SHOWN}{name}": set_ for name, set_ in self._settings.items()}, {}
+        numbers, self._late = self._late, {}
+        for name, values in self._settings.items():  # before what lines for people tell of the step under that name
+            numbers[f"{SHOWN}{name}"] = values + numbers.get(f"{SHOWN}{name}", [])
         self._settings = {}
         known = {self._logged(name): [_known(value) for value in values] for name, values in numbers.items()}
         return _told_apart(known, told)
