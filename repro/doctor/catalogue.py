@@ -6,7 +6,6 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from types import ModuleType
 
 from repro.doctor import rules
 from repro_golden.base.checks import Rule
@@ -23,18 +22,16 @@ def catalogue() -> Mapping[str, Rule]:
     by_id: dict[str, Rule] = {}
     for subject in SUBJECTS:
         package = importlib.import_module(f"{rules.__name__}.{subject}")
-        names = [module.name for module in pkgutil.iter_modules(package.__path__)]
-        every = [rule for name in names for rule in _rules(importlib.import_module(f"{package.__name__}.{name}"))]
+        every: list[Rule] = []
+        for file in pkgutil.iter_modules(package.__path__):
+            module = importlib.import_module(f"{package.__name__}.{file.name}")
+            every += [value for value in vars(module).values() if isinstance(value, Rule)]
+            every += getattr(module, "RULES", ())
         for rule in sorted(every, key=lambda rule: rule.id):
             assert rule.id not in by_id, f"two rules are called {rule.id}"
             by_id[rule.id] = rule
             _SUBJECT[rule.id] = subject
     return by_id
-
-
-def _rules(module: ModuleType) -> list[Rule]:
-    """Those of one file."""
-    return [value for value in vars(module).values() if isinstance(value, Rule)] + list(getattr(module, "RULES", ()))
 
 
 _SUBJECT: dict[str, str] = {}

@@ -135,7 +135,10 @@ def examine(
     others = [artefact for artefact in artefacts if isinstance(artefact, Launch) and not artefact.trainer]
     of_trainers = [artefact for artefact in artefacts if not isinstance(artefact, Launch) or artefact.trainer]
     if not only:  # what is asked for by name is tried on whatever is given
-        findings += [Finding.of(OTHER_PROGRAM, Found(_starts(launch), Where(str(launch.path)))) for launch in others]
+        for launch in others:
+            started = launch.entry or "the command"
+            message = f"{started} imports none of slime, Miles and Relax, and has no flag that only they have"
+            findings.append(Finding.of(OTHER_PROGRAM, Found(message, Where(str(launch.path)))))
         logs = [artefact for artefact in artefacts if isinstance(artefact, Log)]
         if logs and not any(isinstance(artefact, Series) for artefact in artefacts):
             others_metrics = [artefact for artefact in artefacts if type(artefact) is Metrics]
@@ -153,12 +156,6 @@ def examine(
             findings += _tried(rule, (*inputs, *used))
     findings = list(dict.fromkeys(findings))
     return Examination(seen, sorted(findings, key=lambda finding: _ORDER.index(finding.severity)), tried)
-
-
-def _starts(launch: Launch) -> str:
-    return (
-        f"{launch.entry or 'the command'} imports none of slime, Miles and Relax, and has no flag that only they have"
-    )
 
 
 def _prints(logs: Sequence[Log], others: Sequence[Metrics]) -> Found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -119,7 +119,8 @@ def _listed(path: Path, text: str) -> Machine:
     table, conda = _TABLE.match(text), _CONDA.search(text[:4096])
     parse: Callable[[str], tuple[str, str] | None] = _row if table or conda else _entry
     pins: dict[str, str] = {}
-    lines = [line for line in map(_bare, _joined(text)) if line]
+    whole = re.sub(r"\\\r?\n", " ", text)  # pip-compile writes hashes in lines that go on behind a backslash
+    lines = [line for line in map(_bare, whole.splitlines()) if line]
     for line in lines:
         if pin := parse(line):
             pins.setdefault(_key(pin[0]), pin[1])
@@ -129,11 +130,6 @@ def _listed(path: Path, text: str) -> Machine:
     pinned = not _WANTED.search(path.name) and all(_entry(line) is not None for line in lines) and len(pins) >= _MANY
     complete = bool(table or conda or (_NAMED.search(path.name) and not _WANTED.search(path.name)) or pinned)
     return Machine(str(path), pins, python=pins.get("python", "") if conda else "", complete=complete)
-
-
-def _joined(text: str) -> Iterator[str]:
-    """Lines, with those that end in a backslash and their next as one: pip-compile writes hashes so."""
-    yield from re.sub(r"\\\r?\n", " ", text).splitlines()
 
 
 def _bare(line: str) -> str:

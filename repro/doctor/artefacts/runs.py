@@ -207,7 +207,8 @@ def _train_steps(folder: Path, order: Mapping[int, Any], wrong: list[str]) -> It
             dumps = files.load(rollout, final=True) or []
             if not dumps:
                 continue
-            merged = joined(dumps, rollout=order.get(rollout) or _relax_order(folder, dumps[0].system, rollout))
+            relaxed = folder.name == "train_data" and dumps[0].system == "relax"
+            merged = joined(dumps, rollout=order.get(rollout) or (_samples(run, rollout) if relaxed else None))
         except ReproError as error:
             wrong.append(str(error))
             continue
@@ -216,10 +217,6 @@ def _train_steps(folder: Path, order: Mapping[int, Any], wrong: list[str]) -> It
         paths = files.paths[rollout]
         first = paths[min(paths, key=lambda rank: -1 if rank is None else rank)]
         yield TrainStep(first, rollout, dumps[0].system, merged, run)
-
-
-def _relax_order(folder: Path, system: str, rollout: int) -> list[dict[str, Any]] | None:
-    return _samples(folder.parent, rollout) if system == "relax" and folder.name == "train_data" else None
 
 
 BUDGET = 4 << 30

@@ -260,7 +260,8 @@ def _scan_elements(path: Path, tensor: Placed, *, whole: bool) -> TensorStats:
 
     digest = xxhash.xxh3_128(f"{tensor.dtype}{tensor.shape}".encode())
     bits = _FLOATS.get(tensor.dtype)
-    unsigned = np.dtype(bits.unsigned if bits else f"<u{max(BITS[tensor.dtype], 8) // 8}" if _round(tensor) else "|u1")
+    size = BITS[tensor.dtype]
+    unsigned = np.dtype(bits.unsigned if bits else f"<u{size // 8}" if size in (8, 16, 32, 64) else "|u1")
     nan = inf = 0
     first: Any = None
     constant = zero = True
@@ -283,10 +284,6 @@ def _scan_elements(path: Path, tensor: Placed, *, whole: bool) -> TensorStats:
     same = constant or (zero and bits is not None)  # -0.0 beside 0.0 is zero all the same
     value = _value(first, tensor.dtype) if first is not None and same and not (nan or inf) else None
     return TensorStats(nan, inf, value, digest.hexdigest(), whole or spans == [(tensor.start, tensor.end)])
-
-
-def _round(tensor: Placed) -> bool:
-    return BITS[tensor.dtype] in (8, 16, 32, 64)
 
 
 def _value(first: Any, dtype: str) -> float:

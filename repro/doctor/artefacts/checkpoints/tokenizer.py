@@ -95,16 +95,12 @@ def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
             named = {
                 entry.get("name"): entry.get("template")
                 for entry in template
-                if isinstance(entry, dict) and _hashes(entry)
+                if isinstance(entry, dict) and isinstance(entry.get("name"), str | None)
             }
             texts = [text for text in (named.get("default"), *named.values()) if isinstance(text, str)]
             if texts:
                 return texts[0]
     return None
-
-
-def _hashes(entry: Mapping[str, Any]) -> bool:
-    return isinstance(entry.get("name"), str | None)
 
 
 def _added(config: Mapping[str, Any], vocabulary: Mapping[str, Any]) -> list[tuple[str, int, bool]]:

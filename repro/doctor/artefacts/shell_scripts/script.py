@@ -218,7 +218,10 @@ def substitute(node: Node, scope: Scope) -> Value | None:
     if len(inner) != 1:
         return None
     value = _output(inner[0], scope, 0)
-    return None if value is None else _stripped(value)
+    if value is None:
+        return None
+    *head, last = value or (Part(""),)
+    return (*head, last._replace(text=last.text.rstrip("\n")))  # the line ends that a substitution drops
 
 
 def _output(node: Node, scope: Scope, depth: int) -> Value | None:
@@ -291,12 +294,6 @@ def heredoc(redirect: Node, scope: Scope) -> Value | None:
     if set(text_of(start)) & set("'\"\\"):
         return (Part(text_of(body)),)
     return tuple(part for word in expand(body, scope, split=False) for part in word.value)
-
-
-def _stripped(value: Value) -> Value:
-    """Without the line ends that a substitution drops."""
-    *head, last = value or (Part(""),)
-    return (*head, last._replace(text=last.text.rstrip("\n")))
 
 
 # -- which files a launch script reads: those of its own checkout, as its author meant them

@@ -202,9 +202,6 @@ class Statements(abc.ABC):
         for node in nodes:
             self.variables.assign(node, scope)
 
-    def _declare(self, node: Node, scope: Scope) -> None:
-        self.variables.declare(node, scope)
-
     def _unset(self, node: Node, scope: Scope) -> None:
         for name in self.variables.unset(node, scope):
             scope.functions.pop(name, None)
@@ -278,7 +275,8 @@ class Statements(abc.ABC):
             patterns = item.children_by_field_name("value")
             body = [c for c in item.named_children if c not in patterns]
             ends = {child.type for child in item.children} & {";&", ";;&"}
-            taken = _matches(text, patterns, scope)
+            found = [matches(text, _pattern(each, scope), scope) for each in patterns]
+            taken = True if True in found else None if None in found else False
             if through is not False:  # from the one above, if that was taken
                 taken = through or taken or None
             through = taken if ends == {";&"} else False
@@ -382,7 +380,7 @@ _METHODS: Mapping[str, Callable[[Statements, Node, Scope], bool | None]] = {
     "function_definition": Statements._define,
     "variable_assignment": lambda reader, node, scope: reader.assign([node], scope),
     "variable_assignments": lambda reader, node, scope: reader.assign(node.named_children, scope),
-    "declaration_command": Statements._declare,
+    "declaration_command": lambda reader, node, scope: reader.variables.declare(node, scope),
     "unset_command": Statements._unset,
     "command": lambda reader, node, scope: reader.command(node, scope),
 }
@@ -408,9 +406,3 @@ def _pattern(node: Node, scope: Scope) -> str | None:
         return pattern(text_of(node), scope)
     word = expand(node, scope, split=False)[0]
     return escaped(word.text) if known(word.value) else None
-
-
-def _matches(text: str | None, patterns: Sequence[Node], scope: Scope) -> bool | None:
-    """Whether one of the patterns matches; None where only a shell knows."""
-    found = [matches(text, _pattern(each, scope), scope) for each in patterns]
-    return True if True in found else None if None in found else False

@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 from repro.doctor.artefacts.kinds import Hit, Launch, Log, Rollout, Tokenizer
 from repro.doctor.facts.curves import INSTRUCT
-from repro.doctor.facts.sources import SLIME
+from repro.doctor.facts.sources import GUIDES, SLIME
 from repro.doctor.facts.templates import foreign, verdicts
 from repro.doctor.facts.texts import (
     CLEAN,
     FRESH,
     SINGLE,
-    Garble,
     began,
     garbled_where,
     judge,
@@ -102,12 +101,6 @@ _WHY = (
     "weights were not loaded or are mapped to other layers, or the prompts are not in the model's form: rewards of "
     "noise train on noise"
 )
-_GARBLED_FIRST_ROLLOUT_SOURCES = ("Miles guide: Debugging", "slime guide: Debugging", "Relax guide: Debugging")
-
-
-def _said(garble: Garble) -> str:
-    count = len(garble.garbled)
-    return f"{count} of {garble.judged} responses are garbled; of the first one, {garble.garbled[0][1]}"
 
 
 @rule(
@@ -116,7 +109,7 @@ def _said(garble: Garble) -> str:
     certainty="likely",
     why=_WHY,
     cure=_CURE,
-    sources=_GARBLED_FIRST_ROLLOUT_SOURCES,
+    sources=GUIDES,
 )
 def _garbled_first_rollout(rollout: Rollout) -> Iterator[Found]:
     if rollout.dump.evaluation or rollout.first is not None:
@@ -137,7 +130,9 @@ def _garbled_first_rollout(rollout: Rollout) -> Iterator[Found]:
         return
     sure = garble.by_text > _MOST * garble.judged and number == 0
     severity: Severity = "error" if sure else "warning"
-    yield Found(_said(garble) + later, garbled_where(rollout, garble), severity)
+    count = f"{len(garble.garbled)} of {garble.judged} responses are garbled"
+    message = f"{count}; of the first one, {garble.garbled[0][1]}{later}"
+    yield Found(message, garbled_where(rollout, garble), severity)
 
 
 _LINES = 8
@@ -185,7 +180,7 @@ def _text(line: str) -> str:
     certainty="likely",
     why=_WHY,
     cure=_CURE,
-    sources=(*_GARBLED_FIRST_ROLLOUT_SOURCES, "THUDM/slime@624b824a8 slime/rollout/sglang_rollout.py:421"),
+    sources=(*GUIDES, "THUDM/slime@624b824a8 slime/rollout/sglang_rollout.py:421"),
     phrases=_PHRASES,
 )
 def _garbled_log(log: Log) -> Iterator[Found]:
