@@ -192,13 +192,6 @@ def _engines_unbalanced(log: Log, launch: Launch | None) -> Iterator[Found]:
     )
 
 
-_MULTI_TURN_TOO_LONG_SEEN = (
-    "is longer than the model's context length",
-    "exceeds the model's context length",
-    "exceeds the model's maximum context length",
-    "Request length is longer than the KV cache pool size or the max context length",
-    "This model's maximum context length is",
-)
 _INPUT = re.compile(r"input \((\d{1,9}) tokens\)|total of (\d{1,9}) tokens|requested (\d{1,9}) tokens")
 _LIMIT = re.compile(r"context length (?:of |is )?\(?(\d{1,9}) tokens")
 
@@ -210,10 +203,16 @@ _LIMIT = re.compile(r"context length (?:of |is )?\(?(\d{1,9}) tokens")
     why="those samples are cut or fail, and long conversations are what is missing from training",
     cure="--sglang-context-length 16384, if the model was trained for it; or keep only the last 10 turns",
     sources=("slime guide: Troubleshooting", "sgl-project/sglang python/sglang/srt/managers/tokenizer_manager.py"),
-    phrases=_MULTI_TURN_TOO_LONG_SEEN,
+    phrases=(
+        "is longer than the model's context length",
+        "exceeds the model's context length",
+        "exceeds the model's maximum context length",
+        "Request length is longer than the KV cache pool size or the max context length",
+        "This model's maximum context length is",
+    ),
 )
 def _multi_turn_too_long(log: Log, launch: Launch | None) -> Iterator[Found]:
-    hits = said(log, *_MULTI_TURN_TOO_LONG_SEEN)
+    hits = said(log, *_multi_turn_too_long.phrases)
     if not hits:
         return
     lengths = [int(next(filter(None, m.groups()))) for hit in hits if (m := _INPUT.search(hit.text))]
@@ -229,17 +228,10 @@ def _multi_turn_too_long(log: Log, launch: Launch | None) -> Iterator[Found]:
             "was trained for that; or keep only the last turns of a conversation (the last 10)"
         )
     yield Found(
-        f"requests exceed the engine's context{of}{longest}{times(log, *_MULTI_TURN_TOO_LONG_SEEN)}",
+        f"requests exceed the engine's context{of}{longest}{times(log, *_multi_turn_too_long.phrases)}",
         log.where(hits[0]),
         cure=cure,
     )
-
-
-_PLACEMENT_STUCK_SEEN = (
-    "No available node types can fulfill resource request",
-    "No available node types can fulfill placement group",
-    "cannot be scheduled right now",
-)
 
 
 @rule(
@@ -250,16 +242,20 @@ _PLACEMENT_STUCK_SEEN = (
     cure="--colocate where trainer and engines share GPUs; otherwise the cluster needs actor nodes x GPUs plus "
     "--rollout-num-gpus; `ray status` shows what it has",
     sources=("Miles FAQ",),
-    phrases=_PLACEMENT_STUCK_SEEN,
+    phrases=(
+        "No available node types can fulfill resource request",
+        "No available node types can fulfill placement group",
+        "cannot be scheduled right now",
+    ),
 )
 def _placement_stuck(log: Log, launch: Launch | None) -> Iterator[Found]:
-    hits = said(log, *_PLACEMENT_STUCK_SEEN)
+    hits = said(log, *_placement_stuck.phrases)
     if not hits:
         return
     names = ("actor_num_nodes", "actor_num_gpus_per_node", "rollout_num_gpus")
     asked = [f"--{n.replace('_', '-')} {v}" for n in names if (v := argument(n, launch, log)) not in (None, "None")]
     yield Found(
-        f"Ray finds no room for what was asked{times(log, *_PLACEMENT_STUCK_SEEN)}"
+        f"Ray finds no room for what was asked{times(log, *_placement_stuck.phrases)}"
         + (f" ({', '.join(asked)})" if asked else ""),
         log.where(hits[0]),
         severity="note" if goes_on(log, hits[-1]) else None,

@@ -23,8 +23,6 @@ from repro.doctor.artefacts.logs.lines import (
 from repro.doctor.facts.launches import ran_out
 from repro_golden.base.checks import Found, rule
 
-_SEEN = ("No space left on device", "Disk quota exceeded", "is over 95% full, available space")
-
 
 @rule(
     title="A file system that is full",
@@ -33,17 +31,17 @@ _SEEN = ("No space left on device", "Disk quota exceeded", "is over 95% full, av
     why="a checkpoint or dump that is written then is cut short, and the process that writes it fails",
     cure="make room where --save, the dumps and Ray's temporary folder (/tmp/ray) lie, and check the newest checkpoint",
     sources=("ray-project/ray src/ray/util/filesystem_monitor.cc",),
-    phrases=_SEEN,
+    phrases=("No space left on device", "Disk quota exceeded", "is over 95% full, available space"),
 )
 def _disk_full(log: Log) -> Iterator[Found]:
-    hits = said(log, *_SEEN)
+    hits = said(log, *_disk_full.phrases)
     if not hits:
         return
     hit = hits[0]
     shared = any("/dev/shm" in line for line in above(log, hit, 10))  # noqa: S108 - looked for, not written to
-    nearly = _SEEN[2] in hit.text
+    nearly = _disk_full.phrases[2] in hit.text
     yield Found(
-        f"a file system is {'nearly full' if nearly else 'full'}{by(hit, ' for ')}{times(log, *_SEEN)}"
+        f"a file system is {'nearly full' if nearly else 'full'}{by(hit, ' for ')}{times(log, *_disk_full.phrases)}"
         + (": /dev/shm, shared memory" if shared else ""),
         log.where(hit),
         severity="warning" if nearly or goes_on(log, hit) else None,
@@ -135,7 +133,6 @@ def _illegal_memory_access(log: Log, launch: Launch | None) -> Iterator[Found]:
     )
 
 
-_KV_CACHE_FULL_SEEN = ("KV cache pool is full. Retract requests.", "Decode out of memory happened")
 _FEWEST = 10
 
 
@@ -147,15 +144,15 @@ _FEWEST = 10
     cure="raise --sglang-mem-fraction-static as far as training leaves room, or fewer requests at a time "
     "(--sglang-server-concurrency)",
     sources=("sgl-project/sglang python/sglang/srt/managers/scheduler.py",),
-    phrases=_KV_CACHE_FULL_SEEN,
+    phrases=("KV cache pool is full. Retract requests.", "Decode out of memory happened"),
 )
 def _kv_cache_full(log: Log, launch: Launch | None) -> Iterator[Found]:
-    hits = said(log, *_KV_CACHE_FULL_SEEN)
-    if sum(log.counts.get(phrase, 0) for phrase in _KV_CACHE_FULL_SEEN) < _FEWEST or not hits:
+    hits = said(log, *_kv_cache_full.phrases)
+    if sum(log.counts.get(phrase, 0) for phrase in _kv_cache_full.phrases) < _FEWEST or not hits:
         return
     now = argument("sglang_mem_fraction_static", launch, log)
     yield Found(
-        f"engines took requests back for want of KV cache{times(log, *_KV_CACHE_FULL_SEEN)}",
+        f"engines took requests back for want of KV cache{times(log, *_kv_cache_full.phrases)}",
         log.where(hits[0]),
         cure=f"raise --sglang-mem-fraction-static (now {now}) as far as training leaves room, or fewer requests at a "
         "time (--sglang-server-concurrency)"
@@ -255,12 +252,6 @@ def _oom_training(log: Log, launch: Launch | None) -> Iterator[Found]:
         return
 
 
-_RAY_OOM_SEEN = (
-    "killed due to the node running low on memory",
-    "Workers (tasks / actors) killed due to memory pressure (OOM)",
-    "ray.exceptions.OutOfMemoryError",
-    "RayOutOfMemoryError",
-)
 _USED = re.compile(r"was ([\d.]{1,12} ?[KMGT]i?B / [\d.]{1,12} ?[KMGT]i?B)")
 _NAME = re.compile(r"\bname=([^,\s]{1,120})")
 
@@ -273,26 +264,22 @@ _NAME = re.compile(r"\bname=([^,\s]{1,120})")
     cure="give the node more memory, or need less: fewer samples at a time, no CPU copy of weights that nobody uses, a"
     " smaller object store; RAY_memory_usage_threshold only moves the limit",
     sources=("ray-project/ray doc/source/ray-core/scheduling/ray-oom-prevention.rst",),
-    phrases=_RAY_OOM_SEEN,
+    phrases=(
+        "killed due to the node running low on memory",
+        "Workers (tasks / actors) killed due to memory pressure (OOM)",
+        "ray.exceptions.OutOfMemoryError",
+        "RayOutOfMemoryError",
+    ),
 )
 def _ray_oom(log: Log) -> Iterator[Found]:
-    hits = said(log, *_RAY_OOM_SEEN)
+    hits = said(log, *_ray_oom.phrases)
     if not hits:
         return
     text = " ".join(below(log, hits[0], 8))
     used, name = _USED.search(text), _NAME.search(text)
     which = f" {name[1]}" if name else " processes"
     full = f" at {used[1]} of the node's memory" if used else ", the node's memory being nearly full"
-    yield Found(f"Ray killed{which}{full}{times(log, *_RAY_OOM_SEEN)}", log.where(hits[0]))
-
-
-_SEGFAULT_SEEN = (
-    "Fatal Python error: ",
-    "Segmentation fault",
-    "*** SIGSEGV received at",
-    "*** SIGABRT received at",
-    "(core dumped)",
-)
+    yield Found(f"Ray killed{which}{full}{times(log, *_ray_oom.phrases)}", log.where(hits[0]))
 
 
 @rule(
@@ -303,13 +290,19 @@ _SEGFAULT_SEEN = (
     cure="the innermost Python frame names the library; compare its version with what the trainer's image pins; "
     "PYTHONFAULTHANDLER=1 where no frame is shown",
     sources=("python/cpython Doc/library/faulthandler.rst",),
-    phrases=_SEGFAULT_SEEN,
+    phrases=(
+        "Fatal Python error: ",
+        "Segmentation fault",
+        "*** SIGSEGV received at",
+        "*** SIGABRT received at",
+        "(core dumped)",
+    ),
 )
 def _segfault(log: Log) -> Iterator[Found]:
-    hits = said(log, *_SEGFAULT_SEEN)
+    hits = said(log, *_segfault.phrases)
     if not hits:
         return
     hit = hits[0]
     frame = next((line.strip() for line in below(log, hit, 15) if line.strip().startswith('File "')), "")
     inside = f", in {frame[:160]}" if frame else ""
-    yield told(log, hit, f"a process{by(hit, ' of ')} crashed in native code{times(log, *_SEGFAULT_SEEN)}{inside}")
+    yield told(log, hit, f"a process{by(hit, ' of ')} crashed in native code{times(log, *_segfault.phrases)}{inside}")

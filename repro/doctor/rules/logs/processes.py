@@ -119,13 +119,6 @@ def _gradient_check_failed(log: Log) -> Iterator[Found]:
     yield told(log, hit, f"Megatron found a {what} that is not finite{where or by(hit, ' on ')}{times(log, *_SEEN)}")
 
 
-_RANK_DIED_SEEN = (
-    "ActorDiedError", "WorkerCrashed", "RaySystemError", "RayActorError", "ActorUnavailableError",
-    "The actor died unexpectedly before finishing this task",
-    "The actor died because of an error raised in its creation task",
-    "A worker died or was killed while executing a task by an unexpected system error",
-    "The worker died unexpectedly while executing this task",
-)  # fmt: skip
 _FACTS = {
     "class": re.compile(r"\bclass_name: (\S{1,100})"),
     "pid": re.compile(r"(?:\bpid: |Worker PID: )(\d{1,10})"),
@@ -171,12 +164,22 @@ def _cause(facts: dict[str, str], lines: Sequence[str]) -> str:
     cure="read the end of that process's own log (logs/worker-*-PID.err in Ray's session folder) and `dmesg` of its "
     "node for the OOM killer",
     sources=("Miles guide: Debugging", "ray-project/ray python/ray/exceptions.py"),
-    phrases=_RANK_DIED_SEEN,
+    phrases=(
+        "ActorDiedError",
+        "WorkerCrashed",
+        "RaySystemError",
+        "RayActorError",
+        "ActorUnavailableError",
+        "The actor died unexpectedly before finishing this task",
+        "The actor died because of an error raised in its creation task",
+        "A worker died or was killed while executing a task by an unexpected system error",
+        "The worker died unexpectedly while executing this task",
+    ),
 )
 def _rank_died(log: Log) -> Iterator[Found]:
     reported: set[tuple[str, str]] = set()
     ranks: set[str] = set()
-    for hit in said(log, *_RANK_DIED_SEEN):
+    for hit in said(log, *_rank_died.phrases):
         if _CONTEXT in hit.text:
             continue
         lines = below(log, hit, 14)

@@ -116,10 +116,6 @@ def _checkpoint_never_loaded(log: Log, launch: Launch | None) -> Iterator[Found]
     )
 
 
-_SEEN = (
-    "will not load any checkpoints and will start from random",
-    "is empty; starting from model_provider-initialized weights",
-)
 _FILE = "could not find the metadata file "
 
 
@@ -135,10 +131,13 @@ _FILE = "could not find the metadata file "
         "NVIDIA/Megatron-LM megatron/training/checkpointing.py",
         f"{MILES} miles/backends/megatron_utils/model.py:962",
     ),
-    phrases=_SEEN,
+    phrases=(
+        "will not load any checkpoints and will start from random",
+        "is empty; starting from model_provider-initialized weights",
+    ),
 )
 def _checkpoint_random_init(log: Log, launch: Launch | None) -> Iterator[Found]:
-    for hit in said(log, *_SEEN)[:1]:
+    for hit in said(log, *_checkpoint_random_init.phrases)[:1]:
         named = next((line.partition(_FILE)[2].strip() for line in reversed(above(log, hit, 5)) if _FILE in line), "")
         trained = speaker(hit) or log.series.rollouts or argument("rollout_batch_size", launch, log)
         yield Found(
@@ -419,7 +418,6 @@ def _weight_sync_failed(log: Log, launch: Launch | None) -> Iterator[Found]:
     yield Found(f"weights of the trainer were not taken{by(hits[0], ' by ')}{more}", log.where(hits[0]), cure=cure)
 
 
-_WEIGHT_UPDATE_UNEQUAL_SEEN = "check tensor equality failed"
 _NAME = re.compile(r"\bname=(\S{1,200}) max_abs_err=(\S{1,40})")
 
 
@@ -435,10 +433,10 @@ _NAME = re.compile(r"\bname=(\S{1,200}) max_abs_err=(\S{1,40})")
         "sgl-project/sglang python/sglang/srt/utils/weight_checker.py",
         f"{SLIME} slime/backends/sglang_utils/sglang_engine.py:341",
     ),
-    phrases=(_WEIGHT_UPDATE_UNEQUAL_SEEN,),
+    phrases=("check tensor equality failed",),
 )
 def _weight_update_unequal(log: Log) -> Iterator[Found]:
-    for hit in said(log, _WEIGHT_UPDATE_UNEQUAL_SEEN)[:3]:
+    for hit in said(log, *_weight_update_unequal.phrases)[:3]:
         names: dict[str, str] = {}
         for line in below(log, hit, 900)[1:]:
             match = _NAME.search(line)
