@@ -21,25 +21,78 @@ def said(name: str, words: str, *more: object) -> list[tuple[str, str, str]]:
 
 EXPERTS = "--expert-model-parallel-size 4 --expert-tensor-parallel-size 1"
 NODES = "--actor-num-nodes 1 --actor-num-gpus-per-node"
+SHARE = (
+    "--rollout-batch-size 4 --n-samples-per-prompt 4 --load-debug-rollout-data x --load-debug-rollout-data-subsample"
+)
+UNEVEN = "--rollout-batch-size 5 --n-samples-per-prompt 3 --global-batch-size 4"
 
 
 @pytest.mark.parametrize(
-    ("words", "severities"),
+    ("name", "words", "severities"),
     [
-        (f"{NODES} 8", ["error"]),  # nothing for sampling
-        (f"{NODES} 8 --colocate", []),
-        (f"{NODES} 8 --rollout-num-gpus 8", []),
-        (f"{NODES} 8 --debug-train-only", []),
-        (f"{NODES} 8 --load-debug-rollout-data x", []),
-        (f"{NODES} 8 --loss-type sft_loss", []),
-        (f"{NODES} 8 --sglang-config x.yaml", []),
-        (f"{NODES} 8 $EXTRA_ARGS", ["warning"]),  # which may hold it
-        ("--lr 1", []),
+        # a forgotten --colocate, unless nothing is sampled or engines are placed otherwise
+        ("gpu-count", f"{NODES} 8", ["error"]),  # nothing for sampling
+        ("gpu-count", f"{NODES} 8 --colocate", []),
+        ("gpu-count", f"{NODES} 8 --rollout-num-gpus 8", []),
+        ("gpu-count", f"{NODES} 8 --debug-train-only", []),
+        ("gpu-count", f"{NODES} 8 --load-debug-rollout-data x", []),
+        ("gpu-count", f"{NODES} 8 --loss-type sft_loss", []),
+        ("gpu-count", f"{NODES} 8 --sglang-config x.yaml", []),
+        ("gpu-count", f"{NODES} 8 $EXTRA_ARGS", ["warning"]),  # which may hold it
+        ("gpu-count", "--lr 1", []),
+        # loading data is training alone
+        ("debug-modes-exclusive", "--debug-rollout-only --load-debug-rollout-data x", ["error"]),
+        ("debug-modes-exclusive", "--debug-train-only", ["warning"]),
+        ("debug-modes-exclusive", "--debug-train-only --rollout-function-path a.b", []),
+        ("debug-modes-exclusive", "--debug-train-only --loss-type sft_loss", []),
+        ("debug-modes-exclusive", "--debug-rollout-only", []),
+        # --dump-details overrides, and what is read is not written over
+        ("dump-paths-collide", "--dump-details d --save-debug-rollout-data x/{rollout_id}.pt", ["warning"]),
+        ("dump-paths-collide", "--dump-details d", []),
+        (
+            "dump-paths-collide",
+            "--load-debug-rollout-data a/{rollout_id}.pt --save-debug-rollout-data a/{rollout_id}.pt",
+            ["warning"],
+        ),
+        # by the numbers of the flags
+        ("rollout-subsample", f"{SHARE} 0.05", ["warning"]),  # int(0.8) = 0: all 16
+        ("rollout-subsample", f"{SHARE} 0.0625", ["warning"]),  # one sample, of a group of 4
+        ("rollout-subsample", f"{SHARE} 0.5", []),
+        ("rollout-subsample", f"{SHARE} 0.75", ["warning"]),  # 6 and 6
+        ("rollout-subsample", f"{SHARE} 1", []),
+        ("rollout-subsample", f"{SHARE} 0", ["warning"]),
+        ("rollout-subsample", f"{SHARE} 2", ["warning"]),
+        # colocated engines take the trainer's GPUs
+        ("engine-gpus", f"{NODES} 8 --colocate --rollout-num-gpus-per-engine 16", ["error"]),
+        ("engine-gpus", f"{NODES} 8 --colocate --rollout-num-gpus-per-engine 4", []),
+        ("engine-gpus", f"{NODES} 6 --colocate --rollout-num-gpus-per-engine 4", ["warning"]),
+        ("engine-gpus", "--rollout-num-gpus 8 --rollout-num-gpus-per-engine 3 --sglang-config x", []),
+        ("engine-gpus", "--rollout-num-gpus $N --rollout-num-gpus-per-engine 3", []),
+        ("engine-gpus", "--rollout-num-gpus 2 --rollout-num-gpus-per-engine 4 --debug-train-only", []),
+        # what is known of the product must divide; nothing is said of what is not
+        ("parallel-world", f"{NODES} 8 --tensor-model-parallel-size 3", ["error"]),
+        ("parallel-world", f"{NODES} 4 --pipeline-model-parallel-size 2 {EXPERTS}", ["error"]),
+        ("parallel-world", f"{NODES} 4 {EXPERTS}", []),
+        ("parallel-world", f"{NODES} 8 --tensor-model-parallel-size 3 --train-backend fsdp", []),
+        ("parallel-world", f"{NODES} 8 --tensor-model-parallel-size 3 --debug-rollout-only", []),
+        ("parallel-world", f"{NODES} 8 --tensor-model-parallel-size $TP", []),
+        ("parallel-world", f"{NODES} 8 --tensor-model-parallel-size $TP --context-parallel-size 3", ["error"]),
+        ("parallel-world", "--actor-num-nodes $N --actor-num-gpus-per-node 8 --tensor-model-parallel-size 3", []),
+        # engines that have their GPUs for themselves may keep more
+        ("colocate-memory", "--colocate --sglang-mem-fraction-static 0.85", []),
+        ("colocate-memory", "--colocate --sglang-mem-fraction-static 0.7 --no-offload-train", ["warning"]),
+        ("colocate-memory", "--sglang-mem-fraction-static 0.95", []),
+        ("colocate-memory", "--colocate --sglang-mem-fraction-static 0.95 --debug-rollout-only", []),
+        ("colocate-memory", "--sglang-mem-fraction-static 1.5", ["error"]),
+        # modes in which steps differ in size
+        ("batch-invariant", f"{UNEVEN} --use-dynamic-global-batch-size", []),
+        ("batch-invariant", f"{UNEVEN} --multi-lora", []),
+        ("batch-invariant", f"{UNEVEN} --allow-partial-train-step", []),
     ],
 )
-def test_sampling_needs_gpus(words: str, severities: list[str]) -> None:
-    """The rule "gpu-count": a forgotten --colocate, unless nothing is sampled or engines are placed otherwise."""
-    assert [severity for severity, _, _ in said("gpu-count", words)] == severities
+def test_how_grave_it_is(name: str, words: str, severities: list[str]) -> None:
+    """What each of these rules says of flags alone: its severity, or nothing."""
+    assert [severity for severity, _, _ in said(name, words)] == severities
 
 
 @pytest.mark.parametrize(
@@ -102,53 +155,6 @@ def test_templates_are_formatted_as_the_trainers_do(words: str, found: list[tupl
     assert [finding[:2] for finding in said("rollout-path-template", words)] == found
 
 
-@pytest.mark.parametrize(
-    ("words", "severities"),
-    [
-        ("--debug-rollout-only --load-debug-rollout-data x", ["error"]),
-        ("--debug-train-only", ["warning"]),
-        ("--debug-train-only --rollout-function-path a.b", []),
-        ("--debug-train-only --loss-type sft_loss", []),
-        ("--debug-rollout-only", []),
-    ],
-)
-def test_debug_modes(words: str, severities: list[str]) -> None:
-    """The rule "debug-modes-exclusive": loading data is training alone."""
-    assert [severity for severity, _, _ in said("debug-modes-exclusive", words)] == severities
-
-
-@pytest.mark.parametrize(
-    ("words", "severities"),
-    [
-        ("--dump-details d --save-debug-rollout-data x/{rollout_id}.pt", ["warning"]),
-        ("--dump-details d", []),
-        ("--load-debug-rollout-data a/{rollout_id}.pt --save-debug-rollout-data a/{rollout_id}.pt", ["warning"]),
-    ],
-)
-def test_dumps_have_places_of_their_own(words: str, severities: list[str]) -> None:
-    """The rule "dump-paths-collide": --dump-details overrides, and what is read is not written over."""
-    assert [severity for severity, _, _ in said("dump-paths-collide", words)] == severities
-
-
-@pytest.mark.parametrize(
-    ("share", "severities"),
-    [
-        ("0.05", ["warning"]),  # int(0.8) = 0: all 16
-        ("0.0625", ["warning"]),  # one sample, of a group of 4
-        ("0.5", []),
-        ("0.75", ["warning"]),  # 6 and 6
-        ("1", []),
-        ("0", ["warning"]),
-        ("2", ["warning"]),
-    ],
-)
-def test_subsamples_round_and_cut(share: str, severities: list[str]) -> None:
-    """The rule "rollout-subsample": by the numbers of the flags."""
-    words = "--rollout-batch-size 4 --n-samples-per-prompt 4 --load-debug-rollout-data x"
-    answer = said("rollout-subsample", f"{words} --load-debug-rollout-data-subsample {share}")
-    assert [severity for severity, _, _ in answer] == severities
-
-
 def test_a_subsample_of_the_dump_at_hand_is_certain(tmp_path: Path) -> None:
     """The rule "rollout-subsample": the real number of samples, where the dump is given too."""
     dump = rollout(tmp_path / "0.pt")
@@ -156,66 +162,6 @@ def test_a_subsample_of_the_dump_at_hand_is_certain(tmp_path: Path) -> None:
     (finding,) = found_in("rollout-subsample", given, dump)
     assert (finding.severity, finding.certainty, finding.where.line) == ("error", "certain", 6)
     assert "0.pt" in finding.message
-
-
-@pytest.mark.parametrize(
-    ("words", "severities"),
-    [
-        (f"{NODES} 8 --colocate --rollout-num-gpus-per-engine 16", ["error"]),
-        (f"{NODES} 8 --colocate --rollout-num-gpus-per-engine 4", []),
-        (f"{NODES} 6 --colocate --rollout-num-gpus-per-engine 4", ["warning"]),
-        ("--rollout-num-gpus 8 --rollout-num-gpus-per-engine 3 --sglang-config x", []),
-        ("--rollout-num-gpus $N --rollout-num-gpus-per-engine 3", []),
-        ("--rollout-num-gpus 2 --rollout-num-gpus-per-engine 4 --debug-train-only", []),
-    ],
-)
-def test_engines_fill_their_gpus(words: str, severities: list[str]) -> None:
-    """The rule "engine-gpus": colocated engines take the trainer's GPUs."""
-    assert [severity for severity, _, _ in said("engine-gpus", words)] == severities
-
-
-@pytest.mark.parametrize(
-    ("words", "severities"),
-    [
-        (f"{NODES} 8 --tensor-model-parallel-size 3", ["error"]),
-        (f"{NODES} 4 --pipeline-model-parallel-size 2 {EXPERTS}", ["error"]),
-        (f"{NODES} 4 {EXPERTS}", []),
-        (f"{NODES} 8 --tensor-model-parallel-size 3 --train-backend fsdp", []),
-        (f"{NODES} 8 --tensor-model-parallel-size 3 --debug-rollout-only", []),
-        (f"{NODES} 8 --tensor-model-parallel-size $TP", []),
-        (f"{NODES} 8 --tensor-model-parallel-size $TP --context-parallel-size 3", ["error"]),
-        ("--actor-num-nodes $N --actor-num-gpus-per-node 8 --tensor-model-parallel-size 3", []),
-    ],
-)
-def test_parallel_sizes_divide(words: str, severities: list[str]) -> None:
-    """The rule "parallel-world": what is known of the product must divide; nothing is said of what is not."""
-    assert [severity for severity, _, _ in said("parallel-world", words)] == severities
-
-
-@pytest.mark.parametrize(
-    ("words", "severities"),
-    [
-        ("--colocate --sglang-mem-fraction-static 0.85", []),
-        ("--colocate --sglang-mem-fraction-static 0.7 --no-offload-train", ["warning"]),
-        ("--sglang-mem-fraction-static 0.95", []),
-        ("--colocate --sglang-mem-fraction-static 0.95 --debug-rollout-only", []),
-        ("--sglang-mem-fraction-static 1.5", ["error"]),
-    ],
-)
-def test_memory_that_is_shared(words: str, severities: list[str]) -> None:
-    """The rule "colocate-memory": engines that have their GPUs for themselves may keep more."""
-    assert [severity for severity, _, _ in said("colocate-memory", words)] == severities
-
-
-@pytest.mark.parametrize(
-    "words",
-    ["--use-dynamic-global-batch-size", "--multi-lora", "--allow-partial-train-step"],
-)
-def test_batches_of_other_sizes_are_left_alone(words: str) -> None:
-    """The rule "batch-invariant": modes in which steps differ in size."""
-    assert (
-        said("batch-invariant", f"{words} --rollout-batch-size 5 --n-samples-per-prompt 3 --global-batch-size 4") == []
-    )
 
 
 def test_a_repeated_flag_of_a_models_file_is_a_note(tmp_path: Path) -> None:
