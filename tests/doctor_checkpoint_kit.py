@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from findings_kit import told
 from safetensors.torch import save_file
 
 from repro.doctor.artefacts.checkpoints.hf import CONFIG, HF
@@ -20,12 +21,12 @@ from repro.doctor.artefacts.checkpoints.megatron import MEGATRON
 from repro.doctor.artefacts.checkpoints.tokenizer import TOKENIZER
 from repro.doctor.artefacts.kinds import HfCheckpoint, HfConfig, Launch, MegatronCheckpoint, Tokenizer
 from repro.doctor.artefacts.launches.scripts import LAUNCH
-from repro.doctor.catalogue import catalogue, subject_of
-from repro_golden.base.checks import Finding, Rule
+from repro.doctor.catalogue import catalogue
+from repro_golden.base.checks import Finding
 
 __all__ = [
     "TEMPLATE", "cut", "dense", "experts", "finding", "findings", "hf", "legacy", "made", "megatron_core",
-    "model_args", "paths", "read", "rule", "script", "shard_of", "state", "tokenizer", "torch_dist", "write_config",
+    "model_args", "paths", "read", "script", "shard_of", "state", "tokenizer", "torch_dist", "write_config",
 ]  # fmt: skip
 
 HIDDEN, WORDS, INNER = 16, 32, 24
@@ -34,14 +35,7 @@ TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }
 Tensors = dict[str, torch.Tensor]
 
 
-# -- rules and readers
-
-
-def rule(name: str) -> Rule:
-    """A rule of checkpoints by its id."""
-    entry = catalogue()[name]
-    assert subject_of(entry) == "checkpoints"
-    return entry
+# -- readers, and rules of what they read
 
 
 def read(path: Path) -> list[object]:
@@ -52,13 +46,13 @@ def read(path: Path) -> list[object]:
 
 def findings(name: str, *artefacts: Path) -> list[Finding]:
     """What a rule finds in artefacts that are read from their files, each kind as the rule asks for it."""
-    one = rule(name)
+    one = catalogue()[name]
     read_ = [artefact for path in artefacts for artefact in read(path)]
     given: list[object] = []
     for kind in one.inputs:
         given.append(next(a for a in read_ if isinstance(a, kind) and not any(a is g for g in given)))
     given += [next((a for a in read_ if isinstance(a, kind)), None) for kind in one.uses]
-    return [Finding.of(one, finding) for finding in one.check(*given)]
+    return told(name, *given)
 
 
 def finding(name: str, *artefacts: Path) -> Finding:

@@ -1,15 +1,11 @@
-"""Launch scripts for tests of the doctor: written to disk, read by its reader, given to one rule."""
+"""Launch scripts for tests of the doctor: written to disk, read by its reader."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from repro.doctor.artefacts.kinds import Launch, NotRead
 from repro.doctor.artefacts.launches.scripts import LAUNCH
-from repro.doctor.catalogue import catalogue, subject_of
-from repro.doctor.examine import found_by
-from repro_golden.base.checks import Finding, Rule
 
 BATCH = ("--rollout-batch-size 32", "--n-samples-per-prompt 8", "--global-batch-size 256")
 GPUS = ("--actor-num-nodes 1", "--actor-num-gpus-per-node 8", "--colocate")
@@ -43,17 +39,3 @@ def launch(path: Path) -> Launch:
     content, *more = LAUNCH.read(path)
     assert isinstance(content, Launch) and all(isinstance(left_out, NotRead) for left_out in more)
     return content
-
-
-def rule(name: str) -> Rule:
-    """A rule of the flags, by its id."""
-    entry = catalogue()[name]
-    assert subject_of(entry) == "flags"
-    return entry
-
-
-def findings(name: str, *artefacts: object) -> Sequence[Finding]:
-    """What a rule finds; what it could use beside and was not given is None."""
-    one = rule(name)
-    given = [*artefacts, *[None] * (len(one.inputs) + len(one.uses) - len(artefacts))]
-    return [Finding.of(one, finding) for finding in found_by(one, given)]

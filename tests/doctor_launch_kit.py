@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from findings_kit import as_read
+from findings_kit import as_read, told
 
 from repro.doctor.artefacts.kinds import Launch
 from repro.doctor.artefacts.launches.scripts import LAUNCH
-from repro.doctor.catalogue import catalogue, subject_of
-from repro.doctor.examine import found_by
-from repro_golden.base.checks import Found, Rule
 
 CLEAN: Mapping[str, str] = {
     "--hf-checkpoint": "/models/Qwen3-4B",
@@ -142,36 +139,16 @@ class Case(NamedTuple):
     ill: Script
     well: Script
 
-    def check(self, one: Rule, folder: Path) -> str:
+    def check(self, name: str, folder: Path) -> str:
         """What the rule says of the planted fault in a script on disk, where it is silent on its twin."""
-        said = as_read(one.id, tried(one, self.ill.read(folder)), folder)
-        assert tried(one, self.well.read(folder)) == []
+        said = as_read(name, told(name, self.ill.read(folder)), folder)
+        assert told(name, self.well.read(folder)) == []
         return said
 
 
 def deterministic(**more: str) -> Script:
     """A launch with the whole determinism set, and further flags (``_`` for ``-``)."""
     return Script({**DETERMINISTIC, **{f"--{k.replace('_', '-')}": v for k, v in more.items()}}, env=DETERMINISTIC_ENV)
-
-
-def rule(subject: str) -> Callable[[str], Rule]:
-    """Rules of a folder, by id."""
-
-    def load(name: str) -> Rule:
-        entry = catalogue()[name]
-        assert subject_of(entry) == subject
-        return entry
-
-    return load
-
-
-def tried(one: Rule, launch: Launch, *uses: object) -> list[Found]:
-    """What a rule finds in a launch, with its severities filled in."""
-    more = (*uses, *[None] * (len(one.uses) - len(uses)))
-    return [
-        finding._replace(severity=finding.severity or one.severity, certainty=finding.certainty or one.certainty)
-        for finding in found_by(one, (launch, *more))
-    ]
 
 
 def line_of(launch: Launch, text: str) -> int:

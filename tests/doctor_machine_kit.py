@@ -13,12 +13,10 @@ from repro.doctor.artefacts.kinds import Golden, Launch, Machine
 from repro.doctor.artefacts.launches.scripts import LAUNCH
 from repro.doctor.artefacts.machine import FREEZE
 from repro.doctor.artefacts.traces import GOLDEN
-from repro.doctor.examine import found_by
-from repro_golden.base.checks import Finding, Rule
 from repro_golden.trace import Header, Trace, TraceWriter
 from repro_golden.trace.signals import metric_row
 
-__all__ = ["GPUS", "MANY", "environment", "found", "freeze", "golden", "gpus", "launch", "script"]
+__all__ = ["GPUS", "MANY", "environment", "freeze", "golden", "gpus", "launch", "script"]
 
 MANY = {f"filler-{k}": "1.0" for k in range(30)}
 """Packages that make a list a long one."""
@@ -107,8 +105,3 @@ def golden(folder: Path, threads: int) -> Golden:
     (folder / "run.json").write_text(json.dumps(record))
     assert GOLDEN.fits(folder)
     return next(artefact for artefact in GOLDEN.read(folder) if isinstance(artefact, Golden))
-
-
-def found(rule: Rule, *artefacts: object) -> list[Finding]:
-    """What a rule says."""
-    return [Finding.of(rule, finding) for finding in found_by(rule, artefacts)]

@@ -1,4 +1,4 @@
-"""What a rule says, as people read it, for a snapshot; `pytest --snapshot-update` writes what is meant to change."""
+"""What a rule says: of artefacts, and as people read it, for a snapshot (`pytest --snapshot-update` writes it)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from repro.doctor.catalogue import catalogue
+from repro.doctor.examine import found_by
 from repro_golden.base.checks import Finding, Found
 
-__all__ = ["as_read"]
+__all__ = ["as_read", "told"]
+
+
+def told(name: str, *artefacts: object) -> list[Finding]:
+    """What a rule finds, by its id; what it could use beside and was not given is None."""
+    one = catalogue()[name]
+    given = [*artefacts, *[None] * (len(one.inputs) + len(one.uses) - len(artefacts))]
+    return [Finding.of(one, finding) for finding in found_by(one, given)]
 
 
 def as_read(rule: str, found: Iterable[Finding | Found], folder: Path) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doctor_machine_kit import found, launch
-from findings_kit import as_read
+from doctor_machine_kit import launch
+from findings_kit import as_read, told
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
@@ -19,7 +19,6 @@ from repro.doctor.artefacts.kinds import Launch, PromptData
 from repro.doctor.artefacts.prompts import LONGEST, PROMPTS
 from repro.doctor.catalogue import catalogue
 from repro.doctor.facts.prompt_survey import keys_of, survey
-from repro_golden.base.checks import Finding
 from repro_golden.base.errors import ReproError
 
 GOOD = [{"prompt": f"What is {k} + {k}?", "label": str(2 * k)} for k in range(20)]
@@ -83,11 +82,6 @@ CASES: Mapping[str, tuple[Callable[[Path], Case], Callable[[Path], Case]]] = {
         case(GOOD, f"{FLAGS} --rollout-batch-size 32"), case(GOOD, f"{FLAGS} --rollout-batch-size 20"),
     ),
 }  # fmt: skip
-
-
-def told(rule: str, *artefacts: object) -> list[Finding]:
-    """What a rule of the catalogue says."""
-    return found(catalogue()[rule], *artefacts)
 
 
 class TestEachRule:

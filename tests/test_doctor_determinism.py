@@ -12,9 +12,8 @@ from doctor_launch_kit import (
     Case,
     Script,
     deterministic,
-    rule,
-    tried,
 )
+from findings_kit import told
 from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
@@ -22,8 +21,6 @@ from syrupy.assertion import SnapshotAssertion
 from repro.doctor.artefacts.checkpoints.hf import read_config
 from repro.doctor.artefacts.launches.scripts import launch_of_argv, read_launch
 from repro.doctor.facts.determinism import NCCL_ALGOS, SET
-
-load = rule("environment")
 
 WHOLE = deterministic()
 TOP = {
@@ -96,14 +93,14 @@ CASES: dict[str, Case] = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_rule_finds_its_fault_and_nothing_without_it(name: str, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     """Each rule finds the planted fault in a script on disk, says where it stands, and is silent on its twin."""
-    assert CASES[name].check(load(name), tmp_path) == snapshot
+    assert CASES[name].check(name, tmp_path) == snapshot
 
 
 @pytest.mark.parametrize("script", [Script(), WHOLE], ids=["no determinism", "the whole set"])
 def test_clean_launches_are_clean_for_every_rule(script: Script, tmp_path: Path) -> None:
     """A launch that asks for no determinism, and one that asks for all of it, give no finding at all."""
     launch = script.read(tmp_path)
-    assert {name: tried(load(name), launch) for name in CASES} == {name: [] for name in CASES}
+    assert {name: told(name, launch) for name in CASES} == {name: [] for name in CASES}
 
 
 RECIPE = {
@@ -118,7 +115,7 @@ def test_each_part_of_the_set_that_is_missing_is_named_once(missing: set[str]) -
     env = [f"{name}={value}" for name, value in SET.items() if name not in missing]
     flags = [name for name in RECIPE if name not in missing]
     launch = launch_of_argv(["env", *env, "python", "train.py", "--lr", "1e-6", *flags])
-    reported = tried(load("determinism-half"), launch)
+    reported = told("determinism-half", launch)
     asks = bool(flags) or "NVTE_ALLOW_NONDETERMINISTIC_ALGO" not in missing
     named = [finding.message.partition(", and ")[2].partition(" is missing")[0] for finding in reported]
     assert sorted(named) == (sorted(missing) if asks else [])
@@ -130,9 +127,9 @@ def test_engines_count_only_where_they_sample_and_trainers_where_they_train(tmp_
     replay = _without(WHOLE, "--sglang-enable-deterministic-inference")._replace(
         flags={**WHOLE.flags, "--load-debug-rollout-data": "/d/{rollout_id}.pt"}
     )
-    assert tried(load("determinism-half"), replay.read(tmp_path)) == []
+    assert told("determinism-half", replay.read(tmp_path)) == []
     engines = Script({"--sglang-enable-deterministic-inference": "", "--debug-rollout-only": ""})
-    assert tried(load("determinism-half"), engines.read(tmp_path)) == []
+    assert told("determinism-half", engines.read(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -142,16 +139,16 @@ def test_engines_count_only_where_they_sample_and_trainers_where_they_train(tmp_
 )  # fmt: skip
 def test_values_of_nccl_algo_by_what_megatron_takes(value: str, severity: str | None, tmp_path: Path) -> None:
     """What all versions take is silent, what some refuse a warning, what all refuse an error."""
-    reported = tried(load("determinism-nccl-algo"), _with(WHOLE, NCCL_ALGO=value).read(tmp_path))
+    reported = told("determinism-nccl-algo", _with(WHOLE, NCCL_ALGO=value).read(tmp_path))
     assert [finding.severity for finding in reported] == ([severity] if severity else [])
 
 
 def test_fsdp_and_engines_alone_may_use_sglangs_algorithm(tmp_path: Path) -> None:
     """allreduce:tree is refused by Megatron alone."""
-    rule = load("determinism-nccl-algo")
+    name = "determinism-nccl-algo"
     tree = {**DETERMINISTIC_ENV, "NCCL_ALGO": "allreduce:tree"}
-    assert tried(rule, Script({**DETERMINISTIC, **TOP}, env=tree, system="miles").read(tmp_path)) == []
-    assert tried(rule, Script({"--sglang-enable-deterministic-inference": ""}, env=tree).read(tmp_path)) == []
+    assert told(name, Script({**DETERMINISTIC, **TOP}, env=tree, system="miles").read(tmp_path)) == []
+    assert told(name, Script({"--sglang-enable-deterministic-inference": ""}, env=tree).read(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -159,71 +156,71 @@ def test_fsdp_and_engines_alone_may_use_sglangs_algorithm(tmp_path: Path) -> Non
 )
 def test_hash_seeds(seed: str, severity: str, tmp_path: Path) -> None:
     """A random seed is a warning, and one that Python does not start with an error even without determinism."""
-    reported = tried(load("determinism-hash-seed"), _with(WHOLE, PYTHONHASHSEED=seed).read(tmp_path))
+    reported = told("determinism-hash-seed", _with(WHOLE, PYTHONHASHSEED=seed).read(tmp_path))
     assert [finding.severity for finding in reported] == ([severity] if severity else [])
-    plain = tried(load("determinism-hash-seed"), Script(env={"PYTHONHASHSEED": seed}).read(tmp_path))
+    plain = told("determinism-hash-seed", Script(env={"PYTHONHASHSEED": seed}).read(tmp_path))
     assert [hit.severity for hit in plain] == (["error"] if severity == "error" else [])
 
 
 def test_where_an_export_reaches_the_actors(tmp_path: Path) -> None:
     """Before `ray start` it reaches the actors of that node, and of no other; a cluster from elsewhere sees nothing."""
-    rule, bare = load("determinism-late"), _without(WHOLE, "CUBLAS_WORKSPACE_CONFIG")
+    name, bare = "determinism-late", _without(WHOLE, "CUBLAS_WORKSPACE_CONFIG")
     early = bare._replace(top="export CUBLAS_WORKSPACE_CONFIG=:4096:8")
-    assert tried(rule, early.read(tmp_path)) == []
-    (other,) = tried(rule, early._replace(flags={**early.flags, "--actor-num-nodes": "4"}).read(tmp_path))
+    assert told(name, early.read(tmp_path)) == []
+    (other,) = told(name, early._replace(flags={**early.flags, "--actor-num-nodes": "4"}).read(tmp_path))
     assert (other.severity, "other 3 of 4 nodes" in other.message) == ("warning", True)
     text = early.text().replace("ray start --head", "# ray start --head")
     (tmp_path / "run.sh").write_text(text)
-    (elsewhere,) = tried(rule, read_launch(tmp_path / "run.sh"))
+    (elsewhere,) = told(name, read_launch(tmp_path / "run.sh"))
     assert (elsewhere.severity, "started elsewhere" in elsewhere.message) == ("warning", True)
     local = bare._replace(middle="export CUBLAS_WORKSPACE_CONFIG=:4096:8", submitted=False, env={})
-    assert tried(rule, local.read(tmp_path)) == []
+    assert told(name, local.read(tmp_path)) == []
 
 
 def test_what_is_overridden(tmp_path: Path) -> None:
     """A flag given again with another value, its --no- twin, and a variable that is unset again."""
-    rule = load("determinism-overridden")
-    (twice,) = tried(rule, WHOLE._replace(tail="--attention-backend fused").read(tmp_path))
+    name = "determinism-overridden"
+    (twice,) = told(name, WHOLE._replace(tail="--attention-backend fused").read(tmp_path))
     assert "--attention-backend fused overrides --attention-backend flash" in twice.message
-    (off,) = tried(rule, WHOLE._replace(tail="--no-deterministic-mode").read(tmp_path))
+    (off,) = told(name, WHOLE._replace(tail="--no-deterministic-mode").read(tmp_path))
     assert "--no-deterministic-mode overrides --deterministic-mode" in off.message
-    assert tried(rule, WHOLE._replace(tail="--attention-backend flash").read(tmp_path)) == []
+    assert told(name, WHOLE._replace(tail="--attention-backend flash").read(tmp_path)) == []
     gone = WHOLE._replace(top="export PYTHONHASHSEED=0\nunset PYTHONHASHSEED", env={})
-    (unset,) = tried(rule, gone.read(tmp_path))
+    (unset,) = told(name, gone.read(tmp_path))
     assert "is removed again" in unset.message
 
 
 def test_engines_by_model_and_backend(tmp_path: Path) -> None:
     """Flashinfer loses its cache, and latent attention; newer and patched backends are no error."""
-    rule = load("engine-determinism")
-    (cache,) = tried(rule, deterministic(sglang_attention_backend="flashinfer").read(tmp_path))
+    name = "engine-determinism"
+    (cache,) = told(name, deterministic(sglang_attention_backend="flashinfer").read(tmp_path))
     assert (cache.severity, "radix cache" in cache.message) == ("note", True)
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["DeepseekV3ForCausalLM"]}))
     flashinfer = deterministic(sglang_attention_backend="flashinfer").read(tmp_path)
-    (latent,) = tried(rule, flashinfer, read_config(tmp_path / "config.json"))
+    (latent,) = told(name, flashinfer, read_config(tmp_path / "config.json"))
     assert (latent.severity, "latent attention" in latent.message) == ("warning", True)
     for backend, severity in (("fa4", "note"), ("nsa", "warning")):
-        (finding,) = tried(rule, deterministic(sglang_attention_backend=backend).read(tmp_path))
+        (finding,) = told(name, deterministic(sglang_attention_backend=backend).read(tmp_path))
         assert finding.severity == severity
-    assert tried(rule, Script({"--sglang-attention-backend": "trtllm_mha"}).read(tmp_path)) == []
+    assert told(name, Script({"--sglang-attention-backend": "trtllm_mha"}).read(tmp_path)) == []
 
 
 def test_networks_between_nodes(tmp_path: Path) -> None:
     """InfiniBand switched off and the loopback interface matter on several nodes only."""
     env = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
-    reported = tried(load("nccl-interface"), Script({"--actor-num-nodes": "2"}, env=env).read(tmp_path))
+    reported = told("nccl-interface", Script({"--actor-num-nodes": "2"}, env=env).read(tmp_path))
     assert [finding.where.item for finding in reported] == ["NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE"]
     assert {hit.severity for hit in reported} == {"warning"}
-    assert tried(load("nccl-interface"), Script(env=env).read(tmp_path)) == []
+    assert told("nccl-interface", Script(env=env).read(tmp_path)) == []
 
 
 def test_dropout_that_the_launch_decides(tmp_path: Path) -> None:
     """A value above 0 is found with its flag; a bridge's checkpoint decides what is not given."""
-    rule = load("megatron-dropout")
-    (given_,) = tried(rule, deterministic(attention_dropout="0.1").read(tmp_path))
+    name = "megatron-dropout"
+    (given_,) = told(name, deterministic(attention_dropout="0.1").read(tmp_path))
     assert "--attention-dropout 0.1, in a run that asks for determinism" in given_.message
     bridged = Script({"--megatron-to-hf-mode": "bridge"}, drop=["--attention-dropout"], system="miles")
-    assert tried(rule, bridged.read(tmp_path)) == []
+    assert told(name, bridged.read(tmp_path)) == []
 
 
 _ODD = st.one_of(st.sampled_from(["", "nan", "$X", "`date`", "9" * 5000, "0", "00", ":", "²"]), st.text(max_size=6))
@@ -245,5 +242,5 @@ def test_no_value_makes_a_rule_raise(env: dict[str, str], flags: list[tuple[str,
         ["ray", "job", "submit", runtime, "--", "python", "train.py", "--deterministic-mode", *words]
     )
     for name in CASES:
-        for finding in tried(load(name), launch):
+        for finding in told(name, launch):
             assert finding.message

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from doctor_machine_kit import MANY, environment, found, freeze, golden, gpus, launch
-from findings_kit import as_read
+from doctor_machine_kit import MANY, environment, freeze, golden, gpus, launch
+from findings_kit import as_read, told
 from syrupy.assertion import SnapshotAssertion
 
 from repro.doctor.artefacts.kinds import Launch, Machine
@@ -15,7 +15,6 @@ from repro.doctor.artefacts.launches.scripts import LAUNCH
 from repro.doctor.artefacts.machine import FREEZE, machine_of
 from repro.doctor.catalogue import catalogue
 from repro.doctor.facts.known_versions import KNOWN, matches
-from repro_golden.base.checks import Finding
 
 DETERMINISTIC = "--deterministic-mode --hf-checkpoint /m/Qwen3-4B"
 BASE = {"torch": "2.11.0", "ray": "2.48.0", "sglang": "0.5.18", **MANY}
@@ -69,11 +68,6 @@ CASES: Mapping[str, tuple[Case, Case]] = {
         lambda folder: (freeze(folder, {"transformer_engine": "2.17.0", "transformer_engine_torch": "2.17.0"}),),
     ),
 }  # fmt: skip
-
-
-def told(rule: str, *artefacts: object) -> list[Finding]:
-    """What a rule of the catalogue says."""
-    return found(catalogue()[rule], *artefacts)
 
 
 class TestEachRule:

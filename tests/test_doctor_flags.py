@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from doctor_flags_kit import BATCH, GPUS, findings, launch, script
-from findings_kit import as_read
+from doctor_flags_kit import BATCH, GPUS, launch, script
+from findings_kit import as_read, told
 from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
@@ -148,8 +148,8 @@ CASES: dict[str, tuple[Maker, Maker]] = {
 def test_a_rule_finds_what_is_wrong_and_nothing_else(tmp_path: Path, name: str, snapshot: SnapshotAssertion) -> None:
     """Its line and flag in the script that fails; none in the one that passes."""
     failing, passing = CASES[name]
-    assert as_read(name, findings(name, *failing(tmp_path)), tmp_path) == snapshot
-    assert findings(name, *passing(tmp_path)) == []
+    assert as_read(name, told(name, *failing(tmp_path)), tmp_path) == snapshot
+    assert told(name, *passing(tmp_path)) == []
 
 
 LOST = {
@@ -184,7 +184,7 @@ def test_flags_that_a_shell_loses_are_told(tmp_path: Path, name: str) -> None:
     path = tmp_path / "run.sh"
     before, _, flags = flags.rpartition(";")
     path.write_bytes(f"#!/bin/bash\n{before}\npython3 train.py {flags}\n".encode())
-    assert [finding.message for finding in findings(rule, launch(path)) if said in finding.message]
+    assert [finding.message for finding in told(rule, launch(path)) if said in finding.message]
 
 
 @pytest.mark.parametrize(
@@ -203,9 +203,7 @@ def test_flags_that_no_shell_loses_are_not(tmp_path: Path, flags: str) -> None:
     path = tmp_path / "run.sh"
     path.write_text(f"python3 train.py {flags}\n", newline="")
     read = launch(path)
-    assert [
-        each for rule in ("continuation-lost", "flag-typo", "flag-not-a-number") for each in findings(rule, read)
-    ] == []
+    assert [each for rule in ("continuation-lost", "flag-typo", "flag-not-a-number") for each in told(rule, read)] == []
 
 
 def test_rollout_path_missing_looks_where_the_folder_is(tmp_path: Path) -> None:
@@ -213,16 +211,16 @@ def test_rollout_path_missing_looks_where_the_folder_is(tmp_path: Path) -> None:
     folder = tmp_path / "dumps"
     flag = f"--load-debug-rollout-data {folder}/{{rollout_id}}.pt"
     path = script(tmp_path, flag)
-    assert findings("rollout-path-missing", launch(path)) == []  # no folder: another machine's
+    assert told("rollout-path-missing", launch(path)) == []  # no folder: another machine's
     folder.mkdir()
     (folder / "1.pt").write_bytes(b"")
-    (finding,) = findings("rollout-path-missing", launch(path))
+    (finding,) = told("rollout-path-missing", launch(path))
     assert finding.severity == "warning"
     assert finding.where.line == 5
     assert "1.pt" in finding.message
-    assert findings("rollout-path-missing", launch(script(tmp_path, flag, "--start-rollout-id 1"))) == []
+    assert told("rollout-path-missing", launch(script(tmp_path, flag, "--start-rollout-id 1"))) == []
     (folder / "0.pt").write_bytes(b"")
-    assert findings("rollout-path-missing", launch(path)) == []
+    assert told("rollout-path-missing", launch(path)) == []
 
 
 # -- the batch invariant
@@ -236,12 +234,12 @@ def test_the_batch_invariant_is_exact(prompts: int, each: int, batch: int, steps
     """The rule "batch-invariant": nothing where prompts x samples = batch x steps, and an error elsewhere."""
     words = f"train.py --rollout-batch-size {prompts} --n-samples-per-prompt {each}".split()
     both = launch_of_argv([*words, "--global-batch-size", str(batch), "--num-steps-per-rollout", str(steps)])
-    reported = findings("batch-invariant", both)
+    reported = told("batch-invariant", both)
     assert bool(reported) == (prompts * each != batch * steps)
     assert [finding.severity for finding in reported] in ([], ["error"])
     divided = launch_of_argv([*words, "--num-steps-per-rollout", str(steps)])
-    assert bool(findings("batch-invariant", divided)) == bool(prompts * each % steps)
-    alone = findings("batch-invariant", launch_of_argv([*words, "--global-batch-size", str(batch)]))
+    assert bool(told("batch-invariant", divided)) == bool(prompts * each % steps)
+    alone = told("batch-invariant", launch_of_argv([*words, "--global-batch-size", str(batch)]))
     assert bool(alone) == bool(prompts * each % batch)
     assert [hit.severity for hit in alone] in ([], ["error"] if prompts * each < batch else ["warning"])
 
@@ -249,7 +247,7 @@ def test_the_batch_invariant_is_exact(prompts: int, each: int, batch: int, steps
 def test_the_hole_of_integer_division_is_found() -> None:
     """The rule "batch-invariant": 5 x 3 // 2 is 7, and the trainers take it."""
     words = "train.py --rollout-batch-size 5 --n-samples-per-prompt 3 --global-batch-size 7 --num-steps-per-rollout 2"
-    (finding,) = findings("batch-invariant", launch_of_argv(words.split()))
+    (finding,) = told("batch-invariant", launch_of_argv(words.split()))
     assert "15" in finding.message
     assert "14" in finding.message
     assert finding.cure == "--num-steps-per-rollout 1 with --global-batch-size 15"
@@ -267,6 +265,6 @@ def test_odd_values_raise_nothing(tmp_path: Path, name: str, value: str) -> None
     ]  # fmt: skip
     read = launch_of_argv(["train.py", *(word for flag in flags for word in (flag, value)), "--colocate"])
     if name == "flag-unknown":
-        findings(name, read, *dump(OPTIONS, [])(tmp_path))
+        told(name, read, *dump(OPTIONS, [])(tmp_path))
     elif name != "flag-ignored":
-        findings(name, read)
+        told(name, read)

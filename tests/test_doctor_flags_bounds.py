@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from doctor_dump_kit import found as found_in
 from doctor_dump_kit import rollout
-from doctor_flags_kit import BATCH, GPUS, findings, launch, script
+from doctor_flags_kit import BATCH, GPUS, launch, script
+from findings_kit import told
 
 from repro.doctor.artefacts.kinds import Machine
 from repro.doctor.artefacts.launches.scripts import launch_of_argv
@@ -15,7 +16,7 @@ from repro.doctor.artefacts.launches.scripts import launch_of_argv
 
 def said(name: str, words: str, *more: object) -> list[tuple[str, str, str]]:
     """What a rule finds in an argv: severity, certainty and flag."""
-    reported = findings(name, launch_of_argv(["python", "train.py", *words.split()]), *more)
+    reported = told(name, launch_of_argv(["python", "train.py", *words.split()]), *more)
     return [(finding.severity, finding.certainty, finding.where.item) for finding in reported]
 
 
@@ -112,7 +113,7 @@ def test_how_grave_it_is(name: str, words: str, severities: list[str]) -> None:
 )
 def test_gpus_asked_for_and_given(tmp_path: Path, flags: str, before: str, found: str) -> None:
     """The rule "gpu-count": on one node, against `ray start` and CUDA_VISIBLE_DEVICES."""
-    messages = [finding.message for finding in findings("gpu-count", launch(script(tmp_path, flags, before=before)))]
+    messages = [finding.message for finding in told("gpu-count", launch(script(tmp_path, flags, before=before)))]
     assert bool(messages) == bool(found)
     assert found in "".join(messages)
 
@@ -124,10 +125,10 @@ def test_gpus_of_the_machine_are_a_warning() -> None:
     assert said("gpu-count", words, Machine("python", {}, gpus=8)) == []
     assert said("gpu-count", words, Machine("python", {}, gpus=0)) == []
     forgotten = launch_of_argv(["train.py", *f"{NODES} 4 --rollout-num-gpus 4".split()])
-    (finding,) = findings("gpu-count", forgotten, Machine("python", {}, gpus=4))
+    (finding,) = told("gpu-count", forgotten, Machine("python", {}, gpus=4))
     assert "--colocate" in finding.cure
     too_many = launch_of_argv(["train.py", *f"{NODES} 4 --rollout-num-gpus 8".split()])
-    (finding,) = findings("gpu-count", too_many, Machine("python", {}, gpus=4))
+    (finding,) = told("gpu-count", too_many, Machine("python", {}, gpus=4))
     assert "ask for 4 GPUs" in finding.cure
 
 
@@ -169,7 +170,7 @@ def test_a_repeated_flag_of_a_models_file_is_a_note(tmp_path: Path) -> None:
     (tmp_path / "model.sh").write_text("MODEL=(--moe-token-dispatcher-type alltoall)\n")
     before = 'source "$(dirname "$0")/model.sh"'
     path = script(tmp_path, "${MODEL[@]}", *BATCH, *GPUS, "--moe-token-dispatcher-type flex", before=before)
-    (finding,) = findings("flag-repeated", launch(path))
+    (finding,) = told("flag-repeated", launch(path))
     assert (finding.severity, finding.where.line) == ("note", 12)
 
 
@@ -194,7 +195,7 @@ def test_a_repeated_flag_of_a_models_file_is_a_note(tmp_path: Path) -> None:
 )
 def test_whole_numbers(words: str, message: str) -> None:
     """The rule "flag-not-a-number": as argparse reads them, and the signs that sizes can have."""
-    reported = findings("flag-not-a-number", launch_of_argv(["python", "train.py", *words.split()]))
+    reported = told("flag-not-a-number", launch_of_argv(["python", "train.py", *words.split()]))
     assert len(reported) == bool(message)
     assert message in "".join(finding.message for finding in reported)
     assert {(hit.severity, hit.certainty) for hit in reported} <= {("error", "certain")}
@@ -204,9 +205,9 @@ def test_whole_numbers(words: str, message: str) -> None:
 def test_a_line_of_a_script_that_is_no_number(tmp_path: Path) -> None:
     """The rule "flag-not-a-number" names the line."""
     path = script(tmp_path, *GPUS, "--rollout-batch-size nan")
-    (finding,) = findings("flag-not-a-number", launch(path))
+    (finding,) = told("flag-not-a-number", launch(path))
     assert finding.where.line == 8
-    assert findings("flag-not-a-number", launch(script(tmp_path, *GPUS, *BATCH))) == []
+    assert told("flag-not-a-number", launch(script(tmp_path, *GPUS, *BATCH))) == []
 
 
 def test_a_width_in_a_template_fills_no_memory(tmp_path: Path) -> None:

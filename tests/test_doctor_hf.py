@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from doctor_checkpoint_kit import cut, dense, experts, finding, findings, hf, rule, shard_of, tokenizer, write_config
+from doctor_checkpoint_kit import cut, dense, experts, finding, findings, hf, shard_of, tokenizer, write_config
 from findings_kit import as_read
 from safetensors.torch import load_file, save_file
 from syrupy.assertion import SnapshotAssertion
 
 from repro.doctor.artefacts.checkpoints.hf import HF, INDEX
 from repro.doctor.artefacts.kinds import HfCheckpoint, HfConfig
+from repro.doctor.catalogue import catalogue
 
 Tensors = dict[str, torch.Tensor]
 Maker = Callable[[Path], list[Path]]
@@ -440,4 +441,4 @@ def test_odd_values_of_a_config_raise_nothing(odd: Any, tmp_path: Path) -> None:
         (folder / "config.json").write_text(json.dumps(values))
         for name in HF_RULES:
             assert isinstance(findings(name, folder), list)
-            assert rule(name).id == name
+            assert catalogue()[name].id == name

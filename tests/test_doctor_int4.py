@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from doctor_checkpoint_kit import experts, finding, findings, hf, paths, rule, script
+from doctor_checkpoint_kit import experts, finding, findings, hf, paths, script
 from findings_kit import as_read
 from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from repro.doctor.artefacts.kinds import HfConfig, TensorInfo
+from repro.doctor.catalogue import catalogue
 from repro.doctor.facts.checkpoints.ignoring import RECOMMENDED, ignoring_of, is_linear
 from repro.doctor.facts.checkpoints.names import why_slow
 
@@ -261,4 +262,4 @@ def test_patterns_of_real_lists_are_tried(text: str) -> None:
 
 def test_the_guides_pattern_is_the_rules_own_cure() -> None:
     """What the guide says to add for the router stands in the cure, as it is written in JSON."""
-    assert r'"re:.*mlp\\.gate\\..*"' in rule("int4-router").cure
+    assert r'"re:.*mlp\\.gate\\..*"' in catalogue()["int4-router"].cure

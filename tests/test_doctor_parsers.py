@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from doctor_flags_kit import BATCH, findings, launch, script
+from doctor_flags_kit import BATCH, launch, script
+from findings_kit import told
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -52,7 +53,7 @@ def test_help_lists_flags(tmp_path: Path) -> None:
     }  # fmt: skip
     assert content.complete
     artefact = launch(script(tmp_path, *BATCH, "--no-offload", "--n-sample-per-prompt 3", "--other 1"))
-    said = {finding.where.item: finding.severity for finding in findings("flag-unknown", artefact, content)}
+    said = {finding.where.item: finding.severity for finding in told("flag-unknown", artefact, content)}
     assert said == {"--n-sample-per-prompt": "error", "--other": "warning"}
 
 
@@ -70,7 +71,7 @@ def test_what_parsers_wrote_in_a_replay(tmp_path: Path) -> None:
     assert content.ignored == ("--knid",)
     assert content.complete
     assert not content.abbreviates
-    (finding,) = findings("flag-ignored", content)
+    (finding,) = told("flag-ignored", content)
     assert (finding.severity, finding.cure) == ("error", "write --kind")
 
 
@@ -97,7 +98,7 @@ def test_a_checkout_registers_flags(tmp_path: Path, system: str) -> None:
     artefact = launch(
         script(tmp_path, "--rollout-batch-sizes 4", "--tensor-model-parallel-size 2", "--no-rollout-batch-size")
     )
-    (finding,) = findings("flag-unknown", artefact, parsers)
+    (finding,) = told("flag-unknown", artefact, parsers)
     assert (finding.severity, finding.certainty, finding.where.item) == ("warning", "possible", "--rollout-batch-sizes")
 
 
@@ -109,11 +110,11 @@ def test_a_parser_settles_what_a_ghost_is(tmp_path: Path) -> None:
     artefact = launch(
         script(tmp_path, "--colocate", "--offload-optimizer-states", "--rollout-batch-sizes 3", "--streaming-data")
     )
-    (finding,) = findings("ghost-flag", artefact, read(path))
+    (finding,) = told("ghost-flag", artefact, read(path))
     assert finding.where.item == "--streaming-data"
-    assert [reported.certainty for reported in findings("ghost-flag", artefact)] == ["possible", "certain"]
-    assert findings("flag-typo", artefact, read(path)) == []
-    assert [found.where.item for found in findings("flag-typo", artefact)] == ["--rollout-batch-sizes"]
+    assert [reported.certainty for reported in told("ghost-flag", artefact)] == ["possible", "certain"]
+    assert told("flag-typo", artefact, read(path)) == []
+    assert [found.where.item for found in told("flag-typo", artefact)] == ["--rollout-batch-sizes"]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_known_flags_are_no_misspellings() -> None:
     words = ["train.py", *sorted(KNOWN | ALSO)]
     from repro.doctor.artefacts.launches.scripts import launch_of_argv
 
-    assert findings("flag-typo", launch_of_argv(words)) == []
+    assert told("flag-typo", launch_of_argv(words)) == []
     assert not KNOWN & {"--debug-determinism", "--streaming-data", "--log-level"}
 
 
@@ -163,4 +164,4 @@ def test_any_content_is_a_dump_or_one_line(tmp_path: Path, content: bytes, helps
     with contextlib.suppress(ReproError):
         for parsers in PARSERS.read(path):
             if isinstance(parsers, ParserDump):
-                findings("flag-ignored", parsers)
+                told("flag-ignored", parsers)

@@ -6,15 +6,15 @@ import ast
 from pathlib import Path
 
 import pytest
-from doctor_launch_kit import rule
 from hypothesis import given
 from hypothesis import strategies as st
 
 from repro.doctor.artefacts.kinds import NotRead, PythonCode
 from repro.doctor.artefacts.python_code import PYTHON
+from repro.doctor.catalogue import catalogue
 from repro_golden.base.checks import Found
 
-AFTER, HASH = rule("environment")("determinism-after-model"), rule("environment")("hash-seed-in-code")
+AFTER, HASH = catalogue()["determinism-after-model"], catalogue()["hash-seed-in-code"]
 
 ENGINE = """\
 class Engine:

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from doctor_machine_kit import found, launch
-from findings_kit import as_read
+from doctor_machine_kit import launch
+from findings_kit import as_read, told
 from syrupy.assertion import SnapshotAssertion
 
 from repro.doctor.artefacts.kinds import Launch, Rollout
 from repro.doctor.artefacts.reward import Odd, reward_function
 from repro.doctor.artefacts.runs import ROLLOUT_DUMP
-from repro.doctor.catalogue import catalogue
 from repro_golden.base.checks import Finding
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.dumps.rollout.files import RolloutDump, write_rollout_dump
@@ -59,13 +58,13 @@ def scores(folder: Path, source: str, rows: list[dict[str, Any]] | None = None, 
     )
 
 
-def told(
+def said_of(
     folder: Path, source: str, rows: list[dict[str, Any]] | None = None, read: Launch | None = None
 ) -> list[Finding]:
     """What the rule says of a module's function on a dump."""
     function = reward_function("mine.custom_rm:reward_func", sys.executable, checkout(folder, source))
     rollout = dump(folder / "dumps" / "0.pt", samples() if rows is None else rows)
-    return found(catalogue()["reward-function"], function, rollout, read)
+    return told("reward-function", function, rollout, read)
 
 
 class TestCall:
@@ -206,29 +205,28 @@ class TestRule:
     @pytest.mark.parametrize("name", CASES)
     def test_what_is_wrong_is_told(self, name: str, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
         """With what it returned."""
-        said = as_read("reward-function", told(tmp_path, CASES[name]), tmp_path)
+        said = as_read("reward-function", said_of(tmp_path, CASES[name]), tmp_path)
         assert re.sub(r"0\.\d+(e-\d+)?", "<drawn>", said) == snapshot
 
     def test_a_good_one_is_let_pass(self, tmp_path: Path) -> None:
         """Its rewards differ, come again, and are those of the dump."""
-        assert told(tmp_path, LENGTH) == []
+        assert said_of(tmp_path, LENGTH) == []
 
     def test_sets_of_text_are_not_repeatable(self, tmp_path: Path) -> None:
         """The second call is in another process, where Python orders a set of text anew."""
         names = "{str(k) for k in range(1000, 1200)}"  # the first one alone is the same in one call of 200
         source = f"def reward_func(args, sample):\n    return float(''.join({names})[:12])\n"
-        messages = [finding.message for finding in told(tmp_path, source)]
+        messages = [finding.message for finding in said_of(tmp_path, source)]
         assert any("for the same response" in message for message in messages)
 
     def test_one_reward_for_all(self, tmp_path: Path) -> None:
         """From eight different responses on; the same responses may have the same reward."""
         source = "def reward_func(args, sample):\n    return 0.0\n"
-        constant = [
-            finding for finding in told(tmp_path / "a", source, samples(8)) if "different responses" in finding.message
-        ]
+        every = said_of(tmp_path / "a", source, samples(8))
+        constant = [finding for finding in every if "different responses" in finding.message]
         assert [hit.severity for hit in constant] == ["warning"]
         same = [{**sample, "response": "a", "reward": 0.0} for sample in samples(8)]
-        assert told(tmp_path / "b", source, same) == []
+        assert said_of(tmp_path / "b", source, same) == []
 
     @pytest.mark.parametrize(
         ("flags", "severities", "said"),
@@ -240,12 +238,12 @@ class TestRule:
     def test_rewards_in_a_dict(self, flags: str, severities: list[str], said: str, tmp_path: Path) -> None:
         """A key must be named, and be there."""
         source = "def reward_func(args, sample):\n    return {'score': float(len(sample.response))}\n"
-        findings = told(tmp_path, source, None, launch(tmp_path / "run", f"--colocate {flags}"))
+        findings = said_of(tmp_path, source, None, launch(tmp_path / "run", f"--colocate {flags}"))
         assert [finding.severity for finding in findings] == severities and all(said in hit.message for hit in findings)
 
     def test_rewards_that_the_dump_does_not_have_are_not_compared(self, tmp_path: Path) -> None:
         """A dump of before scoring has none."""
-        assert told(tmp_path, LENGTH, [{**sample, "reward": None} for sample in samples()]) == []
+        assert said_of(tmp_path, LENGTH, [{**sample, "reward": None} for sample in samples()]) == []
 
     def test_a_few_of_many_samples_are_enough(self, tmp_path: Path) -> None:
         """The function is called on 32 samples at most, from all over the dump."""
@@ -253,8 +251,8 @@ class TestRule:
             "async def reward_func(args, samples):\n    assert len(samples) <= 32 and samples[-1].index > 150\n"
             "    return [float(len(s.response)) for s in samples]\n"
         )
-        assert told(tmp_path, source, samples(200)) == []
+        assert said_of(tmp_path, source, samples(200)) == []
 
     def test_a_dump_without_responses_is_let_pass(self, tmp_path: Path) -> None:
         """There is nothing to score."""
-        assert told(tmp_path, LENGTH, []) == []
+        assert said_of(tmp_path, LENGTH, []) == []

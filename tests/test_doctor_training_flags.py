@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from doctor_launch_kit import CLEAN, Case, Script, rule, tried
+from doctor_launch_kit import CLEAN, Case, Script
+from findings_kit import told
 from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
@@ -16,8 +17,6 @@ from repro.doctor.artefacts.checkpoints.tokenizer import read_tokenizer
 from repro.doctor.artefacts.kinds import HfConfig, Launch, Tokenizer
 from repro.doctor.artefacts.launches.scripts import launch_of_argv, read_launch
 from repro.doctor.facts.launches import open_ended
-
-load = rule("flags")
 
 MOE = {"--num-experts": "128", "--moe-permute-fusion": ""}
 
@@ -129,7 +128,7 @@ CASES: dict[str, Case] = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_rule_finds_its_fault_and_nothing_without_it(name: str, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     """Each rule finds the planted fault in a script on disk, says where it stands, and is silent on its twin."""
-    assert CASES[name].check(load(name), tmp_path) == snapshot
+    assert CASES[name].check(name, tmp_path) == snapshot
 
 
 @pytest.mark.parametrize("system", ["slime", "miles", "relax"])
@@ -138,7 +137,7 @@ def test_a_clean_launch_is_clean_for_every_rule(system: str, tmp_path: Path) -> 
     entry = "relax/entrypoints/train.py" if system == "relax" else "train.py"
     launch = Script(system=system, entry=entry).read(tmp_path)
     assert launch.system == system
-    assert {name: tried(load(name), launch) for name in CASES} == {name: [] for name in CASES}
+    assert {name: told(name, launch) for name in CASES} == {name: [] for name in CASES}
 
 
 def test_what_a_shell_alone_knows_makes_a_missing_flag_uncertain(tmp_path: Path) -> None:
@@ -146,7 +145,7 @@ def test_what_a_shell_alone_knows_makes_a_missing_flag_uncertain(tmp_path: Path)
     sure = Script(drop=["--ref-load"]).read(tmp_path)
     unsure = Script(drop=["--ref-load"], tail="$EXTRA_ARGS").read(tmp_path)
     assert (open_ended(sure), open_ended(unsure)) == (False, True)
-    (finding,) = tried(load("kl-without-ref"), unsure)
+    (finding,) = told("kl-without-ref", unsure)
     assert (finding.severity, finding.certainty) == ("warning", "possible")
 
 
@@ -171,7 +170,7 @@ def test_a_python_launcher_gives_no_errors(tmp_path: Path) -> None:
         '    U.execute_train(train_args=args, num_gpus_per_node=8, megatron_model_type="m")\n'
     )
     launch = read_launch(path)
-    (finding,) = tried(load("kl-coefs-exclusive"), launch)
+    (finding,) = told("kl-coefs-exclusive", launch)
     assert (finding.severity, finding.certainty) == ("warning", "possible")
 
 
@@ -185,7 +184,7 @@ def test_the_suggested_context_parallel_size_holds_the_sample(
     """A sample is too long exactly where it does not fit; the size suggested holds it and divides the ranks."""
     words = f"""python train.py --use-dynamic-batch-size --max-tokens-per-gpu {cap} --rollout-max-response-len {longest}
         --tensor-model-parallel-size {tensor} --context-parallel-size {context} --actor-num-nodes {nodes}"""
-    reported = tried(load("samples-too-long"), launch_of_argv(words.split()))
+    reported = told("samples-too-long", launch_of_argv(words.split()))
     assert bool(reported) == (cap * context < longest)
     if reported and reported[0].cure.startswith("--context-parallel-size"):
         size = int(reported[0].cure.split()[1])
@@ -203,28 +202,28 @@ def _config(folder: Path, **values: object) -> HfConfig:
 def test_the_models_positions_bound_the_context(tmp_path: Path) -> None:
     """More tokens than the model has positions are found with the config as evidence; the inner config counts."""
     launch = Script({"--rollout-max-context-len": "40000"}).read(tmp_path)
-    (finding,) = tried(load("context-length"), launch, _config(tmp_path, max_position_embeddings=32768))
+    (finding,) = told("context-length", launch, _config(tmp_path, max_position_embeddings=32768))
     assert (finding.severity, finding.where.path) == ("warning", str(tmp_path / "config.json"))
     assert "40000" in finding.message
     inner = _config(tmp_path, max_position_embeddings=512, text_config={"max_position_embeddings": 131072})
-    assert tried(load("context-length"), launch, inner) == []
-    assert tried(load("context-length"), launch, _config(tmp_path, max_position_embeddings="many")) == []
+    assert told("context-length", launch, inner) == []
+    assert told("context-length", launch, _config(tmp_path, max_position_embeddings="many")) == []
 
 
 def test_a_prompt_that_leaves_no_token_to_generate(tmp_path: Path) -> None:
     """The longest prompt must be shorter than the context."""
     for prompt, wrong in (("8191", False), ("8192", True)):
         script = Script({"--rollout-max-context-len": "8192", "--rollout-max-prompt-len": prompt})
-        reported = tried(load("context-length"), script.read(tmp_path))
+        reported = told("context-length", script.read(tmp_path))
         assert [finding.severity for finding in reported] == (["error"] if wrong else [])
 
 
 def test_the_checkpoints_own_quantization_counts(tmp_path: Path) -> None:
     """With a config.json the name of the folder is not guessed from."""
     launch = Script({"--hf-checkpoint": "/models/fp8/Qwen3-4B"}).read(tmp_path)
-    rule = load("weight-check-off")
-    assert tried(rule, launch, _config(tmp_path, hidden_size=8)) == []
-    (finding,) = tried(rule, launch, _config(tmp_path, quantization_config={"quant_method": "compressed-tensors"}))
+    name = "weight-check-off"
+    assert told(name, launch, _config(tmp_path, hidden_size=8)) == []
+    (finding,) = told(name, launch, _config(tmp_path, quantization_config={"quant_method": "compressed-tensors"}))
     assert (finding.severity, finding.where.value) == ("warning", "compressed-tensors")
 
 
@@ -240,15 +239,15 @@ def _tokenizer(folder: Path, eos: str, ids: list[int]) -> Tokenizer:
 
 def test_a_template_that_ends_turns_otherwise_than_generation(tmp_path: Path) -> None:
     """A base model's tokenizer with a chat template: turns end with a token that does not end generation."""
-    rule, launch = load("stop-tokens"), Script().read(tmp_path)
+    name, launch = "stop-tokens", Script().read(tmp_path)
     base = _tokenizer(tmp_path, "<|endoftext|>", [151643])
-    (finding,) = tried(rule, launch, base)
+    (finding,) = told(name, launch, base)
     assert finding.severity == "warning"
     assert "'<|im_end|>'" in finding.message
     assert "--rollout-stop '<|im_end|>'" in finding.cure
-    assert tried(rule, Script({"--rollout-stop-token-ids": "151645"}).read(tmp_path), base) == []
-    assert tried(rule, launch, _tokenizer(tmp_path, "<|im_end|>", [151645])) == []
-    assert tried(rule, launch, _tokenizer(tmp_path, "<|endoftext|>", [151643, 151645])) == []
+    assert told(name, Script({"--rollout-stop-token-ids": "151645"}).read(tmp_path), base) == []
+    assert told(name, launch, _tokenizer(tmp_path, "<|im_end|>", [151645])) == []
+    assert told(name, launch, _tokenizer(tmp_path, "<|endoftext|>", [151643, 151645])) == []
 
 
 REWARDS = {
@@ -265,19 +264,19 @@ REWARDS = {
 def test_rewards_that_cannot_be_right(name: str, tmp_path: Path) -> None:
     """Each way in which reward type, key and label contradict each other; own reward code is left alone."""
     flags, severity, says = REWARDS[name]
-    (finding,) = tried(load("reward-key"), Script(flags).read(tmp_path))
+    (finding,) = told("reward-key", Script(flags).read(tmp_path))
     assert (finding.severity, says in finding.message) == (severity, True)
-    reported = tried(load("reward-key"), Script({**flags, "--custom-rm-path": "mine.reward"}).read(tmp_path))
+    reported = told("reward-key", Script({**flags, "--custom-rm-path": "mine.reward"}).read(tmp_path))
     assert [finding.message for finding in reported] == ([finding.message] if "--label-key" in flags else [])
 
 
 def test_labels_and_rewards_that_are_not_there(tmp_path: Path) -> None:
     """A graded reward without a label key trains on nothing; no reward at all fails at the first sample."""
-    (label,) = tried(load("reward-key"), Script(drop=["--label-key"]).read(tmp_path))
+    (label,) = told("reward-key", Script(drop=["--label-key"]).read(tmp_path))
     assert (label.severity, "labels are None" in label.message) == ("error", True)
-    (none,) = tried(load("reward-key"), Script(drop=["--rm-type"]).read(tmp_path))
+    (none,) = told("reward-key", Script(drop=["--rm-type"]).read(tmp_path))
     assert (none.severity, "no reward" in none.message) == ("warning", True)
-    assert tried(load("reward-key"), Script({"--loss-type": "sft_loss"}, drop=["--rm-type"]).read(tmp_path)) == []
+    assert told("reward-key", Script({"--loss-type": "sft_loss"}, drop=["--rm-type"]).read(tmp_path)) == []
 
 
 NEEDS = {
@@ -289,41 +288,41 @@ NEEDS = {
 @pytest.mark.parametrize("name", NEEDS)
 def test_flags_that_need_another(name: str, tmp_path: Path) -> None:
     """Each is an error at its line, and none where the trainer's part that asks for it does not run."""
-    (finding,) = tried(load("required-with"), Script({name: NEEDS[name]}).read(tmp_path))
+    (finding,) = told("required-with", Script({name: NEEDS[name]}).read(tmp_path))
     assert (finding.severity, finding.where.item) == ("error", name)
     if name.startswith("--sglang"):
-        assert tried(load("required-with"), Script({name: NEEDS[name], "--debug-train-only": ""}).read(tmp_path)) == []
+        assert told("required-with", Script({name: NEEDS[name], "--debug-train-only": ""}).read(tmp_path)) == []
     if name.startswith("--expert"):
-        assert tried(load("required-with"), Script({name: NEEDS[name], **MOE}).read(tmp_path)) == []
+        assert told("required-with", Script({name: NEEDS[name], **MOE}).read(tmp_path)) == []
 
 
 def test_a_launch_says_how_long_it_runs(tmp_path: Path) -> None:
     """Rollouts or epochs must be given, and over-sampling takes at least a batch."""
-    (finding,) = tried(load("required-with"), Script(drop=["--num-rollout"]).read(tmp_path))
+    (finding,) = told("required-with", Script(drop=["--num-rollout"]).read(tmp_path))
     assert "neither --num-rollout nor --num-epoch" in finding.message
-    (over,) = tried(load("required-with"), Script({"--over-sampling-batch-size": "16"}).read(tmp_path))
+    (over,) = told("required-with", Script({"--over-sampling-batch-size": "16"}).read(tmp_path))
     assert "16 is below --rollout-batch-size 32" in over.message
 
 
 def test_padding_that_only_costs(tmp_path: Path) -> None:
     """A large multiplier and a micro-batch size beside dynamic batching are notes, and bshd without it too."""
-    rule = load("padded-manually")
-    (micro,) = tried(rule, Script({"--micro-batch-size": "2"}).read(tmp_path))
-    (multiplier,) = tried(rule, Script({"--data-pad-size-multiplier": "4096"}).read(tmp_path))
+    name = "padded-manually"
+    (micro,) = told(name, Script({"--micro-batch-size": "2"}).read(tmp_path))
+    (multiplier,) = told(name, Script({"--data-pad-size-multiplier": "4096"}).read(tmp_path))
     drop = ["--use-dynamic-batch-size", "--max-tokens-per-gpu"]
-    (bshd,) = tried(rule, Script({"--qkv-format": "bshd"}, drop=drop, system="miles").read(tmp_path))
+    (bshd,) = told(name, Script({"--qkv-format": "bshd"}, drop=drop, system="miles").read(tmp_path))
     assert {micro.severity, multiplier.severity, bshd.severity} == {"note"}
-    assert tried(rule, Script({"--data-pad-size-multiplier": "256"}).read(tmp_path)) == []
+    assert told(name, Script({"--data-pad-size-multiplier": "256"}).read(tmp_path)) == []
 
 
 def test_what_is_ignored_and_what_experts_forbid(tmp_path: Path) -> None:
     """A cap that nobody heeds, an interval that train.py does not read, fp16 with expert parallelism."""
-    (ignored,) = tried(load("dynamic-batch-size"), Script(drop=["--use-dynamic-batch-size"]).read(tmp_path))
+    (ignored,) = told("dynamic-batch-size", Script(drop=["--use-dynamic-batch-size"]).read(tmp_path))
     assert (ignored.severity, "not looked at" in ignored.message) == ("warning", True)
-    (interval,) = tried(load("update-interval"), Script({"--update-weights-interval": "4"}).read(tmp_path))
+    (interval,) = told("update-interval", Script({"--update-weights-interval": "4"}).read(tmp_path))
     assert (interval.severity, "train.py" in interval.message) == ("note", True)
     experts = Script({**MOE, "--fp16": "", "--expert-model-parallel-size": "8"}).read(tmp_path)
-    (refused,) = tried(load("fp16"), experts)
+    (refused,) = told("fp16", experts)
     assert refused.severity == "error"
 
 
@@ -341,24 +340,24 @@ REFUSED = {
 def test_what_the_trainers_refuse_together(name: str, tmp_path: Path) -> None:
     """Each is an error at the flag to remove, and none for a trainer that takes it."""
     flags, system, entry = REFUSED[name]
-    (finding,) = tried(load("exclusive-flags"), Script(flags, system=system, entry=entry).read(tmp_path))
+    (finding,) = told("exclusive-flags", Script(flags, system=system, entry=entry).read(tmp_path))
     assert (finding.severity, finding.where.item) == ("error", name)
     if name != "--prefill-num-servers":
         other = "slime" if system == "miles" else "miles"
-        assert tried(load("exclusive-flags"), Script(flags, system=other, entry=entry).read(tmp_path)) == []
+        assert told("exclusive-flags", Script(flags, system=other, entry=entry).read(tmp_path)) == []
 
 
 def test_engines_that_may_cut_a_request(tmp_path: Path) -> None:
     """A response as long as the engine's context is no error where a request may ask for less."""
     script = Script({"--sglang-context-length": "8000", "--custom-generate-function-path": "mine.generate"})
-    (finding,) = tried(load("context-length"), script.read(tmp_path))
+    (finding,) = told("context-length", script.read(tmp_path))
     assert finding.severity == "warning"
 
 
 def test_disk_transfers_need_their_folders(tmp_path: Path) -> None:
     """Slime's delta mode wants the disk transport, both folders, and no colocated engines."""
-    rule = load("weight-transfer")
-    reported = tried(rule, Script({"--update-weight-mode": "delta"}).read(tmp_path))
+    name = "weight-transfer"
+    reported = told(name, Script({"--update-weight-mode": "delta"}).read(tmp_path))
     assert [part.message.rpartition(" needs ")[2] for part in reported[:2]] == [
         "--update-weight-transport disk", "--update-weight-local-checkpoint-dir",
     ]  # fmt: skip
@@ -367,7 +366,7 @@ def test_disk_transfers_need_their_folders(tmp_path: Path) -> None:
         "--update-weight-mode": "delta", "--update-weight-transport": "disk", "--update-weight-disk-dir": "/shared",
         "--update-weight-local-checkpoint-dir": "/nvme",
     }  # fmt: skip
-    assert tried(rule, Script(whole, drop=["--colocate"]).read(tmp_path)) == []
+    assert told(name, Script(whole, drop=["--colocate"]).read(tmp_path)) == []
 
 
 _FLAGS = sorted(
@@ -386,5 +385,5 @@ def test_no_value_makes_a_rule_raise(words: list[tuple[str, list[str]]]) -> None
     flat = [word for name, values in words for word in (name, *values)]
     launch: Launch = launch_of_argv(["python", "train.py", *flat, "--lr", "1"])
     for name in CASES:
-        for finding in tried(load(name), launch):
+        for finding in told(name, launch):
             assert finding.message
