@@ -26,7 +26,7 @@ from repro_golden.base.checks import Finding
 
 __all__ = [
     "TEMPLATE", "cut", "dense", "experts", "finding", "findings", "hf", "legacy", "made", "megatron_core",
-    "model_args", "paths", "read", "script", "shard_of", "state", "tokenizer", "torch_dist", "write_config",
+    "model_args", "paths", "read", "shard_of", "state", "tokenizer", "torch_dist", "write_config",
 ]  # fmt: skip
 
 HIDDEN, WORDS, INNER = 16, 32, 24
@@ -241,14 +241,6 @@ def _track(folder: Path, tracker: str | None, iterations: Sequence[int]) -> None
 
 
 # -- launches
-
-
-def script(folder: Path, flags: str, *, name: str = "run.sh") -> Path:
-    """A launch script of slime with these flags."""
-    folder.mkdir(parents=True, exist_ok=True)
-    words = " ".join(flags.split())
-    (folder / name).write_text(f"#!/bin/bash\nset -ex\ncd /root/slime\npython3 train.py {words}\n")
-    return folder / name
 
 
 def model_args(**sizes: Any) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from doctor_flags_kit import launch
 from findings_kit import as_read, told
 
 from repro.doctor.artefacts.kinds import Launch
-from repro.doctor.artefacts.launches.scripts import LAUNCH
 
 CLEAN: Mapping[str, str] = {
     "--hf-checkpoint": "/models/Qwen3-4B",
@@ -121,11 +121,7 @@ class Script(NamedTuple):
 
     def read(self, folder: Path) -> Launch:
         """Write it and read it back, as the doctor does."""
-        path = self.write(folder)
-        assert LAUNCH.fits(path)
-        (launch,) = LAUNCH.read(path)
-        assert isinstance(launch, Launch)
-        return launch
+        return launch(self.write(folder))
 
 
 class Case(NamedTuple):

@@ -65,6 +65,23 @@ def trace(last: str, *frames: str) -> list[str]:
     return [*lines, last]
 
 
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB. GPU 0 has a total capacity of 79.11 GiB "
+    "of which 1.05 GiB is free."
+)
+BACKWARD = [
+    actor(line)
+    for line in trace(
+        OOM,
+        '/root/slime/slime/backends/megatron_utils/model.py", line 640, in train_one_step',
+        '/usr/lib/python3/torch/_tensor.py", line 647, in backward',
+        '/usr/lib/python3/torch/autograd/graph.py", line 829, in _engine_run_backward',
+    )
+]
+SCHEDULER_FRAME = '/sgl-workspace/sglang/python/sglang/srt/managers/scheduler.py", line 2900, in run'
+SCHEDULER = [engine(line) for line in trace(OOM, SCHEDULER_FRAME)]
+SYNC_STARTS = actor(slime("Timer update_weights start", "timer.py:24"))
+SYNC_ENDS = actor(slime("Timer update_weights end (elapsed: 1.3s)", "timer.py:32"))
 LOADED = actor("  successfully loaded checkpoint from /ckpt/qwen [ t 1/2, p 1/1 ] at iteration 0")
 
 

@@ -9,14 +9,15 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import doctor_flags_kit
+
 from repro.doctor.artefacts.kinds import Golden, Launch, Machine
-from repro.doctor.artefacts.launches.scripts import LAUNCH
 from repro.doctor.artefacts.machine import FREEZE
 from repro.doctor.artefacts.traces import GOLDEN
 from repro_golden.trace import Header, Trace, TraceWriter
 from repro_golden.trace.signals import metric_row
 
-__all__ = ["GPUS", "MANY", "environment", "freeze", "golden", "gpus", "launch", "script"]
+__all__ = ["GPUS", "MANY", "environment", "freeze", "golden", "gpus", "launch", "listed", "script"]
 
 MANY = {f"filler-{k}": "1.0" for k in range(30)}
 """Packages that make a list a long one."""
@@ -68,6 +69,11 @@ def freeze(folder: Path, packages: Mapping[str, str], name: str = "freeze.txt") 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     path.write_text("".join(f"{package}=={version}\n" for package, version in packages.items()))
+    return listed(path)
+
+
+def listed(path: Path) -> Machine:
+    """The one machine of a list."""
     assert FREEZE.fits(path)
     (machine,) = FREEZE.read(path)
     assert isinstance(machine, Machine)
@@ -84,11 +90,7 @@ def script(folder: Path, flags: str, *, before: str = "", root: str = "slime", e
 
 def launch(folder: Path, flags: str, *, before: str = "", root: str = "slime", entry: str = "train.py") -> Launch:
     """The same, read."""
-    path = script(folder, flags, before=before, root=root, entry=entry)
-    assert LAUNCH.fits(path)
-    (read,) = LAUNCH.read(path)
-    assert isinstance(read, Launch)
-    return read
+    return doctor_flags_kit.launch(script(folder, flags, before=before, root=root, entry=entry))
 
 
 def golden(folder: Path, threads: int) -> Golden:

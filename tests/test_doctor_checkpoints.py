@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from doctor_checkpoint_kit import cut, findings, legacy, model_args, paths, script, tokenizer, torch_dist, write_config
+from doctor_checkpoint_kit import cut, findings, legacy, model_args, paths, tokenizer, torch_dist, write_config
+from doctor_machine_kit import script
 from findings_kit import as_read
 from syrupy.assertion import SnapshotAssertion
 
@@ -164,20 +165,14 @@ def test_one_iteration_alone_is_no_error(tmp_path: Path) -> None:
     assert findings("checkpoint-truncated", folder) == []
 
 
-@pytest.mark.parametrize("file", ["common.pt", ".metadata", "metadata.json"])
-def test_files_of_no_bytes(file: str, tmp_path: Path) -> None:
-    """Each file that loading needs is an error when it is empty, said once."""
+@pytest.mark.parametrize(
+    ("file", "end"), [("common.pt", 0), (".metadata", 0), ("metadata.json", 0), ("common.pt", -40), (".metadata", -40)]
+)
+def test_files_cut_short(file: str, end: int, tmp_path: Path) -> None:
+    """Each file that loading needs is an error when it is empty, and a pickle when it breaks off: said once."""
     folder = torch_dist(tmp_path / "ckpt", 5)
-    (folder / "iter_0000005" / file).write_bytes(b"")
-    (finding,) = findings("checkpoint-truncated", folder)
-    assert finding.severity == "error" and file in finding.where.path
-
-
-@pytest.mark.parametrize("file", ["common.pt", ".metadata"])
-def test_files_cut_short(file: str, tmp_path: Path) -> None:
-    """A pickle that breaks off is an error with the file's name."""
-    folder = torch_dist(tmp_path / "ckpt", 5)
-    cut(folder / "iter_0000005" / file, 40)
+    path = folder / "iter_0000005" / file
+    path.write_bytes(path.read_bytes()[:end])
     (finding,) = findings("checkpoint-truncated", folder)
     assert finding.severity == "error" and file in finding.where.path
 

@@ -27,6 +27,15 @@ FLAGS = "--input-key prompt --label-key label"
 Case = tuple[object, ...]
 
 
+def parquet(path: Path, rows: list[dict[str, Any]], **options: str) -> Path:
+    """A Parquet file of rows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(rows), path, **options)
+    return path
+
+
 def written(path: Path, rows: Iterable[object]) -> PromptData:
     """A JSONL file of rows (bytes stand for a line as it is), read."""
     lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
@@ -390,25 +399,17 @@ class TestRecognised:
 
     def test_parquet_is_read_by_rows(self, tmp_path: Path) -> None:
         """With the same rules as lines."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         rows = [*GOOD, {"prompt": "", "label": "1"}]
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
-        data = read(tmp_path / "train.parquet")
+        data = read(parquet(tmp_path / "train.parquet", rows))
         assert [row for _, row in data.rows()] == rows
         (finding,) = told("data-empty-prompt", data, None)
         assert finding.where.line == 21
-        pq.write_table(pa.table({"rollout_id": [1], "reward": [1.0]}), tmp_path / "columns.parquet")
+        parquet(tmp_path / "columns.parquet", [{"rollout_id": 1, "reward": 1.0}])
         assert not PROMPTS.fits(tmp_path / "columns.parquet")
 
     def test_a_torn_parquet_is_one_line(self, tmp_path: Path) -> None:
         """It says that it is not whole."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        path = tmp_path / "train.parquet"
-        pq.write_table(pa.Table.from_pylist(GOOD), path)
+        path = parquet(tmp_path / "train.parquet", GOOD)
         path.write_bytes(path.read_bytes()[:-40])
         assert PROMPTS.fits(path)
         with pytest.raises(ReproError, match="write it again") as error:
@@ -417,11 +418,7 @@ class TestRecognised:
 
     def test_a_parquet_that_breaks_inside_is_one_line(self, tmp_path: Path) -> None:
         """Its rows come to an end with a `ReproError`, whatever byte was changed."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        path = tmp_path / "train.parquet"
-        pq.write_table(pa.Table.from_pylist(GOOD), path, compression="none")
+        path = parquet(tmp_path / "train.parquet", GOOD, compression="none")
         whole = path.read_bytes()
         for at in range(4, len(whole), 97):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])

@@ -16,7 +16,7 @@ from examples_kit import at_most
 from findings_kit import as_read
 from hypothesis import given
 from hypothesis import strategies as st
-from rollout_dump_kit import drawn_dumps, full_dump
+from rollout_dump_kit import drawn_dumps
 from syrupy.assertion import SnapshotAssertion
 
 from repro.doctor.catalogue import catalogue
@@ -479,14 +479,14 @@ def test_narrow_dtypes() -> None:
 @at_most(40)
 @given(st.sampled_from(SYSTEMS).flatmap(drawn_dumps))
 def test_rules_take_any_values(tmp_path_factory: pytest.TempPathFactory, dump: RolloutDump) -> None:
-    """No rule of dumps fails on what users' code may put into a dump."""
-    path = tmp_path_factory.mktemp("drawn") / f"{'eval_' if dump.evaluation else ''}{dump.rollout_id}.pt"
+    """No rule of dumps fails on what users' code may put into a dump, alone or beside a tokenizer and a launch."""
+    folder = tmp_path_factory.mktemp("drawn")
+    path = folder / f"{'eval_' if dump.evaluation else ''}{dump.rollout_id}.pt"
     write_rollout_dump(path, dump)
-    assert not [finding for finding in examine(look([path])).findings if finding.rule == FAULT.id]
-
-
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_full_dumps_raise_no_error(tmp_path: Path, system: Any) -> None:
-    """A dump with every field of its system set is no error."""
-    write_rollout_dump(tmp_path / "3.pt", full_dump(system))
-    assert not [finding for finding in examine(look([tmp_path])).findings if finding.severity == "error"]
+    script = launch(folder, "--reward-key acc", "--rollout-max-response-len 4")
+    (folder / "tokenizer").mkdir()
+    ends = {"eos_token": "a", "chat_template": "{{ messages[0].content }}b"}
+    (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(ends))
+    (folder / "tokenizer" / "generation_config.json").write_text('{"eos_token_id": [0, 1]}')
+    for paths in ([path], [path, folder / "tokenizer"], [path, folder / "tokenizer", script]):
+        assert not [finding for finding in examine(look(paths)).findings if finding.rule == FAULT.id]

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from doctor_checkpoint_kit import experts, finding, findings, hf, paths, script
+from doctor_checkpoint_kit import experts, finding, findings, hf, paths
+from doctor_machine_kit import script
 from findings_kit import as_read
 from hypothesis import given
 from hypothesis import strategies as st

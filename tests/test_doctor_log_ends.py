@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from doctor_log_kit import actor, engine, found, read, slime, step, trace
+from doctor_log_kit import SYNC_ENDS, SYNC_STARTS, actor, engine, found, read, step, trace
 
 TIMEOUT = (
     "[rank3]:[E1120 15:47:01.426 ProcessGroupNCCL.cpp:629] [Rank 3] Watchdog caught collective operation timeout: "
     "WorkNCCL(SeqNum=64214, OpType=BROADCAST, NumelIn=1, NumelOut=32, Timeout(ms)=600000) ran for 600081 milliseconds."
 )
-SYNC_STARTS = actor(slime("Timer update_weights start", "timer.py:24"))
-SYNC_ENDS = actor(slime("Timer update_weights end (elapsed: 1.3s)", "timer.py:32"))
 STEPS = [step(number) for number in range(5)]
 SUCCEEDED = ["------------------", "Job 'raysubmit_x1' succeeded", "------------------"]
 CLOSED = "recvValue failed on SocketImpl(fd=63, addr=[n1]:59812, remote=[n0]:4001): Connection closed by peer"

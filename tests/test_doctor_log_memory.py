@@ -5,24 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from doctor_log_kit import LOADED, RULES, actor, arguments, engine, found, read, slime, step, trace
+from doctor_log_kit import (
+    BACKWARD,
+    LOADED,
+    OOM,
+    RULES,
+    SCHEDULER,
+    SCHEDULER_FRAME,
+    SYNC_STARTS,
+    actor,
+    arguments,
+    engine,
+    found,
+    read,
+    slime,
+    step,
+    trace,
+)
 
 from repro.doctor.artefacts.launches.scripts import read_launch
 
-OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB."
-BACKWARD = [
-    actor(line)
-    for line in trace(
-        OOM,
-        '/root/slime/slime/backends/megatron_utils/model.py", line 640, in train_one_step',
-        '/usr/lib/python3/torch/autograd/graph.py", line 829, in _engine_run_backward',
-    )
-]
-SCHEDULER_FRAME = '/sgl-workspace/sglang/python/sglang/srt/managers/scheduler.py", line 2900, in run'
-SCHEDULER = [engine(line) for line in trace(OOM, SCHEDULER_FRAME)]
 COLOCATED = [*arguments(colocate=True, load="/ckpt"), LOADED]
 NEVER = arguments(load="/ckpt/qwen", ref_load="/ckpt/qwen")
-SYNC_STARTS = actor(slime("Timer update_weights start", "timer.py:24"))
 DECODE = "(SGLangEngine pid=9) Decode batch, #running-req: 3, #token: 512"
 TRAINED = [
     "ray.exceptions.RayTaskError(OutOfMemoryError): ray::MegatronTrainRayActor.train() (pid=4242, ip=10.0.0.4)",

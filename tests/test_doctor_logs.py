@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 from doctor_log_kit import (
+    BACKWARD,
     LOADED,
     RULES,
+    SCHEDULER,
     STAMP,
+    SYNC_ENDS,
+    SYNC_STARTS,
     actor,
     arguments,
     clean,
@@ -33,30 +37,11 @@ from syrupy.assertion import SnapshotAssertion
 from repro.doctor.artefacts.launches.scripts import read_launch
 from repro.doctor.examine import examine, look
 
-OOM = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB. GPU 0 has a total capacity of 79.11 GiB "
-    "of which 1.05 GiB is free."
-)
-BACKWARD = [
-    actor(line)
-    for line in trace(
-        OOM,
-        '/root/slime/slime/backends/megatron_utils/model.py", line 640, in train_one_step',
-        '/usr/lib/python3/torch/_tensor.py", line 647, in backward',
-        '/usr/lib/python3/torch/autograd/graph.py", line 829, in _engine_run_backward',
-    )
-]
-SCHEDULER = [
-    engine(line)
-    for line in trace(OOM, '/sgl-workspace/sglang/python/sglang/srt/managers/scheduler.py", line 2900, in run')
-]
 NCCL = (
     "[rank3]:[E1120 15:47:01.426 ProcessGroupNCCL.cpp:629] [Rank 3] Watchdog caught collective operation timeout: "
     "WorkNCCL(SeqNum=64214, OpType=BROADCAST, NumelIn=1, NumelOut=32, Timeout(ms)=600000) ran for 600081 milliseconds "
     "before timing out."
 )
-SYNC_STARTS = actor(slime("Timer update_weights start", "timer.py:24"))
-SYNC_ENDS = actor(slime("Timer update_weights end (elapsed: 1.3s)", "timer.py:32"))
 DIED = [
     "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
     "\tclass_name: MegatronTrainRayActor",

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from doctor_machine_kit import MANY, environment, gpus
+from doctor_machine_kit import MANY, environment, gpus, listed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -134,14 +134,6 @@ class TestInterpreter:
 PINS = "numpy==1.26.4\nflash_attn_3==3.0.0b1\n# a comment\ntorch==2.11.0+cu129\n"
 
 
-def read(path: Path) -> Machine:
-    """The one machine of a list."""
-    assert FREEZE.fits(path)
-    (machine,) = FREEZE.read(path)
-    assert isinstance(machine, Machine)
-    return machine
-
-
 def outcome(path: Path) -> str:
     """What reading a list comes to."""
     try:
@@ -163,7 +155,7 @@ class TestLists:
             "# Editable install with no version control (megatron-core==0.16.0rc0)\n-e /root/Megatron-LM\n"
         )
         (tmp_path / "pip-freeze.txt").write_text(text)
-        machine = read(tmp_path / "pip-freeze.txt")
+        machine = listed(tmp_path / "pip-freeze.txt")
         assert machine.packages == {
             "numpy": "1.26.4", "flash-attn-3": "3.0.0b1", "torch": "2.11.0+cu129", "slime": "", "apex": "0.1",
             "megatron-core": "0.16.0rc0",
@@ -182,7 +174,7 @@ class TestLists:
     def test_tables_are_read(self, text: str, tmp_path: Path) -> None:
         """Of pip, uv and conda: heads and rules are no packages."""
         (tmp_path / "anything.txt").write_text(text)
-        machine = read(tmp_path / "anything.txt")
+        machine = listed(tmp_path / "anything.txt")
         assert machine.packages == {"numpy": "1.26.4", "torch": "2.11.0+cu129"} and machine.complete
 
     def test_what_pip_prints_today_is_read(self, tmp_path: Path) -> None:
@@ -196,7 +188,7 @@ class TestLists:
             (tmp_path / name).write_text(done.stdout)
         own = machine_of(None).packages
         for name in ("freeze.txt", "list.txt", "l.json"):
-            said = read(tmp_path / name)
+            said = listed(tmp_path / name)
             assert said.complete and len(said.packages) >= len(own) - 2
             assert {k: v for k, v in said.packages.items() if own.get(k) != v and v} == {}
 
@@ -205,7 +197,7 @@ class TestLists:
         text = 'torch==2.11.0 ; python_version >= "3.12"\nnumpy>=1.26\n'
         text += "ray[default]==2.48.0 \\\n    --hash=sha256:00\n-r base.txt\n"
         (tmp_path / "requirements.txt").write_text(text)
-        machine = read(tmp_path / "requirements.txt")
+        machine = listed(tmp_path / "requirements.txt")
         assert machine.packages == {"torch": "2.11.0", "ray": "2.48.0"} and not machine.complete
 
     def test_a_long_list_of_pins_is_everything_unless_its_name_says_otherwise(self, tmp_path: Path) -> None:
@@ -213,7 +205,7 @@ class TestLists:
         text = "".join(f"{name}=={version}\n" for name, version in MANY.items())
         for name, complete in (("image.txt", True), ("requirements-gpu.txt", False), ("constraints.txt", False)):
             (tmp_path / name).write_text(text)
-            assert read(tmp_path / name).complete is complete
+            assert listed(tmp_path / name).complete is complete
 
     @pytest.mark.parametrize("name", ["uv.lock", "poetry.lock"])
     def test_lock_files_are_read(self, name: str, tmp_path: Path) -> None:
@@ -222,7 +214,7 @@ class TestLists:
             f'[[package]]\nname = "triton"\nversion = "{version}"\n' for version in ("3.5.0", "3.6.0")
         )
         (tmp_path / name).write_text(text)
-        machine = read(tmp_path / name)
+        machine = listed(tmp_path / name)
         assert machine.packages == {"numpy": "1.26.4"} and not machine.complete
 
     @pytest.mark.parametrize(

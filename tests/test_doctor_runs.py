@@ -6,19 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
-from doctor_run_kit import RULES, equal_run, launch, read, rollout, said_of, samples, severities
+from doctor_run_kit import equal_run, rollout, samples
 from examples_kit import at_most
-from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rollout_dump_kit import drawn_dumps, full_dump, plain_dump
 from run_folder_kit import Run, event
 
 from repro.doctor.artefacts.kinds import NotRead, Rollout, Series, TrainStep
 from repro.doctor.artefacts.runs import ROLLOUT_DUMP, RUN_FOLDER, within
 from repro_golden.base.errors import ReproError
-from repro_golden.base.systems import System
 from repro_golden.dumps.archive.pickling import write_archive
-from repro_golden.dumps.rollout.files import RolloutDump, write_rollout_dump
 
 SYSTEMS = ("slime", "old", "miles", "relax")
 
@@ -222,43 +219,6 @@ def test_any_bytes_are_read_or_refused_in_one_line(raw: bytes, at: int, cut: int
             if reader.fits(place):
                 assert "\n" not in _until_refused(place)[1]
     path.unlink()
-
-
-_TOLD = [rule for rule in RULES.values() if rule.inputs[0] is Rollout]
-
-
-@settings(at_most(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(("slime", "miles", "relax")).flatmap(drawn_dumps))
-def test_no_rule_raises_on_what_users_put_into_dumps(tmp_path: Path, dump: RolloutDump) -> None:
-    """Whatever a dump may hold that its reader takes, every rule about rollouts says something or nothing."""
-    path = tmp_path / "0.pt"
-    write_rollout_dump(path, dump)
-    folder = tmp_path / "tokenizer"
-    if not folder.exists():
-        folder.mkdir()
-        (folder / "tokenizer_config.json").write_text(
-            '{"eos_token": "a", "chat_template": "{{ messages[0].content }}b"}'
-        )
-        (folder / "generation_config.json").write_text('{"eos_token_id": [0, 1]}')
-        launch(tmp_path / "run.sh", "--reward-key acc", "--rollout-max-response-len 4")
-    try:
-        artefacts = read(path, folder, tmp_path / "run.sh")
-    except ReproError:
-        reject()  # it holds an object of a class that is not allowed
-    for one in _TOLD:
-        for some in (artefacts, artefacts[:2]):
-            said_of(one.id, some)
-
-
-@pytest.mark.parametrize("system", ["slime", "miles", "relax"])
-def test_sound_dumps_have_no_error(system: System, tmp_path: Path) -> None:
-    """The dumps of the other tests, plain and with every field set, give no finding of severity error."""
-    for name, dump in (("plain", plain_dump(system, 4, 4, 0)), ("full", full_dump(system, 0))):
-        path = tmp_path / name / "rollout_data" / "0.pt"
-        write_rollout_dump(path, dump)
-        for one in _TOLD:
-            if one.inputs == (Rollout,):
-                assert "error" not in severities(one.id, path.parent.parent)
 
 
 @given(st.lists(st.integers(1, 10), max_size=40), st.integers(1, 120))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from rollout_dump_kit import full_dump, plain_dump
 
 from repro.doctor.examine import FAULT, Examination, every_rule, examine, look
 from repro_golden.base.systems import SYSTEMS
-from repro_golden.dumps.rollout.files import write_rollout_dump
+from repro_golden.dumps.rollout.files import RolloutDump, write_rollout_dump
 
 
 def examined(*paths: Path) -> Examination:
@@ -43,12 +43,15 @@ def test_a_clean_run_raises_no_error(tmp_path: Path, system: Any) -> None:
     assert len(report.tried) > 40
 
 
+@pytest.mark.parametrize("dumps", [{0: plain_dump}, {0: full_dump}, {3: full_dump}, {0: plain_dump, 1: full_dump}])
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_clean_dumps_raise_no_error(tmp_path: Path, system: Any) -> None:
-    """Dumps with the fewest and with every field of their system."""
-    (tmp_path / "rollout_data").mkdir()
-    for number, dump in enumerate((plain_dump(system, rollout_id=0), full_dump(system, rollout_id=1))):
-        write_rollout_dump(tmp_path / "rollout_data" / f"{number}.pt", dump)
+def test_clean_dumps_raise_no_error(
+    tmp_path: Path, system: Any, dumps: Mapping[int, Callable[..., RolloutDump]]
+) -> None:
+    """Dumps with the fewest and with every field of their system: as the first, a later one alone, and both."""
+    for number, made in dumps.items():
+        size = {} if made is full_dump else {"groups": 4, "each": 4}
+        write_rollout_dump(tmp_path / "rollout_data" / f"{number}.pt", made(system, rollout_id=number, **size))
     report = examined(tmp_path)
     assert not report.of("error"), report.of("error")
 
