@@ -6,13 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from doctor_launch_kit import (
-    DETERMINISTIC,
-    DETERMINISTIC_ENV,
-    Case,
-    Script,
-    deterministic,
-)
+from doctor_launch_kit import DETERMINISTIC, DETERMINISTIC_ENV, Case, Script, deterministic
 from findings_kit import told
 from hypothesis import given
 from hypothesis import strategies as st

@@ -248,8 +248,6 @@ def _distinct(artefacts: Sequence[object]) -> list[object]:
 
 def _combinations(kinds: Sequence[type], artefacts: Sequence[object]) -> Iterator[tuple[object, ...]]:
     """One artefact for each kind, all of them different ones."""
-    if not kinds:
-        return
     for combination in itertools.product(*([a for a in artefacts if isinstance(a, kind)] for kind in kinds)):
         if len({id(artefact) for artefact in combination}) == len(combination):
             yield combination

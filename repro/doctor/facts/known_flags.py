@@ -171,8 +171,6 @@ def near_miss(flag: str, known: Iterable[str]) -> str:
 
 def _distance(a: str, b: str, limit: int) -> int:
     """Letters to insert, drop, change or swap; `limit` where it is that or more."""
-    if not set(a) - set(b) and not set(b) - set(a) and a == b:
-        return 0
     before: list[int] = []
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):

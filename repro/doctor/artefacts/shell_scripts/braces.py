@@ -23,8 +23,6 @@ def braces(source: str) -> list[str] | None:
     Returns:
         None where they are too many.
     """
-    if "{" not in source:
-        return [source]
     words = list(itertools.islice(_words(_ATOM.findall(source)), _MOST + 1))
     return words if len(words) <= _MOST else None
 

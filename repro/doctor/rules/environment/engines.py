@@ -14,15 +14,7 @@ from repro.doctor.facts.determinism import (
     asked_of_trainer,
     determinism,
 )
-from repro.doctor.facts.launches import (
-    absent,
-    fsdp,
-    known_text,
-    multi_latent_attention,
-    samples,
-    seen,
-    trains,
-)
+from repro.doctor.facts.launches import absent, fsdp, known_text, multi_latent_attention, samples, seen, trains
 from repro.doctor.facts.sources import MILES, SLIME
 from repro_golden.base.checks import Found, Where, rule
 

@@ -6,18 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from repro.doctor.artefacts.kinds import Launch
-from repro.doctor.facts.launches import (
-    absent,
-    critic,
-    fsdp,
-    nonzero,
-    open_ended,
-    programmed,
-    ranks,
-    sft,
-    size,
-    trains,
-)
+from repro.doctor.facts.launches import absent, critic, fsdp, nonzero, open_ended, programmed, ranks, sft, size, trains
 from repro.doctor.facts.sources import GUIDES, MEGATRON_ARGS, MILES, MILES_ARGS, RELAX_ARGS, SLIME, SLIME_ARGS
 from repro_golden.base.checks import Found, rule
 from repro_golden.base.systems import SYSTEMS, System

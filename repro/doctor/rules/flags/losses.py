@@ -6,17 +6,7 @@ import math
 from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Launch
-from repro.doctor.facts.launches import (
-    absent,
-    fsdp,
-    moe,
-    multi_latent_attention,
-    nonzero,
-    samples,
-    sft,
-    size,
-    trains,
-)
+from repro.doctor.facts.launches import absent, fsdp, moe, multi_latent_attention, nonzero, samples, sft, size, trains
 from repro.doctor.facts.sources import GUIDES, MEGATRON_ARGS, MILES, MILES_ARGS, RELAX_ARGS, SLIME, SLIME_ARGS
 from repro_golden.base.checks import Certainty, Found, Severity, rule
 
