@@ -22,11 +22,12 @@ Change = Callable[[RolloutDump], object]
 
 
 def found(rule: str, *paths: Path) -> list[Finding]:
-    """What one rule finds in files, through their readers; no rule failed and every file was read."""
-    seen = examine(look(paths), only=(rule,)).findings
-    wrong = [one for one in seen if one.rule in (FAULT.id, "unreadable")]
+    """What one rule finds in files, through their readers; it was tried, and every file was read."""
+    report = examine(look(paths), only=(rule,))
+    wrong = [one for one in report.findings if one.rule in (FAULT.id, "unreadable")]
     assert not wrong, wrong
-    return list(seen)
+    assert report.tried, f"{rule} lacks what it needs"
+    return list(report.findings)
 
 
 def rollout(path: Path, *changes: Change, system: Any = "slime", **size: int) -> Path:

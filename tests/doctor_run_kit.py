@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from doctor_dump_kit import found
 from run_folder_kit import Run
 
-from repro.doctor.artefacts.checkpoints.tokenizer import TOKENIZER
-from repro.doctor.artefacts.launches.scripts import LAUNCH
-from repro.doctor.artefacts.logs.files import read_log
-from repro.doctor.artefacts.runs import ROLLOUT_DUMP, RUN_FOLDER
-from repro.doctor.catalogue import catalogue, subject_of
-from repro_golden.base.checks import Found, Rule
+from repro.doctor.examine import look
 from repro_golden.base.systems import System
 from repro_golden.dumps.rollout.fields import defaults
 from repro_golden.dumps.rollout.files import RolloutDump, write_rollout_dump
@@ -37,45 +32,14 @@ __all__ = [
 _STAMP = "[2026-11-20 15:38:49]"
 
 
-RULES = {name: rule for name, rule in catalogue().items() if subject_of(rule) == "step1"}
-
-
-def rule(name: str) -> Rule:
-    """A rule about the first step and what follows it."""
-    return RULES[name]
-
-
 def read(*paths: Path) -> list[object]:
     """What the doctor's own readers make of files and folders."""
-    artefacts: list[object] = []
-    for path in paths:
-        if path.suffix == ".log":
-            log = read_log(path, tuple(phrase for one in RULES.values() for phrase in one.phrases))
-            artefacts += [log, log.series]
-            continue
-        reader = next(each for each in (TOKENIZER, RUN_FOLDER, ROLLOUT_DUMP, LAUNCH) if each.fits(path))
-        artefacts += reader.read(path)
-    return artefacts
-
-
-def found(name: str, *paths: Path) -> list[Found]:
-    """What a rule says of all that lies in the paths."""
-    return said_of(name, read(*paths))
-
-
-def said_of(name: str, artefacts: Sequence[object]) -> list[Found]:
-    """What a rule says of each combination of what it needs."""
-    one = rule(name)
-    kinds = [[artefact for artefact in artefacts if isinstance(artefact, kind)] for kind in one.inputs]
-    assert all(kinds), f"{name} needs {one.inputs}"
-    used = [[artefact for artefact in artefacts if isinstance(artefact, kind)] for kind in one.uses]
-    soles = [some[0] if len(some) == 1 else None for some in used]
-    return [said for inputs in itertools.product(*kinds) for said in one.check(*inputs, *soles)]
+    return [artefact for seen in look(paths) for artefact in seen.artefacts]
 
 
 def severities(name: str, *paths: Path) -> list[str]:
     """The severities of what a rule says."""
-    return [said.severity or rule(name).severity for said in found(name, *paths)]
+    return [finding.severity for finding in found(name, *paths)]
 
 
 def log(

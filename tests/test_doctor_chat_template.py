@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from doctor_run_kit import found, launch, rollout, samples, severities
+from doctor_dump_kit import found
+from doctor_run_kit import launch, rollout, samples, severities
 from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment

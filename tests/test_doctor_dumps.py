@@ -173,7 +173,7 @@ def test_sizes_by_the_launch(tmp_path: Path, rule: str) -> None:
     (finding,) = found(rule, short, launch(tmp_path / "a"))
     assert finding.severity == {"dump-group-size": "error", "dump-sample-count": "warning"}[rule]
     assert ("not 2" if rule == "dump-group-size" else "3 samples") in finding.message
-    assert not found(rule, short), "without a launch nothing is known"
+    assert not examine(look([short]), only=[rule]).findings, "without a launch nothing is known"
     artefact = launch(tmp_path / "own", "--custom-generate-function-path", "my.generate")
     (softer,) = found(rule, short, artefact)
     assert softer.severity == {"dump-group-size": "warning", "dump-sample-count": "note"}[rule]

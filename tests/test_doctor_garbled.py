@@ -19,11 +19,13 @@ from pydoc_data.topics import topics
 
 import numpy as np
 import pytest
-from doctor_run_kit import found, launch, log, rollout, rule, samples, severities
+from doctor_dump_kit import found
+from doctor_run_kit import launch, log, rollout, samples, severities
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from repro.doctor.catalogue import catalogue
 from repro.doctor.facts.texts import (
     FRESH_WINDOW,
     broken_share,
@@ -236,7 +238,7 @@ def test_garbled_from_the_first_rollout_on(tmp_path: Path) -> None:
     assert said[0].where.item == "sample 0 response"
     assert said[0].where.value
     assert found("garbled-first-rollout", rollout(tmp_path / "b", _with(_good()))) == []
-    assert "--load" in rule(name).cure
+    assert "--load" in catalogue()[name].cure
 
 
 @pytest.mark.parametrize(("bad", "severity"), [(0, []), (1, ["warning"]), (3, ["warning"]), (8, ["error"])])
@@ -372,7 +374,7 @@ def test_no_response_ends(tmp_path: Path) -> None:
     said = found(
         "never-eos", rollout(tmp_path / "a", _cut()), launch(tmp_path / "a.sh", "--rollout-max-response-len 4")
     )
-    assert [finding.severity or rule("never-eos").severity for finding in said] == ["warning"]
+    assert [finding.severity for finding in said] == ["warning"]
     assert "8 of 8" in said[0].message
     assert "--rollout-max-response-len 4" in said[0].where.value
     made = _cut()
