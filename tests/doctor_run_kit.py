@@ -16,15 +16,12 @@ from repro_golden.dumps.rollout.fields import defaults
 from repro_golden.dumps.rollout.files import RolloutDump, write_rollout_dump
 
 __all__ = [
-    "RULES",
     "equal_run",
     "found",
     "launch",
     "log",
     "read",
     "rollout",
-    "rule",
-    "said_of",
     "samples",
     "severities",
 ]
