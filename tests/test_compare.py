@@ -89,6 +89,7 @@ def test_a_training_that_is_the_same_is_told(tmp_path: Path) -> None:
         (steps(*metrics(loss=1.0)), steps(*metrics(loss=2.0)), ""),
         (steps(scale, *metrics(loss=1.0)), steps(flat, *metrics(loss=1.0)), f"{same}: only a shape changed".replace(
             "parameters and gradients", "parameters, gradients and metrics")),
+        (steps(scale, *metrics(loss=1.0)), steps(flat, *metrics(loss=1.0, acc=2.0)), same),
         (steps(), steps(), ""),
     )  # fmt: skip
     for number, (a, b, said) in enumerate(cases):

@@ -18,7 +18,7 @@ from repro_golden.trace.columns_written import COLUMN, column_named, column_of
 from repro_golden.trace.families import UNREAD, family, file_of, group, plain
 from repro_golden.trace.model import DIGEST, METRIC
 
-__all__ = ["Coverage", "coverage_of", "kind_of", "only_bounds"]
+__all__ = ["RATES", "Coverage", "coverage_of", "kind_of", "only_bounds"]
 
 _SHOWN = 4
 """Objects of a kind that a sentence names, beside those that it never leaves out."""
@@ -27,7 +27,7 @@ _STEPS, _ROWS, _UNCOMMON = 16, 10_000, 8
 """Steps and rows of a trace's beginning that are looked at, and steps of other lengths."""
 _NOTHING = "nothing"
 _TEXT = "numbers in lines of text differ"
-_OPTIMIZERS = re.compile(r"(?:optimizer\.\d+/)?lr(?:/\d+)?(?:@\d+)?")
+RATES = re.compile(r"(?:optimizer\.\d+/)?lr(?:/\d+)?(?:@\d+)?")
 """Metrics that the recorder reads of optimizers, in every program."""
 
 
@@ -152,7 +152,7 @@ def coverage_of(
     columns_alone = sorted(name.removeprefix(COLUMN) for name in alone if name.startswith(COLUMN))
     metrics = {name for step in trace.steps for name in step.compared if column_named(name) not in alone}
     shown = sorted({name for step in trace.steps for name in step.shown} - metrics)
-    logged = any(not _OPTIMIZERS.fullmatch(name) for name in (*metrics, *shown))
+    logged = any(not RATES.fullmatch(name) for name in (*metrics, *shown))
     end, left_out = (trace.end or {}).get("unread", {}), (trace.end or {}).get("machine", ())
     try:
         steps = [trace.rows(index) for index in _telling(trace)]
@@ -262,7 +262,7 @@ def kind_of(row: Row) -> str:
         return "start" if row.name.startswith("start/") else "column"
     if row.phase == "grad":
         return "gradient"
-    if _OPTIMIZERS.fullmatch(row.name) and row.shape in ((), (1,)):  # a learning rate that is a tensor
+    if RATES.fullmatch(row.name) and row.shape in ((), (1,)):  # a learning rate that is a tensor
         return "rate"
     if plain(row.name).startswith("model_hash/"):  # a trainer's own hash of a layer's weights
         return "parameter"

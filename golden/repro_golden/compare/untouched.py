@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from repro_golden.compare.coverage import Coverage, kind_of
+from repro_golden.compare.coverage import RATES, Coverage, kind_of
 from repro_golden.compare.step_difference import Difference, differing, unlike
 from repro_golden.trace import Row, Trace
 
@@ -20,7 +20,8 @@ _BESIDE = frozenset({
 def untouched(a: Trace, b: Trace, looked: Coverage) -> str:
     """The sentence for two traces of which no trained parameter, gradient or metric has other bits, though others do.
 
-    One with the same bits in another shape has no other ones.
+    One with the same bits in another shape has no other ones. Metrics are named where both tell the same in each step,
+    and what changed where nothing is on one side alone.
 
     Args:
         a: The baseline.
@@ -34,18 +35,22 @@ def untouched(a: Trace, b: Trace, looked: Coverage) -> str:
     count = len(a.steps)
     if not looked.parameters or not count or count != len(b.steps):
         return ""
-    told, kinds = unlike(a, b), set[str]()
+    told, kinds, alone = unlike(a, b), set[str](), False
     for index in range(count):
         if a.steps[index].root == b.steps[index].root:
             continue
-        for difference, row, other in differing(a.rows(index), b.rows(index), told.at(index)):
+        rows_a, rows_b = a.rows(index), b.rows(index)
+        alone = alone or {row.key for row in rows_a} != {row.key for row in rows_b}
+        for difference, row, other in differing(rows_a, rows_b, told.at(index)):
             what = _what(difference, row, other)
             if what != _SHAPE and _kind(row) not in _BESIDE:
                 return ""
             kinds.add(what)
-    parts = ["trained parameters", *(["gradients"] * bool(looked.gradients)), *(["metrics"] * looked.logged)]
+    metrics = _metrics(a)
+    logged = metrics == _metrics(b) and any(metrics)
+    parts = ["trained parameters", *(["gradients"] * bool(looked.gradients)), *(["metrics"] * logged)]
     steps = f"all {count} steps" if count > 1 else "the one step"
-    form = f": {kinds.pop()} changed" if len(kinds) == 1 and "" not in kinds else ""
+    form = f": {kinds.pop()} changed" if len(kinds) == 1 and "" not in kinds and not alone else ""
     return f"{_listed(parts)} have the same bits in {steps}{form}"
 
 
@@ -59,6 +64,11 @@ def _what(difference: Difference, row: Row, other: Row | None) -> str:
     if difference == "shape" and row.lanes == other.lanes:
         return _SHAPE
     return "only a dtype" if difference == "dtype" and row.shape == other.shape else ""
+
+
+def _metrics(trace: Trace) -> list[set[str]]:
+    """The metrics of each step that are compared by bits, beside learning rates."""
+    return [{name for name in step.compared if not RATES.fullmatch(name)} for step in trace.steps]
 
 
 def _kind(row: Row) -> str:
