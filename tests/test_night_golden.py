@@ -161,7 +161,8 @@ def test_a_golden_run_approves_the_code_that_it_was_recorded_of(tmp_path: Path) 
 def test_numbers_of_code_that_no_commit_holds_are_not_judged(tmp_path: Path) -> None:
     """A golden run of uncommitted changes approves the commit that has them, before it or after it, and no other.
 
-    One that does not say which code it is of approves the commit that brought it, and the night says so.
+    One that does not say which code it is of approves the commit that brought it, and the night says so, unless another
+    of that commit says it.
     """
     repo, trace = kit.start(tmp_path, case=kit.CASE + OBSERVE), made(tmp_path / "t", 1.0, 2.0)
     pointer = f"outs:\n- md5: {'e' * 32}.dir\n  hash: md5\nmeta:\n  content: {'e' * 32}.dir\n"
@@ -189,6 +190,10 @@ def test_numbers_of_code_that_no_commit_holds_are_not_judged(tmp_path: Path) -> 
         repo.commit("Kept by git")
         found, _, text = said(baseline_of(tonight(repo, trace)))
         assert (found, "does not say which code" in text) == (status, unsaid)
+    record.write_text(json.dumps({"chain": "d", "commit": None, "tree": ran.tree}))
+    approve(repo, "m5", text=pointer)
+    found, _, text = said(baseline_of(tonight(repo, trace)))
+    assert found == "green" and "does not say which code" not in text
 
 
 def test_a_merge_brings_what_no_side_has(tmp_path: Path) -> None:

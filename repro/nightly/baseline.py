@@ -344,16 +344,14 @@ def _against(tonight: Tonight, baseline: Baseline, name: str) -> Judgement:
 def _approved_code(tonight: Tonight, approved: str) -> tuple[str, str]:
     """The commit whose code has the approved numbers: the approving one, or else one that its golden run was of.
 
-    With it goes what is to be said where the approving one counts though its golden run does not say what it was of.
+    With it goes what is to be said where the approving one counts though no golden run of it says what it was of.
 
     Raises:
         NotVerifiableError: the golden run was recorded of other code, which is not here or was in no commit.
     """
-    git, unsaid = tonight.checkout.git, ""
-    for told in recorded(tonight.checkout, tonight.case.name, approved):
-        if not told.tree and not told.commit:
-            unsaid = _UNSAID
-            continue
+    git, brought = tonight.checkout.git, recorded(tonight.checkout, tonight.case.name, approved)
+    said = [told for told in brought if told.tree or told.commit]
+    for told in said:
         if told.tree and has_code(git, approved, tonight.paths, told.tree, told.untracked):
             continue
         origin = told.commit if told.commit and git.tells("cat-file", "-e", f"{told.commit}^{{commit}}") else ""
@@ -370,7 +368,7 @@ def _approved_code(tonight: Tonight, approved: str) -> tuple[str, str]:
             f"the commit {short(approved)} brought a golden run that was recorded of {what} approve what is here with "
             f"`repro golden approve {tonight.case.name} --reason ...`"
         )
-    return approved, unsaid
+    return approved, _UNSAID if brought and not said else ""
 
 
 def _refuse_changed(tonight: Tonight, approved: str) -> None:
