@@ -117,11 +117,14 @@ sys.exit(any(rank.exitcode for rank in ranks))
 """
 
 
-def traces(folder: Path, program: str, *words: str, launch: tuple[str, ...] = ()) -> list[Trace]:
+def traces(
+    folder: Path, program: str, *words: str, launch: tuple[str, ...] = (), options: tuple[str, ...] = ()
+) -> list[Trace]:
     """The program as it is, and as it is with one argument more."""
     (folder / "train.py").write_text(program)
     for name, more in (("a", ()), ("b", ("changed",))):
-        command = [sys.executable, "-m", "repro", "trace", "--out", name, "--", sys.executable, *launch, "train.py"]
+        command = [sys.executable, "-m", "repro", "trace", "--out", name, *options]
+        command += ["--", sys.executable, *launch, "train.py"]
         done = warm_kit.run([*command, *words, *more], folder, environment())
         assert done.returncode == 0, done.stderr
         assert "own.last" in done.stderr or "class Timed" not in program
@@ -285,6 +288,20 @@ def test_a_loss_that_is_printed_before_its_pass_is_a_result(tmp_path: Path, step
     loop = f"for i in range(3):\n    tell(acc=i + (V and i == {step})); backward(); optimizer.step()\n"
     divergence = first_difference(*traces(tmp_path, HEAD + loop))
     assert divergence is not None and (divergence.step, divergence.name) == (step, "acc")
+
+
+@pytest.mark.parametrize("options", [(), ("--metric", "'loss': (?P<loss>[0-9.]+)")], ids=["plain", "pattern"])
+def test_all_numbers_of_a_dict_that_is_printed_before_its_pass_stand_with_it(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Also inner ones and bools, which are shown alone, and those beside one that a pattern names."""
+    line = "print({'loss': i, 'acc': i, 'eval': {'acc': i}, 'ok': i == 2})"
+    program = f"{HEAD}for i in range(3):\n    {line}; backward(); optimizer.step()\n"
+    for trace in traces(tmp_path, program, options=options):
+        for name in ("loss", "acc", "eval/acc"):
+            assert [step.metrics.get(name) for step in trace.steps] == [0.0, 1.0, 2.0], name
+        assert [step.metrics.get("ok") for step in trace.steps] == [0.0, 0.0, 1.0]
+        assert [{*step.shown} for step in trace.steps] == [{"eval/acc", "ok"}] * 3
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float64"])

@@ -103,13 +103,14 @@ def test_a_run_under_way_may_tell_it_later(tmp_path: Path) -> None:
     assert not parting.seen(part.steps)
 
 
-def test_numbers_that_an_earlier_recorder_put_elsewhere_are_not_compared(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [19, RECORDER])
+def test_numbers_that_an_earlier_recorder_put_elsewhere_are_not_compared(tmp_path: Path, other: int) -> None:
     """It put late ones a step too early and a printed norm to the next step; what both put alike is compared."""
     old = [{"acc": Y, "grad_norm": X, "loss": X}, {"grad_norm": X, "grad_norm#1": Z, "lr": X, "loss": Y}]
     new = [{"grad_norm": X, "grad_norm#logged": Z, "loss": X}, {"acc": Y, "grad_norm": X, "lr": X, "loss": Y}]
-    a, b = told(tmp_path / "a", *old, recorder=17), told(tmp_path / "b", *new, recorder=19)
+    a, b = told(tmp_path / "a", *old, recorder=17), told(tmp_path / "b", *new, recorder=other)
     assert compare(a, b).equal and compare(b, a).equal
-    assert not compare(a, told(tmp_path / "c", new[0], {**new[1], "loss": Z}, recorder=19)).equal
+    assert not compare(a, told(tmp_path / "c", new[0], {**new[1], "loss": Z}, recorder=other)).equal
 
 
 @pytest.mark.parametrize(

@@ -87,10 +87,10 @@ def shown_in(line: str) -> dict[str, float]:
     return in_text(text)
 
 
-def in_dict(text: str, *, alone: bool = False) -> dict[str, float]:
-    """The numbers of a dict that a text is, or, unless it is to be `alone`, ends in behind a logger's words."""
-    if text.startswith("{") or alone:
-        return numbers(text, quoted=True, deep=_DEEP) if text.startswith("{") else {}
+def in_dict(text: str) -> dict[str, float]:
+    """The numbers of a dict that a text is, or ends in behind what a logger or a label puts before it."""
+    if text.startswith("{"):
+        return numbers(text, quoted=True, deep=_DEEP)
     prefix = _LOGGED.match(text) if text.endswith("}") else None
     return numbers(text[prefix.end() :], quoted=True, deep=_DEEP) if prefix else {}
 

@@ -20,8 +20,8 @@ from repro_golden.trace.model import StepRecord
 
 __all__ = ["Moved", "ToldMetrics", "moved_text"]
 
-_TOLD_SINCE = 19
-"""The first recorder that tells by backward passes to which step a number belongs, and its own from the program's."""
+_TOLD_SINCE = 20
+"""The first recorder that puts each number to its step as today, and under its name of today."""
 _SOME = " of some steps"
 _TELLING = re.compile("#(?:[0-9]|more|new|after)")
 
@@ -38,8 +38,9 @@ class ToldMetrics:
         self._a, self._b = a, b
         self._count = min(len(a.steps), len(b.steps))
         self._elsewhere: dict[str, str] = {}
-        self.otherwise = (a.header.recorder < _TOLD_SINCE) != (b.header.recorder < _TOLD_SINCE)
-        """Whether only one was made by a recorder that put some numbers to another step, and under other names."""
+        old, self._new = sorted((a, b), key=lambda trace: trace.header.recorder)
+        self.otherwise = old.header.recorder < min(self._new.header.recorder, _TOLD_SINCE)
+        """Whether the earlier recorder put some numbers to another step, or under other names."""
 
     def metric(self, name: str) -> str:
         """The metric that a name tells: ``loss`` for ``loss#1`` and ``loss@0``.
@@ -83,9 +84,8 @@ class ToldMetrics:
 
     def unsure(self, name: str) -> bool:
         """Whether a number may stand in another step because of who recorded it, or under another name."""
-        new = self._a if self._a.header.recorder >= _TOLD_SINCE else self._b
         metric = self.metric(name)
-        first, *others = [metric in step for step in _said(new).steps]
+        first, *others = [metric in step for step in _said(self._new).steps]
         return "#" in name or (any(others) and not first)
 
 

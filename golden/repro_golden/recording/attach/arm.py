@@ -80,8 +80,8 @@ def _hearing(
 
     tqdm says itself what its bars show: when they are drawn depends on time.
     """
-    from repro_golden.base.free_text import in_dict, is_bar, shown_in
-    from repro_golden.base.printed import bare, listen, metrics_of
+    from repro_golden.base.free_text import is_bar, shown_in
+    from repro_golden.base.printed import listen, metrics_of
     from repro_golden.recording.attach.written.raw import SHOWN
 
     on_bars: set[str] = set()
@@ -90,16 +90,16 @@ def _hearing(
     def line(text: str) -> None:
         begun = session.metrics.begun
         compared = metrics_of(text, patterns, alone=begun)
+        told = {} if begun else metrics_of(text)
         for name, value in compared.items():
             session.metric(name, value)
-        if not begun and not compared and (settings := in_dict(bare(text), alone=True)):
-            for name, value in settings.items():
+        for name, value in told.items():
+            if name not in compared:
                 session.metric(name, value, setting=True)
-        else:
-            draw(text, compared)
+        draw(text, {*compared, *told})
 
-    def draw(text: str, compared: Collection[str] = ()) -> None:
-        left_out = {*compared, *(on_bars if is_bar(text) else ())}
+    def draw(text: str, known: Collection[str] = ()) -> None:
+        left_out = {*known, *(on_bars if is_bar(text) else ())}
         for name, value in shown_in(text).items():
             if name not in left_out:
                 session.metric(f"{SHOWN}{name}", value)
