@@ -58,23 +58,58 @@ def gathered(folder: Path, made: tuple[int, ...], code: int = 0, most: int | Non
                     log.write(pack(step, rows, "a"))
         gathering.poll()
     for rank, steps in enumerate(made):
-        told = {"steps": steps, "stopped": False, "modules": [], "over": True, **end}
+        told = {"steps": steps, "stopped": False, "modules": [], "over": True, "failed": False, **end}
         (raw / f"rank-{rank:05d}.end").write_text(json.dumps(told))
     return gathering.finish(["program"], code)
 
 
-@pytest.mark.parametrize("last", ["", "raise ValueError"])
-def test_a_program_that_an_exception_ends_is_not_over(tmp_path: Path, last: str) -> None:
+ENDS = {
+    "": False,
+    "raise ValueError": True,
+    "sys.exit(1)": True,
+    "raise SystemExit(1)": True,
+    "sys.exit(0)": False,
+    "sys.exit('no data')": True,
+    "exit(1)": True,
+    "exit()": False,
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); os.kill(os.getpid(), signal.SIGTERM)": True,
+}
+"""How a program ends, and whether it has failed."""
+DEAR = [pytest.param(end, marks=pytest.mark.whole) for end in list(ENDS)[4:]]
+
+
+@pytest.mark.parametrize(
+    "last", [pytest.param(end, marks=pytest.mark.whole if k > 3 else ()) for k, end in enumerate(ENDS)]
+)
+def test_a_program_that_an_exception_or_its_exit_code_ends_has_failed(tmp_path: Path, last: str) -> None:
     """Its launcher may end with 0 all the same, as a shell that waits for what it has started."""
-    steps = "for _ in range(2): optimizer.zero_grad(); net(torch.ones(2)).sum().backward(); optimizer.step()"
-    made = "import torch\nnet = torch.nn.Linear(2, 1)\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)"
-    (tmp_path / "train.py").write_text(f"{made}\n{steps}\n{last}\n")
-    (tmp_path / "raw").mkdir()
-    command = [sys.executable, str(tmp_path / "train.py")]
-    settings = Settings(str(tmp_path / "raw"))
-    subprocess.run(command, env=environment_for(settings, environment()), capture_output=True, check=False)
-    ended = json.loads((tmp_path / "raw" / "rank-00000.end").read_text())
-    assert (ended["steps"], ended["over"]) == (2, not last)
+    assert ended(tmp_path, last) == {"steps": 2, "over": True, "failed": ENDS[last]}
+
+
+@pytest.mark.parametrize("last", [*list(ENDS)[1:3], pytest.param("", marks=pytest.mark.whole)])
+def test_a_child_that_fails_is_known_by_what_ends_it(tmp_path: Path, last: str) -> None:
+    """A process of `multiprocessing` ends without the hooks of other ones."""
+    assert ended(tmp_path, last, child=True)["failed"] is ENDS[last]
+
+
+def ended(folder: Path, last: str, *, child: bool = False) -> dict[str, object]:
+    """How a program says that it ended, or a child of it that does all."""
+    lines = [
+        "net = torch.nn.Linear(2, 1)", "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)",
+        "for _ in range(2): optimizer.zero_grad(); net(torch.ones(2)).sum().backward(); optimizer.step()", last,
+    ]  # fmt: skip
+    if child:
+        lines = ["def main():", *(f"    {line}" for line in lines)]
+        lines += [
+            "process = multiprocessing.get_context('fork').Process(target=main)",
+            "process.start(); process.join()",
+        ]
+    (folder / "train.py").write_text("\n".join(["import multiprocessing, os, signal, sys, torch", *lines, ""]))
+    (folder / "raw").mkdir()
+    env = environment_for(Settings(str(folder / "raw")), environment())
+    subprocess.run([sys.executable, str(folder / "train.py")], env=env, capture_output=True, check=False)
+    told = json.loads((folder / "raw" / "rank-00000.end").read_text())
+    return {name: told[name] for name in ("steps", "over", "failed")}
 
 
 def test_steps_that_some_ranks_made_alone_are_theirs(tmp_path: Path) -> None:
@@ -89,10 +124,12 @@ def test_steps_that_some_ranks_made_alone_are_theirs(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("code", "over"), [(1, True), (0, False)])
-def test_a_rank_that_failed_or_may_be_lost_makes_no_whole_trace(tmp_path: Path, code: int, over: bool) -> None:
+@pytest.mark.parametrize(("code", "end"), [(1, {}), (0, {"over": False}), (0, {"failed": True})])
+def test_a_rank_that_failed_or_may_be_lost_makes_no_whole_trace(
+    tmp_path: Path, code: int, end: dict[str, bool]
+) -> None:
     """Fewer steps of one rank are then no smaller share: it may have made more."""
-    collected = gathered(tmp_path, (2, 4), code, over=over)
+    collected = gathered(tmp_path, (2, 4), code, **end)
     assert not collected.complete and collected.steps == 2
     assert collected.short == "ranks recorded different numbers of steps: 2 on rank 0, 4 on rank 1"
 

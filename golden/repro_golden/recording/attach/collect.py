@@ -82,7 +82,7 @@ class _Rank:
 
     @property
     def end(self) -> dict[str, Any] | None:
-        """What it said when it ended: ``steps``, ``stopped``, and whether it was ``over``, of a foreign program."""
+        """What it said when it ended: ``steps``, ``stopped``; of a foreign program also ``over`` and ``failed``."""
         closing: dict[str, Any] | None = _read(self.log.with_suffix(".end"))
         return closing
 
@@ -322,8 +322,8 @@ class Gathering:
         A program may train on unequal shares of its data, as with DDP's `Join`.
         """
         made, ends = [rank.steps for rank in self._ranks], [rank.end for rank in self._ranks]
-        all_there = all(end and end.get("over") and end["steps"] == n for end, n in zip(ends, made, strict=True))
-        if not all_there or len({*made}) == 1:
+        whole = [end["steps"] for end in ends if end and end.get("over") and not end["failed"]]
+        if whole != made or len({*made}) == 1:
             return False
         for rank in self._ranks:
             if short := max(made) - rank.steps:

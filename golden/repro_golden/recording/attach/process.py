@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import gc
 import hashlib
 import io
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -21,7 +23,7 @@ from repro_golden.recording.attach.alive.names import Names
 from repro_golden.recording.attach.alive.parts import of_parts
 from repro_golden.recording.attach.alive.readings import Reading
 
-__all__ = ["end", "facts", "final_state", "flush_streams", "generators", "place_of", "terminal"]
+__all__ = ["end", "facts", "failed", "final_state", "flush_streams", "generators", "outermost", "place_of", "terminal"]
 
 _PATIENCE = 60.0
 """Seconds that a rank which is to end waits for the others, which may still talk to it."""
@@ -156,6 +158,32 @@ def _prints(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 def _hash(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:32]
+
+
+def outermost() -> FrameType | None:
+    """The first frame of the main thread: it keeps nothing alive but the main module, which lives to the end."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def failed(main: FrameType | None) -> bool:
+    """Whether an exception ends this process, or an exit code that is not 0, which nobody can ask for.
+
+    It is 0 where the code of the main module has returned, and else what was given to `sys.exit` last. That of a
+    `SystemExit` which the program raises itself is not known: it counts as another.
+
+    Args:
+        main: `outermost`.
+    """
+    code: Any = sys.__dict__.get("_repro_exit", 1)
+    if multiprocessing.parent_process() is not None:  # the end of its process is told inside of what ends it
+        error = sys.exc_info()[1]
+        code = error.code if isinstance(error, SystemExit) else error
+    elif main is not None and "RETURN" in dis.opname[main.f_code.co_code[main.f_lasti]]:
+        return False
+    return hasattr(sys, "last_value") or not (code is None or (isinstance(code, int) and code == 0))
 
 
 def end(wait: Callable[[], bool]) -> NoReturn:

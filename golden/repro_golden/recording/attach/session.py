@@ -480,11 +480,10 @@ class Session:
         passes = {} if stopped else self.passes.unread()
         unread = CLOSED | self.around.unread | self._files.unread | self._gone | passes
         end = {"steps": self._step, "stopped": stopped, "unread": dict(sorted(unread.items()))}
-        over = over and not hasattr(sys, "last_value")  # else an exception has ended it
         numbers = {"ignored": self.metrics.ignored, "machine": self.metrics.machine}
         end |= {name: sorted({*names, *TIMES}) for name, names in numbers.items()} | {"over": over}
         end |= {"modules": loaded(), "places": places(self.settings.place, self._main)}
-        self._records.log.put(".end", end | {"spent": measure(self._seconds)})
+        self._records.close(end | {"spent": measure(self._seconds)})
 
     def fail(self, error: Exception) -> None:
         """End the recording; the program goes on."""

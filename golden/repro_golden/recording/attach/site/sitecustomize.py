@@ -220,6 +220,25 @@ def _tell(module: Any, name: str, listener: Any) -> None:
     setattr(module, name, call)
 
 
+def _watch_exit() -> None:
+    """Keep what the program gives to `sys.exit` or `exit`: nobody can ask a process that ends for its exit code."""
+    from _sitebuiltins import Quitter
+
+    leave, call = sys.exit, Quitter.__call__
+
+    @functools.wraps(leave)
+    def exit_(*code: Any) -> Any:
+        sys.__dict__["_repro_exit"] = code[0] if code else None
+        leave(*code)
+
+    @functools.wraps(call)
+    def quit_(self: Any, code: Any = None) -> Any:
+        sys.__dict__["_repro_exit"] = code
+        call(self, code)
+
+    sys.exit, Quitter.__call__ = exit_, quit_  # type: ignore[method-assign]
+
+
 def _watch_imports() -> None:
     """Say at the process's end what came from another working tree; the recorder asks at each step too."""
     import atexit
@@ -306,6 +325,7 @@ finally:
         if '"entry": {' in _asked or '"recorder": false' not in _asked:
             When("ray._private.utils", _arm_ray)
         if '"recorder": false' not in _asked:
+            _watch_exit()
             When("random", _watch_seeds)
             When("numpy.random", _watch_seeds)
             When("torch", _arm, _seek)

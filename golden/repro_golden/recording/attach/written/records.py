@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Container, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class Records:
         self._out = Path(out)
         self._log: RawLog | None = None
         self._world = 1
+        self._main: FrameType | None = None
         # numbers of processes are those of a node, and the folder may be that of many
         self._notes = self._out / f"note-{os.getpid()}-{os.urandom(4).hex()}.json"
         with contextlib.suppress(OSError):  # the program goes on
@@ -53,7 +55,16 @@ class Records:
 
     def open(self, about: Mapping[str, Any]) -> None:
         """Begin the log of this rank, with what the process says of itself."""
+        from repro_golden.recording.attach.process import outermost
+
         self._log, self._world = RawLog(self._out, about["rank"], about), int(about["world"])
+        self._main = outermost()
+
+    def close(self, end: Mapping[str, Any]) -> None:
+        """Say how this rank ended, and whether it ``failed``: its launcher's exit code may not tell."""
+        from repro_golden.recording.attach.process import failed
+
+        self.log.put(".end", {**end, "failed": end["over"] and not end["stopped"] and failed(self._main)})
 
     def note(self, unread: Mapping[str, str]) -> None:
         """Say at once what this process did that nobody looks at, in place of what was said before.
