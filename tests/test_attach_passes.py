@@ -286,6 +286,21 @@ model[0].bias.register_post_accumulate_grad_hook(lambda p: each.step())
 optimizer.zero_grad()
 (loss_of(model) * 0).backward()
 torch.optim.SGD(model.parameters(), lr=0.0).step(lambda: (loss_of(model) * 0).backward())
+optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
+def scaled(parameters):
+    return torch.func.functional_call(model, parameters, torch.ones(1, 3)).sum() * 0
+gradients = torch.func.grad(scaled)(dict(model.named_parameters()))
+for name, p in model.named_parameters(): p.grad = gradients[name].detach()
+optimizer.step()
+"""
+WAITS = """
+actor, critic = net(), net()
+optimizer = torch.optim.Adam(actor.parameters(), lr=0.1)
+waits = torch.optim.Adam(critic.parameters(), lr=0.0)
+step(actor, optimizer)
+for p in critic.parameters(): p.grad = torch.zeros_like(p)  # for its checkpoint to be loaded into
+waits.step()
+step(actor, optimizer)
 """
 
 
@@ -303,8 +318,13 @@ def test_a_step_that_only_makes_state_is_none(tmp_path: Path) -> None:
 
 
 def test_steps_of_no_rate_or_no_gradient_stay_steps(tmp_path: Path) -> None:
-    """A warm-up from 0, gradients by hand, in a backward pass or a closure, and all that are 0 at some rate."""
-    assert len(run(tmp_path, ZEROS).steps) == 7
+    """A warm-up from 0, gradients by hand, in a backward pass, a closure or torch.func, and 0 at some rate."""
+    assert len(run(tmp_path, ZEROS).steps) == 8
+
+
+def test_a_step_that_only_makes_state_is_none_after_the_passes_of_another(tmp_path: Path) -> None:
+    """They left its optimizer without gradients, though it was made before them."""
+    assert len(run(tmp_path, WAITS).steps) == 2
 
 
 def test_the_functions_that_make_state_are_there() -> None:

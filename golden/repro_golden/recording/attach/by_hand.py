@@ -122,7 +122,10 @@ def hook(session: Any) -> None:
     @functools.wraps(grad)
     def watched_grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         again = kwargs.get("create_graph") or any(args[2:3])
-        if torch.compiler.is_compiling() or depth.value or again:
+        if torch.compiler.is_compiling():
+            return grad(outputs, inputs, *args, **kwargs)
+        if depth.value or again:
+            session.passes.inside()
             return grad(outputs, inputs, *args, **kwargs)
         if not isinstance(inputs, Sequence) and not hasattr(inputs, "__torch_function__"):
             inputs = tuple(inputs)  # as torch does: an iterator, or what a mapping holds

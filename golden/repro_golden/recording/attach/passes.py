@@ -15,9 +15,10 @@ import torch
 from repro_golden.fingerprint.kinds import PLAIN_TENSORS
 from repro_golden.recording.attach.alive.names import Names
 from repro_golden.recording.attach.alive.readable import GIVEN_BACK, readable, unreadable
-from repro_golden.recording.attach.alive.readings import Reading, is_leaf
+from repro_golden.recording.attach.alive.readings import Reading, gradients_of, is_leaf
 from repro_golden.recording.attach.by_hand import ByHand
 from repro_golden.recording.attach.by_identity import ByIdentity, id_of
+from repro_golden.recording.attach.process import place_of
 
 __all__ = ["Passes"]
 
@@ -46,7 +47,8 @@ class Passes:
         self._known: list[weakref.ref[torch.Tensor]] = []
         self._made: set[str] = set()
         self._begun: bool | None = False
-        self._all, self._all_at = 0, ByIdentity[int]()  # also those before the last step, and how many at a making
+        self._all, self._all_at = 0, ByIdentity[int]()  # also what is no pass here, and how many before an optimizer's
+        self._waiting: list[weakref.ref[Any]] = []  # optimizers that have made no step
 
     @property
     def unusual(self) -> bool:
@@ -54,7 +56,10 @@ class Passes:
         return self._count > self._most
 
     def since(self, optimizer: Any) -> bool:
-        """Whether there was one since an optimizer was made, or it is not known when that was."""
+        """Whether there was one since an optimizer was made, or it is not known when that was.
+
+        Those before a step of another that left it without gradients are not its.
+        """
         return self._all > (self._all_at.get(optimizer) or 0)
 
     @property
@@ -70,9 +75,14 @@ class Passes:
         self._made.add(type(optimizer).__name__)
         with contextlib.suppress(TypeError):  # a class that cannot be referred to weakly
             self._all_at.put(optimizer, self._all)
+            self._waiting.append(weakref.ref(optimizer))
         self._before += self._count if self._steps else 0
         self._count = self._steps = 0
         self._begun = False
+
+    def inside(self) -> None:
+        """Gradients were made as a part of something else, such as a loss or `torch.func.grad`."""
+        self._all += 1
 
     def by_closure(self) -> None:
         """A closure is about to make a step's passes: what was asked for before belongs to none of it."""
@@ -129,10 +139,19 @@ class Passes:
         if self._known:
             held = set(map(id_of, self.of_optimizers()))
             self._known = [known for known in self._known if (p := known()) is not None and id_of(p) not in held]
+        if self._waiting:
+            self._pass_over()
         self._most = max(self._most, self._count)
         self._steps += 1
         self._count = 0
         self._begun = False
+
+    def _pass_over(self) -> None:
+        """The passes so far are not those of optimizers that wait without gradients; where ranks part, nobody knows."""
+        self._waiting = [known for known in self._waiting if (o := known()) is not None and id_of(o) not in self._met]
+        for optimizer in (known() for known in self._waiting if place_of()[1] == 1):
+            if optimizer is not None and not gradients_of(optimizer):
+                self._all_at.put(optimizer, self._all)
 
     def let_go(self, *tensors: torch.Tensor) -> Callable[[], None]:
         """Refer to none of some tensors, whose content is exchanged; what is returned takes them up again."""
