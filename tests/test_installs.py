@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import sys
 import venv
 from collections.abc import Callable
@@ -15,10 +16,11 @@ import pytest
 from conftest import Repo
 from test_environments import toy
 
-from repro_golden.base.errors import ReproError
+from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.replay.children import CancelledError, ChildFailure
+from repro_golden.repository import leads
 from repro_golden.repository.checkout import Place, find_checkout
-from repro_golden.repository.leads import noted
+from repro_golden.repository.leads import noted, notes_of, settle
 from repro_golden.repository.worktrees import Worktrees
 from repro_golden.subjects import exit_code, installs
 
@@ -29,6 +31,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place = tmp_path / "env" / "lib" / "python" / "site-packages"
     monkeypatch.setattr(installs, "asked", lambda *_, **__: [str(place), str(tmp_path / "none yet")])
     monkeypatch.setattr(installs, "_known", {})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     put(place, "mine-0.1", {"__editable__.mine-0.1.pth": "/home/me/src", "../../../bin/mine": "0.1"}, "/home/me/src")
     put(place, "copy-0.1", {"copy/__init__.py": "0.1", "copy/old.py": ""}, "/home/me/copy")
     put(place, "dep-1.0", {"dep.py": "1.0"})
@@ -50,7 +53,8 @@ def put(site: Path, what: str, files: dict[str, str], source: str | Path = "") -
         for line in (about / "RECORD").read_text().splitlines():
             (site / line.partition(",")[0]).unlink(missing_ok=True)
         about.rmdir()
-    files = files | ({f"{what}.dist-info/direct_url.json": json.dumps({"url": f"file://{source}"})} if source else {})
+    url = json.dumps({"dir_info": {"editable": True}, "url": f"file://{source}"})
+    files = files | ({f"{what}.dist-info/direct_url.json": url} if source else {})
     record = f"{what}.dist-info/RECORD"
     for name, text in (files | {record: "".join(f"{name},,\n" for name in [*files, record])}).items():
         (site / name).parent.mkdir(parents=True, exist_ok=True)
@@ -71,6 +75,12 @@ def copied(site: Path, source: Path) -> None:
 def exchanged(site: Path, source: Path) -> None:
     """It takes the place of a release that the worktree is the project of."""
     put(site, "dep-1.1", {"dep.py": "1.1"}, source)
+
+
+def flat(site: Path, source: Path) -> None:
+    """What `pip install -e` makes of a flat layout: a finder, and a list that imports it at each start."""
+    files = {"__editable___mine_finder.py": f"PATH = {str(source)!r}", "mine.pth": "import __editable___mine_finder"}
+    put(site, "mine-0.1", files, source)
 
 
 def listed(site: Path, source: Path) -> None:
@@ -136,7 +146,7 @@ def test_what_a_killed_run_installed(tmp_path: Path, site: Path) -> None:
         root = worktrees._folder / "at-1" / "repo"
         root.mkdir(parents=True)
         (root / "setup.cfg").write_text("name = mine")
-        with noted(checkout.state, site, root):
+        with noted(notes_of(checkout), site, root):
             (site / "mine-0.1.dist-info").rename(site / "~ine-0.1.dist-info")
             editable(site, root, "0.2")
             os._exit(9)
@@ -200,24 +210,132 @@ def test_a_folder_that_cannot_be_written(
     assert "mine-0.1.dist-info" in {path.name for path in site.iterdir()}
 
 
-def test_worktrees_of_another_repository(tmp_path: Path, site: Path, tree: Path) -> None:
-    """What its runs install is its own: nothing of it is counted, taken away, kept, or brought back as ruins."""
-    other = tree.parents[3] / "other" / "process" / "at-2" / "mine"
+def of_clone(tree: Path, name: str) -> Path:
+    """A worktree of another clone of the project."""
+    other = tree.parents[3] / name / "process" / "at-2" / "mine"
     shutil.copytree(tree, other)
-    clean = content(site)
-    with noted(tmp_path / "ours", site, tree) as found:
-        with noted(tmp_path / "theirs", site, other) as theirs:
-            editable(site, other)
-            with noted(tmp_path / "later", site, tree.parents[3] / "third" / "process" / "at-3" / "mine"):
-                pass
-            during = content(site)
-            with noted(tmp_path / "inner", site, tree) as inner:
+    return other
+
+
+@pytest.mark.parametrize("install", [editable, flat])
+@pytest.mark.parametrize("first", [True, False])
+def test_two_clones_that_install_at_once(
+    tmp_path: Path, site: Path, tree: Path, install: Callable[[Path, Path], None], *, first: bool
+) -> None:
+    """The user's package is back when the clone has ended whose package stands; each tells its own alone."""
+    before, other = content(site), of_clone(tree, "other")
+    one, two = contextlib.ExitStack(), contextlib.ExitStack()
+    found = one.enter_context(noted(tmp_path / "notes", site, tree))
+    install(site, tree)
+    idle = two.enter_context(noted(tmp_path / "notes", site, of_clone(tree, "third")))
+    theirs = two.enter_context(noted(tmp_path / "notes", site, other))
+    install(site, other)
+    for each in (one, two) if first else (two, one):
+        each.close()
+        assert (content(site) == before) is (each is two or not first)
+    assert content(site) == before
+    assert theirs and not found and not idle
+
+
+@pytest.mark.parametrize("named", ["", "python/setup.cfg", "third_party/deep/mine/setup.py"])
+@pytest.mark.parametrize("install", [editable, flat])
+def test_a_project_of_any_layout(
+    tmp_path: Path, site: Path, tree: Path, named: str, install: Callable[[Path, Path], None]
+) -> None:
+    """The user's editable package is back where the project is not in the root, and where nothing says its name."""
+    (tree / "setup.cfg").unlink()
+    if named:
+        (tree / named).parent.mkdir(parents=True)
+        (tree / named).write_text("name = mine")
+    install(site, Path("/home/me/mine"))
+    before = content(site)
+    with noted(tmp_path / "notes", site, tree):
+        install(site, tree / Path(named).parent)
+    assert content(site) == before
+
+
+@pytest.mark.parametrize("named", ["python/pyproject.toml", "dep.py", "src/dep.py"])
+def test_a_release_that_a_project_is_of(tmp_path: Path, site: Path, tree: Path, named: str) -> None:
+    """It is known by its name in any folder, or by a module beside the project's files where the name is made."""
+    (tree / named).parent.mkdir(exist_ok=True)
+    (tree / named).write_text('[project]\nname = "dep"\n')
+    put(site, "big-1.0", {"big.py": "1" * leads._ANY})
+    before = content(site)
+    with noted(tmp_path / "notes", site, tree):
+        exchanged(site, tree)
+    assert content(site) == before
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_a_pip_that_was_ended(tmp_path: Path, site: Path, tree: Path, stage: int) -> None:
+    """Wherever it was, the user's package is whole, and nothing is left of the one that it had begun."""
+    flat(site, Path("/home/me/mine"))
+    before = content(site)
+    with noted(tmp_path / "notes", site, tree):
+        (site / "mine.pth").unlink()
+        if stage:
+            (site / "mine-0.1.dist-info").rename(site / "~ine-0.1.dist-info")
+            (site / "__editable___mine_finder.py").unlink()
+        if stage > 1:
+            flat(site, tree)
+            (site / "mine-0.1.dist-info" / "RECORD").unlink()
+        if stage > 2:
+            (site / "mine-0.1.dist-info" / "direct_url.json").unlink()
+            shutil.rmtree(site / "~ine-0.1.dist-info")
+    assert content(site) == before
+
+
+def test_a_pip_that_was_ended_where_nothing_stood(tmp_path: Path, site: Path, tree: Path) -> None:
+    """What it had begun is gone, with the line that imports what is gone."""
+    removed(site, "mine")
+    before = content(site)
+    with noted(tmp_path / "notes", site, tree):
+        flat(site, tree)
+        (site / "mine-0.1.dist-info" / "RECORD").unlink()
+        (site / "mine-0.1.dist-info" / "direct_url.json").unlink()
+    assert content(site) == before
+
+
+def test_one_that_is_killed_as_it_puts_back(
+    tmp_path: Path, site: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next goes on, though nothing leads to a worktree any more."""
+    before = content(site)
+    with monkeypatch.context() as patch:
+        patch.setattr(leads, "_put_back", lambda _: signal.default_int_handler(signal.SIGINT, None))
+        with pytest.raises(KeyboardInterrupt), noted(tmp_path / "notes", site, tree):
+            editable(site, tree)
+    assert not (site / "mine-0.1.dist-info").exists()
+    settle(tmp_path / "notes")
+    assert content(site) == before
+
+
+def test_a_script_that_uninstalls_what_it_installs(tmp_path: Path, site: Path, tree: Path) -> None:
+    """What an earlier run has installed over comes back, also where a later one installs nothing in its place."""
+    before = content(site)
+    for install in (True, False):
+        with noted(tmp_path / "notes", site, tree):
+            removed(site, "mine")
+            if install:
                 editable(site, tree)
-            assert inner and not (site / "mine-0.1.dist-info").exists()
-            editable(site, other)
-            assert content(site) == during
-        assert theirs and content(site) == clean
-    assert not found and content(site) == clean
+        assert content(site) == before
+
+
+def test_a_folder_of_packages_that_an_installer_makes(tmp_path: Path, site: Path, tree: Path) -> None:
+    """A user's own is gone again, while what is not of a worktree stays; one in the worktree is the run's own."""
+    home, own = Path(installs._sites("python", {}, tree)[1]), tree / "own"
+    assert not home.exists()
+    for dependency in (False, True):
+        with installs.taken_back(["python"], Place(tree, home=tmp_path), {}):
+            flat(home, tree)
+            if dependency:
+                put(home, "tool-1.0", {"tool.py": ""})
+        assert sorted(path.name for path in home.glob("*")) == ["tool-1.0.dist-info", "tool.py"] * dependency
+        assert home.exists() == dependency and site.exists()
+    installs._known[("python", None, None, None)].append(own)
+    with installs.taken_back(["python"], Place(tree, home=tmp_path), {}):
+        editable(own, tree)
+    assert (own / "mine-0.1.dist-info").exists()
 
 
 def test_files_that_others_share(tmp_path: Path, site: Path, tree: Path) -> None:
@@ -243,10 +361,11 @@ def test_what_setup_py_develop_had_of_the_users(tmp_path: Path, site: Path, tree
 
 
 def test_a_release_of_which_nothing_was_kept(tmp_path: Path, site: Path, tree: Path) -> None:
-    """A copy of a worktree that took its place stays, for nothing else of the name is there."""
-    with noted(tmp_path / "state", site, tree):
-        exchanged(site, tree)
-    assert (site / "dep.py").read_text() == "1.1"
+    """What took its place is gone as a whole, and the user is told what to install again."""
+    files = {"dep.py": "1.1", "x.pth": "import __editable___x", "__editable___x.py": f"{tree}/x"}
+    with pytest.raises(MachineFailureError, match="over dep in"), noted(tmp_path / "notes", site, tree):
+        put(site, "dep-1.1", files, tree)
+    assert not [*site.glob("*dep*"), *site.glob("*x*")]
 
 
 @pytest.mark.usefixtures("site")

@@ -15,7 +15,7 @@ from typing import IO, BinaryIO
 
 from repro_golden.base.errors import ReproError
 
-__all__ = ["exchanged", "is_still", "open_regular", "read_regular", "scratch_folder", "size_of", "sweep"]
+__all__ = ["exchanged", "is_still", "of_user", "open_regular", "read_regular", "scratch_folder", "size_of", "sweep"]
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -55,6 +55,29 @@ def exchanged(one: Path, other: Path) -> bool:
     """Whether two folders have taken each other's names: a process that is killed leaves both names whole."""
     exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # Linux has it
     return exchange is not None and not exchange(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE)
+
+
+def of_user(name: str) -> Iterator[Path]:
+    """Folders of a name that are the user's alone and lie below no working tree: in the cache, or in what is temporary.
+
+    All repositories of the user have them in common. The best comes first.
+    """
+    caches = [Path(os.environ.get("XDG_CACHE_HOME", ""))]
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        caches.append(Path.home() / ".cache")
+    own = Path(tempfile.gettempdir()) / f"repro-{os.getuid()}"
+    for cache in [*caches, own]:
+        folder = cache / "repro" / name
+        with contextlib.suppress(OSError):
+            if not cache.is_absolute() or any((above / ".git").exists() for above in folder.resolve().parents):
+                continue
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            parts = cache, folder.parent, folder
+            for part in parts:
+                part.mkdir(mode=stat.S_IRWXU, exist_ok=True)
+            mine = all(part.stat().st_uid == os.getuid() for part in parts[cache != own :])
+            if mine and os.access(folder, os.W_OK):
+                yield folder.resolve()
 
 
 # -- scratch folders that never outlive their process for long: a lock tells the next one what a killed one left

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from repro_golden.base.canonical import named_after
 from repro_golden.base.errors import AbsentError, MachineFailureError
-from repro_golden.base.files import scratch_folder, sweep
+from repro_golden.base.files import of_user, scratch_folder, sweep
 from repro_golden.case.file import Case
 from repro_golden.repository.checkout import BESIDE, Checkout, Place
 from repro_golden.repository.git import POINTER_MOST, Git, GitFailedError, kept_at, lfs_store, pointed_at
-from repro_golden.repository.leads import settle
+from repro_golden.repository.leads import drop_copies, notes_of, settle
 from repro_golden.repository.linked import Linked, data_of
 
 __all__ = ["Worktrees", "fill", "folder_for", "name_for"]
@@ -60,7 +60,8 @@ class Worktrees:
                 sweep(self._earlier)
             self._folder = self._exit.enter_context(scratch_folder(self._base))
         self._forget()
-        settle(checkout.state)
+        self._notes = notes_of(checkout)
+        settle(self._notes)
 
     @classmethod
     def of(cls, checkout: Checkout, case: Case) -> Worktrees:
@@ -102,6 +103,7 @@ class Worktrees:
         with self._alone(), contextlib.suppress(OSError):
             self._base.rmdir()
         self._forget()
+        drop_copies(self._notes)
 
     def _forget(self) -> None:
         """Drop git's notes on our worktrees that are gone.
@@ -146,24 +148,12 @@ def folder_for(checkout: Checkout) -> Path:
     folder for what is temporary serves, they lie with the rest of our state, inside git's folder. So where these run no
     programs, or have less than half of that disk's room, and little.
     """
-    caches = [Path(os.environ.get("XDG_CACHE_HOME", ""))]
-    with contextlib.suppress(RuntimeError):  # a user without a home
-        caches.append(Path.home() / ".cache")
-    own = Path(tempfile.gettempdir()) / f"repro-{os.getuid()}"
     room = min(_ROOM, shutil.disk_usage(checkout.common).free // 2)  # half: the same disk may fill meanwhile
-    for cache in [*caches, own]:
-        folder = cache / "repro" / "worktrees"
+    for folder in of_user("worktrees"):
         with contextlib.suppress(OSError):
-            if not cache.is_absolute() or any((above / ".git").exists() for above in folder.resolve().parents):
-                continue
-            cache.parent.mkdir(parents=True, exist_ok=True)
-            parts = cache, folder.parent, folder
-            for part in parts:
-                part.mkdir(mode=stat.S_IRWXU, exist_ok=True)
-            mine = all(part.stat().st_uid == os.getuid() for part in parts[cache != own :])
             runs = not os.statvfs(folder).f_flag & os.ST_NOEXEC
-            if mine and runs and os.access(folder, os.W_OK) and shutil.disk_usage(folder).free >= room:
-                return _of_this_disk(folder.resolve()) / named_after(checkout.common)
+            if runs and shutil.disk_usage(folder).free >= room:
+                return _of_this_disk(folder) / named_after(checkout.common)
     return checkout.state / "worktrees"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from repro_golden.base.errors import ReproError
 from repro_golden.recording.attach.identify import marked
 from repro_golden.repository.checkout import Place, find_checkout
-from repro_golden.repository.leads import leading, noted
+from repro_golden.repository.leads import leading, noted, notes_of
 from repro_golden.subjects.environments.releases import asked
 from repro_golden.subjects.inside import SITES
 
@@ -43,10 +43,11 @@ def taken_back(pythons: Sequence[str], place: Place, variables: Mapping[str, str
         MachineFailureError: it cannot be taken back, or not be noted before what was there.
     """
     others = [python for python in pythons if not Path(python).is_relative_to(place.root)] if place.home else []
-    sites = dict.fromkeys(site for python in others for site in _sites(python, variables))
-    found = [site for site in sites if site.is_dir() and os.access(site, os.W_OK)]  # in others no run can install
+    sites = dict.fromkeys(site for python in others for site in _sites(python, variables, place.root))
+    found = [site for site in sites if _can_be_written(site)]  # in others no run can install
     with contextlib.ExitStack() as exits:
-        seen = [exits.enter_context(noted(_state(place, exits), site, place.root)) for site in found]
+        notes = _notes(place, exits) if found else Path()
+        seen = [exits.enter_context(noted(notes, site, place.root)) for site in found]
         try:
             yield
         finally:
@@ -78,7 +79,7 @@ def left_alone(python: str, setup: str, root: Path, variables: Mapping[str, str]
     if Path(python).is_relative_to(root):
         yield
         return
-    sites = _sites(python, variables)
+    sites = _sites(python, variables, root)
     before = _marks(sites)
     yield
     now = _marks(sites)
@@ -100,16 +101,21 @@ def _marks(sites: Sequence[Path]) -> dict[str, str]:
     return marked(map(str, [*sites, *records]))
 
 
-def _sites(python: str, variables: Mapping[str, str]) -> list[Path]:
-    """The folders of packages of an interpreter; of one that does not answer none are known."""
+def _sites(python: str, variables: Mapping[str, str], root: Path) -> list[Path]:
+    """The folders of packages of an interpreter outside a worktree; of one that does not answer none are known."""
     key = (python, *(variables.get(name) for name in _OF_USERS))
     with contextlib.suppress(ReproError):
         if key not in _known:
             _known[key] = [Path(site) for site in asked(python, SITES, variables=variables)]
-    return _known.get(key, [])
+    return [site for site in _known.get(key, []) if not (root / site).is_relative_to(root)]
 
 
-def _state(place: Place, exits: contextlib.ExitStack) -> Path:
+def _can_be_written(site: Path) -> bool:
+    """Whether a run can install there; an installer makes the folder where there is none."""
+    return os.access(next(folder for folder in (site, *site.parents) if folder.exists()), os.W_OK)
+
+
+def _notes(place: Place, exits: contextlib.ExitStack) -> Path:
     with contextlib.suppress(ReproError):
-        return find_checkout(place.root).state
+        return notes_of(find_checkout(place.root))
     return Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="repro-installs-")))
