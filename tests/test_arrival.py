@@ -56,6 +56,16 @@ def header(
          ("python t.py", "python t.py"), ""),
         (("torchrun t.py", "torchrun t.py --lr 1"), ("python -u t.py", "python -u t.py"), "--lr is not on"),
         (("env A=1 python t.py", "env A=2 python t.py"), ("python t.py", "python t.py"), ""),
+        (("env A=1 deepspeed --num_gpus 2 t.py", "env A=1 deepspeed --num_gpus 4 t.py"),
+         ("python -u t.py --local_rank=0", "python -u t.py --local_rank=0"), ""),
+        (("deepspeed --num_gpus 2 --module p.t", "deepspeed --num_gpus 4 --module p.t"),
+         ("python -u -m p.t --local_rank=0", "python -u -m p.t --local_rank=0"), ""),
+        (("python -m torch.distributed.launch --nproc_per_node 2 t.py --x 1",
+          "python -m torch.distributed.launch --nproc_per_node 4 t.py --x 1"),
+         ("python -u t.py --local-rank=0 --x 1", "python -u t.py --local-rank=0 --x 1"), ""),
+        (("env A=1 deepspeed t.py", "env A=1 deepspeed t.py --lr 1"),
+         ("python -u t.py --local_rank=0", "python -u t.py --local_rank=0"), "--lr is not on"),
+        (("python -m p.r --tp 2 c.py", "python -m p.r --tp 4 c.py"), ("python t.py", "python t.py"), "4 is not on"),
         # as they are
         (("python t.py --lr 1", "python t.py --lr 2"), ("python t.py --lr 1", "python t.py --lr 2"), ""),
         (("{python} t.py", "{python} t.py --to {out}/x"), ("python t.py", "python t.py --to /tmp/x"), ""),
@@ -155,6 +165,62 @@ def test_layouts_are_refused_for_what_the_process_says() -> None:
     """Other threads than a layout asks for are known, whatever the numbers are."""
     assert Lost("", sure=True, known=True).refuses(agree=False)
     assert not Lost("", sure=False).refuses(agree=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("--tp 2 --pp 4", "--tp 4 --pp 2"),
+        ("--tp 2 --pp 4 --x 1", "--x 2 --tp 4 --pp 2"),
+        ("--betas 1 2", "--betas 2 1"),
+        ("--x 1 --x 2", "--x 2 --x 1"),
+        ("2 4", "4 2"),
+        ("tp=2 pp=4", "tp=4 pp=2"),
+    ],
+)
+def test_values_that_are_swapped(before: str, after: str) -> None:
+    """They are lost where the process has them as it had, and have arrived where they stand otherwise there."""
+    good, made = (header(f"bash r.sh {words}", "python t.py --a 1 --b 2") for words in (before, after))
+    for one, other in ((good, made), (made, good)):
+        found = lost(one, other)
+        assert found and found.refuses(agree=True)
+    for form in ("{} --k 1", '--j "{{{}}}"'):
+        good, made = (header(f"bash r.sh {w}", f"python t.py {form.format(w)}") for w in (before, after))
+        assert lost(good, made) is None
+        assert lost(made, good) is None
+    given = [{"TP": "2", "PP": "4"}, {"TP": "4", "PP": "2"}]
+    good, made = (header(f"bash r.sh {w}", "python t.py", given=g) for w, g in zip(("2 4", "4 2"), given, strict=True))
+    assert lost(good, made) is None
+
+
+def test_options_in_another_order() -> None:
+    """A script may read them and write its own, which is the same."""
+    good = header("bash r.sh --a 1 --b 2 --fast", "python t.py --a 1 --b 2")
+    for words in ("--b 2 --a 1 --fast", "--fast --a 1 --b 2", "--b 2 --fast --a 1"):
+        assert lost(good, header(f"bash r.sh {words}", "python t.py --a 1 --b 2")) is None
+
+
+@pytest.mark.parametrize("name", ["--name run-{}", "--name=run-{}", "run.id={}", "{}"])
+def test_words_of_a_process_own_time(name: str) -> None:
+    """What parts two replays of one layout too is not computed of what the layouts are given."""
+    words = (f"{name.format(k)} --x 1" for k in range(17, 21))
+    lines = [f"bash r.sh --tp {tp}" for tp in (2, 2, 4, 4)]
+    good, again, made, last = (header(line, f"python t.py {own}") for line, own in zip(lines, words, strict=True))
+    part = lost(good, made, twins=[(good, again), (made, last)])
+    assert part
+    assert part.refuses(agree=True)
+    part = lost(good, header(lines[2], f"python t.py {name.format(21)} --x 3"), twins=[(good, again)])
+    assert part
+    assert not part.refuses(agree=True)
+
+
+def test_what_a_script_computes_in_another_order() -> None:
+    """Words that only change places are computed as well."""
+    lines, words = ("bash r.sh --tp 8", "bash r.sh --tp 6"), ("--dp 1 --pp 2", "--dp 2 --pp 1")
+    good, made = (header(line, f"python t.py {own}") for line, own in zip(lines, words, strict=True))
+    part = lost(good, made)
+    assert part
+    assert not part.refuses(agree=True)
 
 
 def test_words_that_become_variables() -> None:

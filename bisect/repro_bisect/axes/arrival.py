@@ -10,7 +10,7 @@ import itertools
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ __all__ = ["Lost", "lost"]
 
 _TOKEN = re.compile(r"\{(root|rollouts|out|checkpoint|step|python)\}")
 """What we replace in a case's words and variables by something of the run."""
-_RUNS_A_FILE = re.compile(r"(python|pypy)[\d.]*|(ba|da|k|z)?sh|env")
+_RUNS_A_FILE = re.compile(r"(python|pypy)[\d.]*|(ba|da|k|z)?sh")
 _SCRIPT = re.compile(r"\.(py|sh|bash)$")
 """What a launcher runs, such as torchrun and deepspeed."""
 _CHILD = re.compile(r"multiprocessing\.|--multiprocessing-fork|default_worker\.py$")
@@ -51,13 +51,16 @@ class Lost:
         return self.sure and (self.known or (agree and not self.computed))
 
 
-def lost(good: Header, made: Header, less: Mapping[str, Any] | None = None) -> Lost | None:
+def lost(
+    good: Header, made: Header, less: Mapping[str, Any] | None = None, twins: Sequence[tuple[Header, Header]] = ()
+) -> Lost | None:
     """What of the difference between two cases shows in one process as it does in the other.
 
     Args:
         good: Of the trace without the change.
         made: Of the trace with it, and perhaps with others.
         less: The canonical case of `made` without the change; by default all that parts it from `good` is meant.
+        twins: Of two replays of one case each: what parts these, such as a time in a name, tells of no change.
 
     Returns:
         None where all of it arrived, or nothing is known of either process.
@@ -70,7 +73,7 @@ def lost(good: Header, made: Header, less: Mapping[str, Any] | None = None) -> L
         return None
     told = [*_variables(without, made.case, a, b), *_words(without, made.case, good.case, a, b)]
     missing = [text for text in told if text]
-    return Lost(missing[0], b.runs_the_program, computed=_computed(good, made, a, b)) if missing else None
+    return Lost(missing[0], b.runs_the_program, computed=_computed(good, made, a, b, twins)) if missing else None
 
 
 class _Process:
@@ -79,6 +82,7 @@ class _Process:
         self.variables: Mapping[str, str] | None = header.subject.get("variables")
         self.layout = header.identity.get("layout", {})
         self.pieces, self.words, self.pairs = _counted(self.argv), Counter(_verbatim(self.argv)), _paired(self.argv)
+        self.order = Counter(itertools.pairwise(piece for word in self.argv for piece in _pieces(word)))
         if launched := header.subject.get("launched"):  # a line that saves or resumes has words of its own
             line = _line(header.case)
             self.pieces -= _counted([launched]) - _counted(line)
@@ -111,7 +115,14 @@ class _Process:
 
     def sets(self, name: str, value: str, other: _Process) -> bool:
         """Whether an option, or any where it is '', is followed by a value here more often than in another process."""
-        return any(pair[1] == value and name in ("", pair[0]) for pair in self.pairs - other.pairs)
+        if any(pair[1] == value and name in ("", pair[0]) for pair in self.pairs - other.pairs):
+            return True
+        return bool(name) and (*_pieces(name)[-1:], *_pieces(value)) in self.order - other.order
+
+    def moves(self, word: str, other: _Process) -> bool:
+        """Whether a word stands beside others here than in another process, or shows otherwise."""
+        beside = {piece for pair in self.order - other.order for piece in pair}
+        return self.shows(word, other) or not beside.isdisjoint(_pieces(word))
 
 
 def _verbatim(words: Iterable[str]) -> Iterator[str]:
@@ -187,6 +198,24 @@ def _words(
             yield f"{shlex.join(words)} is still on {b.at}"
         else:
             yield f"{shlex.join(words)} was not on {b.at} before"
+    beyond = {word for _, word in (*added, *taken)}
+    before, after = (_valued(line[start:]) for line, start in zip(lines, starts, strict=False))
+    for name, told in after.items():
+        held = before.get(name, [])
+        if held != told and len(held) == len(told) and beyond.isdisjoint((*told, *held)):
+            here = any(b.moves(value, a) for value in told)
+            yield "" if here else f"{shlex.join([name, *told] if name else told)} is not on {b.at}"
+
+
+def _valued(words: Sequence[str]) -> dict[str, list[str]]:
+    """The values behind each option that has some, in order; '' names what stands before all options."""
+    values, name = dict[str, list[str]](), ""
+    for word in words:
+        if _is_option(word):
+            name = word
+        elif not _TOKEN.search(word) and _pieces(word):
+            values.setdefault(name, []).append(word)
+    return values
 
 
 def _moved(name: str, values: Sequence[tuple[str, str]], a: _Process, b: _Process, times: Mapping[str, int]) -> bool:
@@ -201,12 +230,32 @@ def _moved(name: str, values: Sequence[tuple[str, str]], a: _Process, b: _Proces
     return True
 
 
-def _computed(good: Header, made: Header, a: _Process, b: _Process) -> bool:
-    """Whether processes differ by more than the words of their lines, but for paths, which are the run's own."""
-    ours, theirs = (_counted(word for word in side.argv if "/" not in word) for side in (b, a))
+def _computed(good: Header, made: Header, a: _Process, b: _Process, twins: Sequence[tuple[Header, Header]]) -> bool:
+    """Whether processes differ by more than the words of their lines, but for paths and times, which are the run's."""
+    passing = {name for twin in twins for name in _passing(*(_Process(header).argv for header in twin))}
+    here, there = ([piece for word in _lasting(side.argv, passing) for piece in _pieces(word)] for side in (b, a))
+    ours, theirs = Counter(here), Counter(there)
+    if ours == theirs:
+        return here != there
     after, before = _counted(_line(made.case)), _counted(_line(good.case))
     beyond = (ours - theirs) - (after - before) or (theirs - ours) - (before - after)
     return bool(beyond)
+
+
+def _passing(words: Sequence[str], again: Sequence[str]) -> Iterator[str]:
+    """What stands before the words by which two processes of one case differ."""
+    if len(words) == len(again):
+        for before, word, other in zip(["", *words], words, again, strict=False):
+            if word != other:
+                name, equal, _ = word.partition("=")
+                yield name if equal and other.startswith(f"{name}=") else before
+
+
+def _lasting(words: Sequence[str], passing: Collection[str]) -> list[str]:
+    """The words that are no paths, and stand behind nothing of which the words pass."""
+    pairs = zip(["", *words], words, strict=False)
+    own = ((before, word) for before, word in pairs if before not in passing and "/" not in word)
+    return [word for _, word in own if "=" not in word or word.partition("=")[0] not in passing]
 
 
 def _line(case: Mapping[str, Any]) -> list[str]:
@@ -225,10 +274,28 @@ def _start(line: Sequence[str], argv: Sequence[str]) -> int:
     pairs = zip(line[::-1], argv[::-1], strict=False)
     alike = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     own = alike and all(word.startswith("-") for word in argv[1 : len(argv) - alike])  # python -u
-    runs = bool(line) and _RUNS_A_FILE.fullmatch(line[0].rpartition("/")[2].strip("{}"))
-    files = (k for k, word in enumerate(line) if k and not word.startswith("-") and (runs or _SCRIPT.search(word)))
-    named = next(files, len(line) - 1 if runs else 0)
-    return max(named + 1 if runs or named else 0, len(line) - alike if own else 0)
+    return max(_named(line, argv), len(line) - alike if own else 0)
+
+
+def _named(line: Sequence[str], argv: Sequence[str]) -> int:
+    """How many words of a line there are up to the file or module that it starts."""
+    first = line[0].rpartition("/")[2].strip("{}") if line else ""
+    plain = (k for k, word in enumerate(line) if k and not word.startswith("-"))
+    if first == "env":
+        last = next((k for k in plain if "=" not in line[k]), len(line))
+        return last + _named(line[last:], argv)
+    if not _RUNS_A_FILE.fullmatch(first):
+        found = (k for k in plain if _SCRIPT.search(line[k]) or (_is_module(line, k) and line[k] in argv))
+        return next((k + 1 for k in found), 0)
+    last = next(plain, len(line) - 1)
+    if _is_module(line, last) and line[last] not in argv:  # a launcher, such as torch.distributed.launch
+        found = (k for k in plain if line[k] in argv and (_SCRIPT.search(line[k]) or _is_module(line, k)))
+        last = next(found, last)
+    return last + 1
+
+
+def _is_module(line: Sequence[str], at: int) -> bool:
+    return line[at - 1] in ("-m", "--module")
 
 
 def _beyond(line: Sequence[str], other: Sequence[str], start: int) -> list[tuple[str, str]]:

@@ -202,19 +202,20 @@ class Varied(Axis):
         """See `Axis.skipped`."""
         return self._points[point].skip
 
-    def lost(self, point: str, good: Header, made: Header) -> Lost | None:
+    def lost(self, point: str, good: Header, made: Header, twins: Sequence[tuple[Header, Header]] = ()) -> Lost | None:
         """What of a point did not reach the process that trains.
 
         Args:
             point: It.
             good: Of the trace that it is compared with.
             made: Of its own.
+            twins: Of two replays of one point each.
         """
         threads, asked = made.subject.get("switches", {}).get("threads"), self._points[point].threads
         if asked is not None and threads not in (None, str(asked)):
             text = f"torch.get_num_threads() is {threads} in the program (OMP_NUM_THREADS of its env, set_num_threads)"
             return Lost(text, sure=True, known=True)
-        return lost(good, made)
+        return lost(good, made, twins=twins)
 
     def changes_lost(self, point: str, case: Case, good: Header, made: Header) -> dict[str, Lost]:
         """Likewise of each change that a point is made of, but for those that `excused` holds."""

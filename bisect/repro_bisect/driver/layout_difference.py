@@ -28,7 +28,7 @@ from repro_golden.compare.endings import ended_early, failed_since
 from repro_golden.compare.step_difference import differing, unlike
 from repro_golden.compare.traces import require_finite
 from repro_golden.repository.checkout import Checkout
-from repro_golden.trace import Trace
+from repro_golden.trace import Header, Trace
 
 __all__ = ["Between", "LayoutResult", "replay_layouts"]
 
@@ -120,6 +120,7 @@ class _Replays:
         self.began = time.monotonic()
         self.steps = scheduler.case.steps
         self.remarks = [*scheduler.remarks]
+        self.twins: list[tuple[Header, Header]] = []
 
     def run(self) -> LayoutResult:
         """Both ends twice, then what is between."""
@@ -129,8 +130,9 @@ class _Replays:
         answers = zip([end for end in ends for _ in (0, 1)], self.scheduler.ask(*requests), strict=True)
         traces = [trace_of(answer, end) for end, answer in answers]
         first, last = traces[0].header, traces[2].header
+        self.twins = [(first, traces[1].header), (last, traces[3].header)]
         asked = ((ends[1], first, last), (ends[0], last, first))
-        parts = {end: part for end, *headers in asked if (part := self.axis.lost(end, *headers))}
+        parts = {end: part for end, a, b in asked if (part := self.axis.lost(end, a, b, self.twins))}
         self._refuse(parts, agree=False)
         flaky = {
             end: f"two replays of it differ at {difference}"
@@ -244,7 +246,7 @@ class _Replays:
                 why = ended_early(a, b)
             compared = self._compared(a, b) if isinstance(a, Trace) and isinstance(b, Trace) and not why else None
             if compared and isinstance(a, Trace) and isinstance(b, Trace):
-                part = self.axis.lost(after, a.header, b.header)
+                part = self.axis.lost(after, a.header, b.header, self.twins)
                 if part and part.refuses(agree=compared.first is None):
                     compared, why = None, part.text
                 elif part:
