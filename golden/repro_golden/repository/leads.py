@@ -36,7 +36,7 @@ _LARGE = 1 << 20
 """Bytes of such a file that is read."""
 _OWN, _ANY = 1 << 30, 1 << 24
 """Bytes of a package of which a copy is kept: of one that a worktree's files name, and of any that may be its own."""
-_COMMON = {"benchmarks", "docs", "examples", "scripts", "setup", "test", "tests", "tools"}
+_COMMON = {"__pycache__", "benchmarks", "docs", "examples", "scripts", "setup", "test", "tests", "tools"}
 """Names by which no package is known for a project's."""
 _TOP = re.compile(r"^([\w-]+)(?:/|\.py,)", re.MULTILINE)
 """The module or folder of a line of a package's list of files."""
@@ -197,7 +197,9 @@ def _look(base: Path, site: Path, root: Path, earlier: _Note | None) -> _Note:
         abouts = [path for path in abouts if (path / "RECORD").exists()]
     named, modules = _projects(root)
     sourced = {_name(path.parent) for path in leads if path.suffix == ".json" and _is_sourced(leads[path])}
-    sourced |= {_canonical(path.stem) for path in leads if path.suffix == ".egg-link"} | _known_by(abouts, modules)
+    sourced |= {_canonical(path.stem) for path in leads if path.suffix == ".egg-link"} | _known_by(
+        abouts, modules, site
+    )
     kept = dict[str, dict[str, str]]()
     for name, files in _packages(site, abouts, named | sourced).items():
         if not away & {*files} and sum(map(_size, files)) < (_OWN if name in named else _ANY):
@@ -299,7 +301,7 @@ def _projects(root: Path) -> tuple[set[str], set[str]]:
         deep = len(Path(folder).relative_to(root).parts)
         below[:] = [] if deep > 2 else [name for name in below if not name.startswith(".")]
         if found := {"pyproject.toml", "setup.cfg", "setup.py"} & {*files}:
-            texts = [Path(folder, file).read_text(encoding="utf-8", errors="replace") for file in found]
+            texts = [_text(path) for file in found if _readable(path := Path(folder, file))]
             named = [name for text in texts for name in re.findall(r"\bname\s*=\s*[\"']?([\w.-]+)", text)]
             names |= set(map(_canonical, named))
             places = (path for part in (".", "src", "lib", "python") for path in Path(folder, part).glob("*"))
@@ -307,8 +309,10 @@ def _projects(root: Path) -> tuple[set[str], set[str]]:
     return names, modules - _COMMON
 
 
-def _known_by(abouts: Iterable[Path], modules: set[str]) -> set[str]:
-    """The packages that have modules of such names."""
+def _known_by(abouts: Iterable[Path], modules: set[str], site: Path) -> set[str]:
+    """The packages of a folder that have modules of such names."""
+    if modules.isdisjoint(path.stem for path in site.glob("*")):
+        return set()
     records = (about / "RECORD" for about in abouts)
     tops = ((path.parent, set(_TOP.findall(_text(path)))) for path in records if _readable(path))
     return {_name(about) for about, found in tops if not modules.isdisjoint(found)}
@@ -340,6 +344,8 @@ def _settle(path: Path) -> None:
         whole = _read(path)
         ended = [ours for ours in whole.ours if _is_free(_lock_of(path, ours))]
         others = [ours for ours in whole.ours if ours not in ended]
+        if not ended:
+            return
         note = whole._replace(ours=ended)
         new = _new(note)
         theirs, links = _theirs(note, new), {_canonical(file.stem) for file in new if file.suffix == ".egg-link"}
