@@ -215,6 +215,32 @@ def test_every_case_is_answered_and_none_is_forgotten(recorded: Repo) -> None:
     assert "no golden run" in answers["other"]["not_verifiable"]
 
 
+def test_the_list_answers_as_verify_does(recorded: Repo) -> None:
+    """What verify refuses is not listed as verifiable, with verify's reason; a run without a case can be shown."""
+    file = recorded.root / "golden" / "cases" / "mini.toml"
+    text = file.read_text()
+    file.write_text(text.replace("steps = 3", "steps = 2"))
+    (row,) = json.loads(recorded.repro("golden", "list", "--json").stdout)
+    refused = recorded.repro("golden", "verify")
+    assert (row["here"], refused.returncode) == (False, 2) and "changed since its golden run" in row["why"]
+    assert row["why"] in refused.stderr and f"mini: {row['why']}" in recorded.repro("golden", "list").stdout
+    file.write_text("[case")
+    assert "mini.toml is not TOML" in json.loads(recorded.repro("golden", "list", "--json").stdout)[0]["why"]
+    file.with_name("other.toml").write_text(text.replace('"mini"', '"other"', 1))
+    file.unlink()
+    (row,) = json.loads(recorded.repro("golden", "list", "--json").stdout)
+    assert row["why"] == "it has a golden run, and no case: bring golden/cases/mini.toml back"
+    shown = recorded.repro("golden", "show", "mini")
+    assert (shown.returncode, "reproduced by a second process" in shown.stdout) == (0, True), shown.stderr
+    (run,) = runs(recorded)
+    other = run.parents[1].with_name("other-machine")
+    other.mkdir()
+    shutil.copy(run.parents[1] / "mini.dvc", other)
+    both = f"name one of {', '.join(sorted(f'{m}/mini' for m in (other.name, run.parents[1].name)))}"
+    assert both in recorded.repro("golden", "show", "mini").stderr
+    assert "no case 'absent'" in recorded.repro("golden", "show", "absent").stderr
+
+
 def test_noise_can_be_kept_and_is_then_not_verifiable(fork: Repo) -> None:
     """--allow-noise keeps a run that does not reproduce itself, with its spread; bits are then exit 3."""
     fork.edit("core/repro_core/train/trainer.py", AFTER_POLICY, NOISE)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from repro_golden.case.file import Case
     from repro_golden.repository.checkout import Checkout
     from repro_golden.runs.record import Options
+    from repro_golden.store.golden import Store
+    from repro_golden.subjects.environments.builds import Who
 
 __all__ = ["golden"]
 
@@ -155,30 +157,31 @@ golden.add_command(verify)
 def list_runs(as_json: bool) -> int:
     """List golden runs, and which of them this machine can verify."""
     from repro.text import table
-    from repro_golden.base.errors import MachineFailureError, ReproError
-    from repro_golden.case.file import list_cases, read_case
+    from repro_golden.base.errors import ReproError
+    from repro_golden.case.file import read_case
     from repro_golden.repository.checkout import find_checkout
-    from repro_golden.store.golden import Store
+    from repro_golden.store.golden import CASE_LOST, Store
     from repro_golden.subjects import who_is
 
     checkout = find_checkout(Path.cwd())
-    here = {}
-    for golden_case in map(read_case, list_cases(checkout.root)):
-        with contextlib.suppress(ReproError):  # no Python to train with here, say: nothing of it is verifiable
-            here[golden_case.name] = who_is(golden_case, checkout.root)
     store = Store(checkout.root)
+    here, why = {}, {}
+    for name, path in store.guarded().items():
+        if path is None:
+            why[name] = CASE_LOST.format(name)
+            continue
+        try:
+            golden_case = read_case(path)
+            here[name] = golden_case, who_is(golden_case, checkout.root)
+        except ReproError as error:  # no Python to train with here, say: nothing of it is verifiable
+            why[name] = str(error)
 
     def row(machine: str, case: str, present: bool) -> dict[str, Any]:
-        who, damaged = here.get(case), ""
-        verifiable = who is not None and who.identity.machine == machine
-        if who is not None and present:
-            try:
-                verifiable = not store.load(machine, case).differences(who.identity, who.versions)
-            except MachineFailureError:  # DVC could not be asked
-                verifiable = not store.read(machine, case).differences(who.identity, who.versions)
-            except ReproError as error:  # of one run; the others are listed
-                verifiable, damaged = False, str(error)
-        return {"case": case, "machine": machine, "present": present, "here": verifiable, "damaged": damaged}
+        verifiable, damaged, refused = False, "", why.get(case, "")
+        if case in here:
+            verifiable, damaged, refused = _answered(store, machine, *here[case], present=present)
+        told = {"here": verifiable, "damaged": damaged, "why": refused}
+        return {"case": case, "machine": machine, "present": present, **told}
 
     rows = [row(*entry) for entry in store.entries()]
     cells = [
@@ -191,9 +194,33 @@ def list_runs(as_json: bool) -> int:
         for r in rows
     ]
     text = table(["case", "machine", "content", "verifiable here"], cells)
-    text = "\n".join([text, *(f"{r['case']}: {r['damaged']}" for r in rows if r["damaged"])])
+    told = dict.fromkeys(f"{r['case']}: {r['damaged'] or r['why']}" for r in rows if r["damaged"] or r["why"])
+    text = "\n".join([text, *told])
     emit(as_json, rows, text if rows else "no golden runs: `repro golden record` records one")
     return 0
+
+
+def _answered(store: Store, machine: str, case: Case, who: Who, *, present: bool) -> tuple[bool, str, str]:
+    """Whether a golden run is verifiable here, what is damaged of it, and why else `golden verify` would refuse."""
+    from repro_golden.base.errors import MachineFailureError, ReproError
+    from repro_golden.runs.verify import refuse_unlike
+
+    if not present:
+        return who.identity.machine == machine, "", ""
+    try:
+        try:
+            golden_run = store.load(machine, case.name)
+        except MachineFailureError:  # DVC could not be asked
+            golden_run = store.read(machine, case.name)
+        if golden_run.differences(who.identity, who.versions):
+            return False, "", ""
+    except ReproError as error:  # of one run; the others are listed
+        return False, str(error), ""
+    try:
+        refuse_unlike(golden_run, case)
+    except ReproError as error:
+        return False, "", str(error)
+    return True, "", ""
 
 
 @golden.command(short_help="One golden run: proofs, metrics, roots.")
@@ -279,8 +306,8 @@ def diff_runs(a: str, b: str, strict_names: bool, vary: tuple[str, ...], as_json
 
 
 def _load(name: str) -> Any:
-    from repro_golden.base.errors import NotVerifiableError
-    from repro_golden.case.file import find_case
+    from repro_golden.base.errors import NotVerifiableError, ReproError
+    from repro_golden.case.file import find_case, list_cases
     from repro_golden.repository.checkout import find_checkout
     from repro_golden.store.golden import Store
     from repro_golden.subjects import who_is
@@ -288,8 +315,14 @@ def _load(name: str) -> Any:
     checkout = find_checkout(Path.cwd())
     store = Store(checkout.root)
     machine, slash, case = name.rpartition("/")
-    if not slash:
-        recorded = find_case(checkout.root, case.split("~")[0])
+    own, alone = case.split("~")[0], [machine for machine, name, _ in store.entries() if name == case]
+    if not slash and alone and own not in {path.stem for path in list_cases(checkout.root)}:
+        if len(alone) > 1:
+            runs = ", ".join(f"{machine}/{case}" for machine in alone)
+            raise ReproError(f"no case {own!r}, and golden runs of it on several machines: name one of {runs}")
+        (machine,) = alone
+    elif not slash:
+        recorded = find_case(checkout.root, own)
         who = who_is(recorded, checkout.root)
         machine = who.identity.machine
         with contextlib.suppress(NotVerifiableError):

@@ -26,7 +26,7 @@ from repro_golden.subjects.environments.builds import Who
 from repro_golden.subjects.surroundings import outside_of, variables_digest
 from repro_golden.trace import Trace
 
-__all__ = ["Verification", "agreeing_steps", "changed_since", "verify"]
+__all__ = ["Verification", "agreeing_steps", "changed_since", "refuse_unlike", "verify"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,17 @@ def find_golden(store: Store, case: Case, who: Who, vary: Sequence[str] = ()) ->
         ReproError: the case was changed since.
     """
     golden = store.find(case, who.identity, who.versions, vary)
+    refuse_unlike(golden, case)
+    return golden
+
+
+def refuse_unlike(golden: GoldenRun, case: Case) -> None:
+    """See that a golden run can say whether its case agrees here, as far as case and record tell.
+
+    Raises:
+        NotVerifiableError: it does not reproduce itself, and bits are asked for.
+        ReproError: the case was changed since.
+    """
     if changed := _changed_keys(golden.record["case"], case.canonical()):
         raise ReproError(
             f"the case {case.name} was changed since its golden run ({', '.join(changed)}): "
@@ -90,7 +101,6 @@ def find_golden(store: Store, case: Case, who: Who, vary: Sequence[str] = ()) ->
             f"the golden run of {case.name} does not reproduce itself, so bits are not verifiable here: "
             'compare metrics with [compare] mode = "bounds"'
         )
-    return golden
 
 
 def _changed_keys(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:
