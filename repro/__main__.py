@@ -29,6 +29,12 @@ INTERRUPTED = 130
 _CLEANING = 10.0
 """Seconds that a clean-up has before the next signal is heard again."""
 
+_CURES = {
+    errno.ENOSPC: "free some space and run the same command again",
+    errno.EROFS: "clone the repository to where you may write, or name another place",
+    errno.EACCES: "check the path and its permissions",
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code is 0 agrees or found, 1 differs, 2 usage or environment, 3 not verifiable."""
@@ -72,7 +78,7 @@ def _run(arguments: list[str]) -> int:
             raise
         return _failed(str(missing), missing.exit_code, arguments)
     except OSError as error:
-        cure = "free some space and run the same command again" if error.errno == errno.ENOSPC else "check the path"
+        cure = _CURES.get(error.errno or 0, "check the path")
         where = f" {error.filename}" if error.filename else ""
         return _failed(f"{error.strerror or error}{where}: {cure}", 2, arguments)
 

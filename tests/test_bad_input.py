@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 from conftest import Repo, environment
 
 from repro.__main__ import main
+from repro.cli import cli
 from repro_golden.case.file import read_case
 from repro_golden.repository.checkout import find_checkout
 from repro_golden.store.dvc import Dvc
@@ -380,3 +383,23 @@ def test_a_full_disk_is_one_line_and_loses_nothing(recorded: Repo) -> None:
     assert "space" in only_line(done) and "again" in only_line(done)
     resumed = recorded.repro("bisect", "--no-explain", f"{good}..HEAD", "--json")
     assert json.loads(resumed.stdout)["culprit"]["commit"] == culprit
+
+
+@pytest.mark.parametrize(
+    ("number", "cure"),
+    [
+        (errno.EROFS, "clone the repository to where you may write"), (errno.EACCES, "check the path and its perm"),
+        (errno.ENOSPC, "free some space"), (errno.ENOENT, "check the path"),
+    ],
+)  # fmt: skip
+def test_what_the_system_refuses_has_a_cure(
+    number: int, cure: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error of the system's own is one line with what helps against it: a right path needs no check."""
+
+    def refused(**_: object) -> None:
+        raise OSError(number, os.strerror(number), "/x/.git/repro")
+
+    monkeypatch.setattr(cli, "main", refused)
+    assert main(["golden", "list"]) == 2
+    assert f"repro: {os.strerror(number)} /x/.git/repro: {cure}" in capsys.readouterr().err
