@@ -198,7 +198,10 @@ def test_a_commit_that_lacks_a_submodules_commit_is_a_skip(tmp_path: Path) -> No
 
 
 def test_submodules_that_lie_elsewhere(tmp_path: Path) -> None:
-    """Those that were made in a linked worktree are found; one with a git folder in itself is told how to be."""
+    """Those that were made in a linked worktree are found, and so is one that keeps its git folder in itself.
+
+    What is not in that is refused with the command that fetches it there.
+    """
     repo, outer = with_submodule(tmp_path)
     clone = Repo(tmp_path / "clone")
     repo.git("clone", "--quiet", "--no-recurse-submodules", str(repo.root), str(clone.root))
@@ -209,10 +212,13 @@ def test_submodules_that_lie_elsewhere(tmp_path: Path) -> None:
     with contextlib.closing(Worktrees(find_checkout(linked.root))) as worktrees, worktrees.at(commit, None) as place:
         assert (place.root / "outer" / "deep" / "values.py").is_file()
     clone.git(*ALLOW, "clone", "--quiet", str(outer.root), "outer")
-    why = "the submodule outer keeps its git folder in itself: `git submodule absorbgitdirs outer`"
-    worktrees = Worktrees(find_checkout(clone.root))
-    with contextlib.closing(worktrees), pytest.raises(AbsentError, match=why), worktrees.at(commit, None):
-        pass
+    assert files_of(clone)["outer/values.py"] == b"SCALE = 1.0\n"
+    clone.git("rm", "--quiet", "--cached", ".gitmodules")
+    clone.git("update-index", "--cacheinfo", f"160000,{'1' * 40},outer")
+    clone.git("commit", "--quiet", "--message", "Another, without .gitmodules")
+    why = "commit 1111111111 of the submodule outer is not here: `git -C outer fetch` in your checkout"
+    with pytest.raises(AbsentError, match=why):
+        files_of(clone)
 
 
 def lfs(repo: Repo, content: bytes, *, here: bool = True) -> None:

@@ -27,6 +27,7 @@ from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.git import rewritten
 from repro_golden.repository.linked import refuse_tracked
+from repro_golden.repository.submodules import never_fetched
 from repro_golden.runs.verify import changed_since
 from repro_golden.store.golden import GoldenRun, Store
 from repro_golden.store.pulled import pointer_of
@@ -126,6 +127,8 @@ def session(
     cost = options.cost or Cost()
     refuse_tracked(checkout.git, case)
     remarks = [told] if (told := rewritten(checkout.git, axis.paths)) else []
+    if axis.commit(axis.good) != axis.commit(axis.bad):
+        remarks += never_fetched(checkout, axis.parents, axis.paths)
     for told in remarks:
         watch(Event(told))
     if options.fresh:

@@ -21,6 +21,8 @@ from repro_golden.repository.checkout import BESIDE, Checkout, Place
 from repro_golden.repository.git import POINTER_MOST, Git, GitFailedError, kept_at, lfs_store, pointed_at
 from repro_golden.repository.leads import drop_copies, notes_of, settle
 from repro_golden.repository.linked import Linked, data_of
+from repro_golden.repository.submodules import cure_for, entries_of, names_of, repositories_of
+from repro_golden.repository.working import is_absent
 
 __all__ = ["Worktrees", "fill", "folder_for", "name_for"]
 
@@ -260,58 +262,34 @@ class _Part:
 
 def _complete(part: _Part, home: Path) -> None:
     """Put the LFS content and the submodules into a part whose files are there."""
-    files, links = [], {}
-    for entry in part.git.names("ls-tree", "--full-tree", "-r", "-z", part.commit):
-        facts, _, path = entry.partition("\t")
-        if facts.startswith("160000 "):
-            links[path] = facts.split()[2]
-        elif not facts.startswith("120000 "):
-            files.append(path)
+    files, links = entries_of(part.git, part.commit)
     _lfs(part, files)
-    names = _names(part) if links else {}
+    names = names_of(part.git, part.commit) if links else {}
     for path, commit in links.items():
-        above = [part.repository, *([part.own] if part.own else [])]
-        repositories = [folder / "modules" / names.get(path, path) for folder in above]
-        parts = [part.below(path, repository, commit) for repository in repositories if repository.is_dir()]
-        here = home / part.name(path)
-        if not parts and not (here.is_dir() and any(here.iterdir())):
+        above, here = [part.repository, *([part.own] if part.own else [])], home / part.name(path)
+        repositories = repositories_of(above, names.get(path, path), here)
+        if not repositories and is_absent(here):
             (part.tree / path).mkdir(parents=True, exist_ok=True)
             continue
-        _complete(_checked_out(parts, here, part.name(path), commit), home)
+        parts = [part.below(path, repository, commit) for repository in repositories]
+        _complete(_checked_out(parts, part.name(path), commit, named=path in names), home)
 
 
-def _names(part: _Part) -> dict[str, str]:
-    """The names of a part's submodules, by path; the folders of their repositories are called so."""
-    if not (part.tree / ".gitmodules").is_file():
-        return {}
-    ask = ("--file", str(part.tree / ".gitmodules"), "--get-regexp", r"^submodule\..*\.path$")
-    names = {}
-    for entry in part.git.names("config", "--null", *ask, none=1):
-        key, _, path = entry.partition("\n")
-        names[path] = key.removeprefix("submodule.").removesuffix(".path")
-    return names
-
-
-def _checked_out(parts: Sequence[_Part], here: Path, path: str, commit: str) -> _Part:
+def _checked_out(parts: Sequence[_Part], path: str, commit: str, *, named: bool) -> _Part:
     """Put the files of a submodule where they belong, with a git folder of its own; the part without its filters.
 
     `git archive` would leave out and rewrite what the attributes export-ignore and export-subst say.
 
     Args:
         parts: The submodule by each repository of it that is here.
-        here: Where it is in the user's checkout.
         path: What it is called.
         commit: The commit that belongs there.
+        named: Whether .gitmodules says where it comes from.
     """
-    if not parts and (here / ".git").is_dir():
-        raise AbsentError(f"the submodule {path} keeps its git folder in itself: `git submodule absorbgitdirs {path}`")
     part = next((p for p in parts if p.git.tells("cat-file", "-e", f"{commit}^{{commit}}")), None)
     if part is None:
         what = f"commit {commit[:10]} of the submodule {path}" if parts else f"the submodule {path}"
-        raise AbsentError(
-            f"{what} is not here: `git submodule update --init --recursive` in your checkout, at a commit that has "
-            "it, fetches it where its remote still has it"
-        )
+        raise AbsentError(f"{what} is not here: {cure_for(path, named=named, cloned=bool(parts))}")
     part.tree.mkdir(parents=True, exist_ok=True)
     part = replace(part, git=part.git.without_filters())
     _own_git_folder(part)

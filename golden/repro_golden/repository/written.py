@@ -13,6 +13,7 @@ from pathlib import Path
 from repro_golden.base.canonical import digest
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.git import Git, GitFailedError
+from repro_golden.repository.submodules import fetched
 
 __all__ = ["deciding", "written_otherwise"]
 
@@ -35,13 +36,12 @@ def deciding(git: Git, common: Path) -> tuple[str, ...]:
     """
     settings = _settings(git)
     facts = [*_own(git, common, settings), *(digest("attributes", *lines) for lines in _shared(git, settings) if lines)]
-    own = Path(git.text("rev-parse", "--absolute-git-dir"))  # a linked worktree keeps what was made there
-    for module in sorted({*_modules(common / "modules"), *_modules(own / "modules")}):
+    for name, module in fetched(git, common).items():
         inside = git.at(module).with_options(f"--git-dir={module}", f"--work-tree={module}")
         try:
-            facts += [f"{module.relative_to(common)} {fact}" for fact in _own(inside, module, _settings(inside))]
+            facts += [f"{name} {fact}" for fact in _own(inside, module, _settings(inside))]
         except GitFailedError:  # what is left of one; a commit that has it is refused where it is checked out
-            facts.append(f"{module.relative_to(common)} cannot be read")
+            facts.append(f"{name} cannot be read")
     return tuple(facts)
 
 
@@ -103,16 +103,6 @@ def _lines(path: Path, git: Git, settings: Mapping[str, str]) -> list[str]:
 def _attributes(line: str) -> list[str]:
     """The attributes that a line sets, behind its pattern, which may stand in quotation marks."""
     return re.sub(r'^"(?:[^"\\]|\\.)*"|^\S+', "", line).split()
-
-
-def _modules(folder: Path) -> Iterator[Path]:
-    """The git folders of submodules, also of those inside others."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if (path / "HEAD").is_file() and (path / "objects").is_dir():
-            yield path
-            yield from _modules(path / "modules")
-        elif path.is_dir():
-            yield from _modules(path)
 
 
 def written_otherwise(checkout: Checkout) -> list[str]:

@@ -172,13 +172,14 @@ class Kind(ABC):
                 disks.blame()
             if 0 < code < 128 and code != 125:  # it says nothing of a commit that it did not find what no commit holds
                 ended = ChildFailure("start", -1, f"exited with {code}: {last_line(log)}", str(log))
-                if (explained := self._explained(ended, place, last_line(log))) is not ended:
+                if (explained := self._explained(ended, place, last_line(log), sure=True)) is not ended:
                     raise explained
             return code
 
-    def _explained(self, failure: ChildFailure, place: Place, output: str) -> ChildFailure:
-        """The failure, with what its program did not find because no commit holds it."""
-        missing = missing_from(place, output, self.case.subject.link) if failure.stage != "timeout" else ""
+    def _explained(self, failure: ChildFailure, place: Place, output: str, *, sure: bool = False) -> ChildFailure:
+        """The failure, with what its program did not find because no commit holds it; see `missing_from`."""
+        timeout, linked = failure.stage == "timeout", self.case.subject.link
+        missing = "" if timeout else missing_from(place, output, linked, sure=sure)
         return replace(failure, message=f"{failure.message} ({missing})") if missing else failure
 
     def other_pythons(self, root: Path) -> list[str]:

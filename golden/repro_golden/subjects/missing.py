@@ -6,12 +6,14 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from repro_golden.base.errors import ReproError
 from repro_golden.repository.checkout import Place
 from repro_golden.repository.git import Git
+from repro_golden.repository.linked import in_few_words
+from repro_golden.repository.submodules import cure_for, empty_in
 
 __all__ = ["links_in", "missing_from", "names_cure"]
 
@@ -29,36 +31,59 @@ _MODULE = re.compile(
     r"No module named '([\w.]+)'|cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'"
 )
 _BUILT = "is built in your checkout"
+_EMPTY = "never fetched, so"
 _NOT_BUILT_HERE = frozenset({"build", "dist", "site-packages", "dist-packages"})
 """Folders that hold copies of what is built."""
 _LINES, _LONGEST = 50, 4096
 
 
-def missing_from(place: Place, output: str, linked: Sequence[str]) -> str:
+def missing_from(place: Place, output: str, linked: Sequence[str], *, sure: bool = False) -> str:
     """Why a program does not find a file, in words that name the cure; '' where it is for another reason.
 
     Args:
         place: The worktree that it ran in.
         output: The end of its output.
         linked: What is linked into worktrees already.
+        sure: Leave out what may have another reason too: a module that an empty submodule may hold.
     """
     if place.home is None:
         return ""
     ended = output.splitlines()[-_LINES:]
     lines = [line for line in ended if _SAYS_SO.search(line)]
-    modules = [found for line in reversed(ended) for found in _MODULE.findall(line)]
+    found = (match for line in reversed(ended) for match in _MODULE.findall(line))
+    modules = [whole or f"{package}.{name}" for whole, name, package in found]
     try:
         checkout = _Untracked(Git(place.home), place.root)
-        for text in dict.fromkeys(text for line in reversed(lines) for text in _paths(line)):
+        texts = dict.fromkeys(text for line in reversed(lines) for text in _paths(line))
+        for text in texts:
             for name in checkout.named_by(text):
                 if (link := checkout.top_of(name)) and not any(PurePosixPath(link).is_relative_to(n) for n in linked):
                     return checkout.told(name, link)
-        for whole, name, package in modules:
-            if built := checkout.built(whole or f"{package}.{name}"):
+        for module in modules:
+            if built := checkout.built(module):
                 return built
+        return _in_submodule(place.root, texts, modules, sure=sure)
     except (ReproError, OSError):  # the checkout of another machine
         return ""
-    return ""
+
+
+def _in_submodule(root: Path, texts: Collection[str], modules: Sequence[str], *, sure: bool) -> str:
+    """What to do where a file or module may lie in a submodule that has nothing in it; '' where none does."""
+    if not (texts or modules) or not (empty := empty_in(Git(root))):
+        return ""
+    paths = {PurePosixPath(path): path for path in empty}
+    files = [Path(os.path.normpath(text)) for text in texts]
+    files = [path.relative_to(root) if path.is_relative_to(root) else path for path in files]
+    named = [path for path in paths if any(file.is_relative_to(path) for file in files)]
+    for parts in (module.split(".") for module in modules):  # sys.path may have the folder above the submodule
+        named += [path for path in paths if any(path.parts[-k:] == tuple(parts[:k]) for k in range(1, len(parts) + 1))]
+    if not named and (sure or not modules):
+        return ""
+    names = list(dict.fromkeys(paths[path] for path in named or paths))
+    what = "is a submodule that was" if len(names) == 1 else "are submodules that were"
+    perhaps = "" if named else ", if that is what it lacks"
+    cure = cure_for(names[0], named=empty[names[0]])
+    return f"{in_few_words(names)} {what} {_EMPTY} empty here: {cure}{perhaps}"
 
 
 def links_in(message: str) -> list[str]:
@@ -68,7 +93,7 @@ def links_in(message: str) -> list[str]:
 
 def names_cure(message: str) -> bool:
     """Whether a message says what to do about something that a program did not find."""
-    return bool(links_in(message)) or _BUILT in message
+    return bool(links_in(message)) or _BUILT in message or _EMPTY in message
 
 
 def _paths(line: str) -> Iterator[str]:

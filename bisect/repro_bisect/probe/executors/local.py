@@ -19,6 +19,7 @@ from repro_golden.case.file import Case
 from repro_golden.recording.attach.identify import marked
 from repro_golden.replay.ranks import free_port
 from repro_golden.repository.checkout import Checkout
+from repro_golden.repository.submodules import fetched
 from repro_golden.repository.worktrees import Worktrees, name_for
 from repro_golden.repository.written import deciding
 from repro_golden.subjects import build_of
@@ -61,7 +62,8 @@ class Local:
         return Found(facts, built.marks | {_WRITTEN: written}, look)
 
     def _written(self) -> tuple[str, ...]:
-        return deciding(self._checkout.git, self._checkout.common)
+        git, common = self._checkout.git, self._checkout.common
+        return *deciding(git, common), *fetched(git, common)  # a submodule that is not here is an empty folder
 
     def run(
         self, task: Task, folder: Path, cancel: threading.Event | None, progress: Callable[[int], None] | None = None
