@@ -314,7 +314,8 @@ def become(command: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
     except KeyboardInterrupt:
         traceback.print_exc()
         code = -signal.SIGINT
-    except BaseException:  # noqa: BLE001 - as Python does
+    except BaseException as error:  # noqa: BLE001 - as Python does
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
     _end(code)
 
