@@ -160,11 +160,12 @@ def test_a_command_is_given_where_it_runs(tmp_path: Path) -> None:
     _write(repo, "sub/train.py", "open('../../hp.json')\nraise SystemExit(1)\n")
     repo.commit("It reads what lies beside the checkout")
     note(repo, "Another", "sub/train.py")
-    words = f"cd sub && {sys.executable} train.py"
-    done = repo.repro("bisect", "HEAD~1..HEAD", "-j", "1", "--", "sh", "-c", words)
-    assert done.stderr.splitlines()[-1].endswith(f"elsewhere than your checkout: write {tmp_path / 'hp.json'}"), (
-        done.stderr
-    )
+    (tmp_path / "drive.py").write_text("raise SystemExit(1)\n")
+    inside = ["sh", "-c", f"cd sub && {sys.executable} train.py"]
+    for words, out in ((inside, "../../hp.json"), ([sys.executable, "../drive.py"], "../drive.py")):
+        done = repo.repro("bisect", "HEAD~1..HEAD", "-j", "1", "--", *words)
+        cure = f"; {out} leads out of a worktree, which lies elsewhere than your checkout: write "
+        assert done.stderr.rstrip().endswith(f"{cure}{tmp_path / Path(out).name}"), done.stderr
 
 
 def test_a_parent_without_the_code_is_no_error(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.repository.git import Git
-from repro_golden.repository.linked import Linked, beside_commits, refuse_tracked, what_decides
+from repro_golden.repository.linked import Linked, beside_commits, leads_out, refuse_tracked, what_decides
 from repro_golden.repository.worktrees import Worktrees
 from repro_golden.subjects.missing import links_in, missing_from
 from repro_golden.subjects.surroundings import outside_of
@@ -365,6 +365,22 @@ def test_a_module_that_the_checkout_alone_has_built(mixed: Repo) -> None:
         said = "ImportError: cannot import name '_C' from 'pkg' (/tmp/at/tree/src/pkg/__init__.py)"
         assert missing_from(place, said, []).startswith("pkg._C is built in your checkout (src/pkg/_C.so, ")
         assert missing_from(place, "ModuleNotFoundError: No module named 'wandb'", []) == ""
+
+
+def test_a_path_out_of_a_worktree_is_told_as_it_lies_beside_the_checkout(mixed: Repo) -> None:
+    """Also one that Python has made absolute, of its script or from a file's own folder."""
+    git = Git(mixed.root)
+    (mixed.root.parent / "drive.py").touch()
+    tree = f"/x/worktrees/disk-1/{mixed.root.name}"
+    write = f"leads out of a worktree, which lies elsewhere than your checkout: write {mixed.root.parent / 'drive.py'}"
+    for path, out in (
+        ("../drive.py", "../drive.py"), (f"{tree}/../drive.py", "../drive.py"),
+        (f"{tree}/data/../../drive.py", "../../drive.py"),
+    ):  # fmt: skip
+        said = f"python: can't open file '{path}': [Errno 2] No such file or directory"
+        assert leads_out(git, said) == f"; {out} {write}"
+    for path in (f"{tree}/data/../drive.py", "/x/other/../drive.py", f"{tree}/../nowhere.py"):
+        assert leads_out(git, f"No such file or directory: '{path}'") == "", path
 
 
 def test_an_empty_folder_may_decide(tmp_path: Path) -> None:

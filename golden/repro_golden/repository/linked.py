@@ -360,10 +360,16 @@ def leads_out(git: Git, message: str) -> str:
     root = str(git.folder)
     folders = {str(parent) for name in git.names("ls-files", "-z") for parent in PurePosixPath(name).parents}
     for text in texts:
-        targets = {os.path.normpath(f"{root}/{folder}/{text}") for folder in folders}
+        within, out = folders, text
+        if PurePosixPath(text).is_absolute():  # as Python has its script's; a worktree is called as the checkout
+            head, _, tail = text.partition("/../")
+            names = head.split("/")
+            starts = {"/".join(names[k:]) or "." for k, name in enumerate(names, 1) if name == git.folder.name}
+            within, out = folders & starts, f"../{tail}"
+        targets = {os.path.normpath(f"{root}/{folder}/{out}") for folder in within}
         there = [path for path in targets if not f"{path}/".startswith(f"{root}/") and os.path.lexists(path)]
-        if len(there) == 1 and there[0] != "/" and not PurePosixPath(text).is_absolute():
-            return f"; {text} {LEADS_OUT}, which lies elsewhere than your checkout: write {there[0]}"
+        if len(there) == 1 and there[0] != "/":
+            return f"; {out} {LEADS_OUT}, which lies elsewhere than your checkout: write {there[0]}"
     return ""
 
 
