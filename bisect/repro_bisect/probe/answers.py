@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -23,6 +24,7 @@ __all__ = [
 
 UNTESTABLE_CODE = 125
 """By which a commit says that it cannot be tested, as it would to `git bisect run`."""
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)[\w.]*'(?! in )")
 UNTESTABLE = f"exit {UNTESTABLE_CODE}"
 
 
@@ -110,6 +112,8 @@ def unusable(name: str, answer: Answer) -> str:
     known = f" ({answer.diagnosis})" if isinstance(answer, Skip) and answer.diagnosis else ""
     end = name.startswith(("GOOD", "BAD")) and not is_told(why)
     other_end = "; choose another end for the range" if end else ""
+    if end and (module := _NO_MODULE.search(why)):  # which an older commit may have had itself
+        other_end = f"; install {module[1]} if it is a package of others, or choose another end for the range"
     if end and (made := made_before(why)):  # which of both helps, only who knows the program can tell
         other_end = f"; `--steps {made}` (in a case, `steps`) ends before that; or choose another end for the range"
     return f"{name} cannot be tested: {why}{known}{other_end}"
