@@ -332,6 +332,17 @@ def test_the_same_file_twice_is_one_artefact(tmp_path: Path) -> None:
     assert len(report.findings) == 1
 
 
+def test_the_first_line_says_what_was_looked_at(tmp_path: Path) -> None:
+    """A command line and a Python environment are no files, and have words of their own."""
+    words = ["--", "python", "train.py", "--global-batch-size", "8"]
+    (tmp_path / "run.sh").write_text(LAUNCH.format(batch="8"))
+    for given, looked in (
+        (words, "command line"),
+        (["--python", sys.executable, "run.sh", *words], "launch script, command line, Python environment"),
+    ):
+        assert run(*given, cwd=tmp_path).stdout.splitlines()[0] == f"looked at: {looked}"
+
+
 def test_terminal_controls_in_artefacts_stay_silent(tmp_path: Path) -> None:
     """What a file says cannot move the reader's cursor or colour the page."""
     (tmp_path / "run.sh").write_text(LAUNCH.format(batch="'2\x1b[2J5'"))

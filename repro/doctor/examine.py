@@ -70,11 +70,13 @@ class Examination:
         seen: Every path that was recognised.
         findings: Errors first, then warnings and notes, each in the order of the catalogue.
         tried: Ids of the rules that applied to something.
+        more: What was given beside paths.
     """
 
     seen: Sequence[Seen]
     findings: Sequence[Finding]
     tried: Sequence[str]
+    more: Sequence[object] = ()
 
     def of(self, severity: Severity) -> list[Finding]:
         """The findings of one severity."""
@@ -155,7 +157,7 @@ def examine(
         for inputs in combinations:
             findings += _tried(rule, (*inputs, *used))
     findings = list(dict.fromkeys(findings))
-    return Examination(seen, sorted(findings, key=lambda finding: _ORDER.index(finding.severity)), tried)
+    return Examination(seen, sorted(findings, key=lambda finding: _ORDER.index(finding.severity)), tried, more)
 
 
 def _prints(logs: Sequence[Log], others: Sequence[Metrics]) -> Found:

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from repro.doctor.artefacts.kinds import Launch, Machine, RewardFunction
 from repro.doctor.catalogue import subject_of
 from repro.doctor.examine import Examination
 from repro.text import count
@@ -20,6 +21,8 @@ from repro_golden.dumps.archive.bounds import shown
 __all__ = ["brief", "examination_text", "rule_mapping", "rule_text", "rules_text"]
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+_GIVEN = {Launch: "command line", Machine: "Python environment", RewardFunction: "reward function"}
+"""What is given beside paths."""
 _SHOWN = 3
 """Places of one message, and messages and cures of one rule, that a terminal shows; JSON has all."""
 _WIDTH = 110
@@ -28,8 +31,9 @@ _WIDTH = 110
 def examination_text(examination: Examination) -> str:
     """What was looked at, each finding with its evidence, reason and cure, and a line that sums up."""
     kinds = Counter(seen.kind for seen in examination.seen if seen.kind)
+    kinds.update(word for kind, word in _GIVEN.items() for given in examination.more if isinstance(given, kind))
     looked = ", ".join(f"{number} x {kind}" if number > 1 else kind for kind, number in kinds.items())
-    lines = [f"looked at: {looked or 'what is not a file'}"]
+    lines = [f"looked at: {looked}"]
     # what one rule found is told together
     for findings in _grouped(examination.findings, lambda finding: f"{finding.severity} {finding.rule}"):
         lines += ["", *_rule_findings(findings)]
