@@ -15,7 +15,9 @@ from test_worktree_contents import ALLOW, COMMAND, library, with_submodule
 
 from repro_bisect.axes.commits import History
 from repro_bisect.probe.answers import Skip, unusable
+from repro_bisect.probe.executors.cluster import Cluster
 from repro_bisect.probe.executors.local import Local
+from repro_golden.base.errors import ReproError
 from repro_golden.case.command_line import CommandLine
 from repro_golden.repository.checkout import find_checkout
 from repro_golden.repository.submodules import never_fetched
@@ -173,3 +175,8 @@ def test_a_repository_inside_another(tmp_path: Path) -> None:
         assert facts() == ("nest/.git",)
         nest.git("config", "core.autocrlf", "true")
         assert facts() == ("nest/.git core.autocrlf=true", "nest/.git")
+    nest.git("config", "--unset", "core.autocrlf")
+    checkout = find_checkout(repo.root)
+    case = CommandLine(COMMAND[1:], steps=2).case(repo.root)
+    with pytest.raises(ReproError, match=r"not shipped to nodes \(nest/\.git\)"):
+        Cluster("nowhere:1", checkout, case, History(checkout, f"{first}..{second}", ["."]), None, None)

@@ -35,6 +35,7 @@ from repro_golden.recording.attach.identify import marked
 from repro_golden.replay.children import CancelledError
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.git import lfs_store
+from repro_golden.repository.submodules import fetched
 from repro_golden.repository.worktrees import name_for
 from repro_golden.repository.written import deciding
 from repro_golden.subjects import identity_of
@@ -340,5 +341,7 @@ def _refuse(case: Case, checkout: Checkout, history: Axis) -> None:
         raise ReproError("--link names your own checkout, which nodes do not have: put the data where all see it")
     if missing := history.holds(".gitmodules"):
         raise ReproError(f"submodules are not shipped to nodes (commit {missing[:10]} has some): run without --ray")
+    if cloned := [name for name, folder in fetched(checkout.git, checkout.common).items() if folder.name == ".git"]:
+        raise ReproError(f"a repository inside yours is not shipped to nodes ({cloned[0]}): run without --ray")
     if lfs_store(checkout.git, checkout.common).is_dir():
         raise ReproError("files of Git LFS are not shipped to nodes: run without --ray")
