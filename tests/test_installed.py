@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from conftest import Repo
 from repro_golden.base.canonical import named_after
 from repro_golden.case.file import Case
 from repro_golden.recording.attach import installed
+from repro_golden.recording.attach.working_trees import forget
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Place
 from repro_golden.subjects import exit_code
@@ -72,13 +72,9 @@ def folder(path: Path, *, editable: bool = False) -> dict[str, object]:
 def said(tmp_path: Path, site: Path, inside: str, place: str = "tree", *, tests: bool = False) -> str | None:
     """What is said of a file in that folder, or beside it."""
     tree, home = str(tmp_path / place), str(tmp_path / "home")
-    installed._twin.cache_clear()
-    installed._listed.cache_clear()
-    installed._copies.cache_clear()
+    forget()
     path = str((site / inside).resolve())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [*sys.path, str(site)])
-        copies = [one for one in installed.copies(tree, home) if one.has(path)]
+    copies = [one for one in installed.copies(str(site), tree, home) if one.has(path)]
     return installed.said(copies[0], "pkg.rate", path, tree, tests=tests) if copies else None
 
 

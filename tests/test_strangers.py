@@ -16,7 +16,7 @@ from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.executors import Outcome, Task
 from repro_golden import subjects
 from repro_golden.case.file import Case
-from repro_golden.recording.attach import identify, reads, strangers
+from repro_golden.recording.attach import identify, met, strangers
 from repro_golden.replay.children import ChildFailure, Run
 from repro_golden.repository.checkout import Place
 
@@ -155,20 +155,25 @@ def test_a_file_that_is_read_in_the_checkout(tmp_path: Path, monkeypatch: pytest
         launch(case(), place, [Run(3, trace=str(tmp_path / "t"))], tmp_path / "log")
 
 
-def test_git_is_asked_once_in_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that it does not track cost a process one listing, and its memory nothing; another index is read anew."""
-    (home, tree), asked, ask = (Repo(tmp_path / name) for name in ("home", "tree")), list[list[str]](), identify._asked
+def test_git_is_asked_once_for_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process keeps nothing of files that it does not track; where the index is another, it is asked again."""
+    home, asked, ask = Repo(tmp_path / "home"), list[list[str]](), identify._asked
     monkeypatch.setattr(identify, "_asked", lambda folder, *given: asked.append(given[0]) or ask(folder, *given))
     paths = [str(home.root / f"shard-{n}") for n in range(3)]
-    for path in (*paths, *paths):
+    for path in paths:
         Path(path).write_text("1")
-        reads.paths[path] = path
-        strangers.look(str(tree.root), str(home.root), str(tmp_path))
-    assert len(asked) == 1 and strangers.said(tmp_path) is None
+
+    def read() -> str | None:
+        strangers.prepare(tmp_path, home.root)
+        process = met._Process(str(tmp_path / "tree"), str(home.root), str(tmp_path), False)
+        for path in (*paths, *paths):
+            process.opened(path, "r", 0)
+        assert len(process._read) == len(asked) - 1
+        return strangers.said(tmp_path, tmp_path / "tree", home.root)
+
+    assert read() is None and read() is None and len(asked) == 1
     home.git("add", paths[0])
-    reads.paths[paths[0]] = paths[0]
-    strangers.look(str(tree.root), str(home.root), str(tmp_path))
-    assert len(asked) == 2 and (strangers.said(tmp_path) or "").startswith(f"{paths[0]} was read in your checkout")
+    assert (read() or "").startswith(f"{paths[0]} was read in your checkout")
 
 
 def test_a_module_behind_a_link(tmp_path: Path) -> None:
@@ -183,6 +188,37 @@ def test_a_module_behind_a_link(tmp_path: Path) -> None:
         exit_code(case(), place, tmp_path / "log")
     (place.root / "one.py").symlink_to(tmp_path / "home" / "src" / "one.py")
     assert exit_code(case(), bare(tmp_path, "tree", "sys.path.pop(0); import one"), tmp_path / "log") == 0
+
+
+ENDS = {
+    "_exit": "{code}; import os; os._exit(0)",
+    "exec": "{code}; import os; os.execv('/bin/true', ['true'])",
+    "kill": "import os; os.fork() or ({call}, os.kill(os.getpid(), 9)); os.wait()",
+    "pool": "import multiprocessing as m; p = m.get_context('fork').Pool(1); p.map(work, [0]); p.terminate()",
+}
+
+
+@pytest.mark.parametrize("what", ["module", "file"])
+@pytest.mark.parametrize("end", ["_exit", "exec", "kill", "pool"])
+def test_a_process_whose_end_nobody_sees(tmp_path: Path, end: str, what: str) -> None:
+    """Code and files of the checkout count from when they are met, however the process that met them ends."""
+    read = f"open({str(tmp_path / 'home' / 'src' / 'lib' / 'rate.py')!r}).read()"
+    met = "__import__('lib.rate')" if what == "module" else read
+    place = bare(tmp_path, "home", f"def work(_): {met}\n{ENDS[end].format(code=met, call=met)}")
+    with pytest.raises(ChildFailure, match=r"^lib.* was imported|rate\.py was read in your checkout"):
+        exit_code(case(), place, tmp_path / "log")
+    place = bare(tmp_path, "tree", f"def work(_): import lib.rate\n{ENDS[end].format(code='work(0)', call='work(0)')}")
+    assert exit_code(case(), place, tmp_path / "log") == 0
+
+
+@pytest.mark.whole
+def test_workers_that_load_data(tmp_path: Path) -> None:
+    """What a `DataLoader`'s worker imports is known, and the training process never imports it."""
+    rows = "class Rows(list):\n    def __getitem__(self, at):\n        import lib.rate\n        return at\n"
+    loading = "list(torch.utils.data.DataLoader(Rows(range(4)), num_workers=1)) if step == 0 else 0"
+    place = put(tmp_path, "home", early=rows, late=loading)
+    with pytest.raises(ChildFailure, match=r"^lib.* was imported from another working tree"):
+        launch(case(), place, [Run(3, trace=str(tmp_path / "t"))], tmp_path / "log")
 
 
 def test_a_test_of_the_users_own(tmp_path: Path) -> None:

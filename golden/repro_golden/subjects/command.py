@@ -358,11 +358,12 @@ def _step(job: _Job, stage: Any, text: str, cancel: threading.Event | None) -> N
 
 
 def _started(job: _Job, child: Child, cancel: threading.Event | None, enough: Any = None) -> int:
+    strangers.prepare(job.raw, job.place.home)
     try:
         code = child.run(cancel, enough)
     except ExecError as error:
         raise ChildFailure("start", -1, str(error), str(job.log)) from None
-    if line := strangers.said(job.raw):
+    if line := strangers.said(job.raw, job.place.root, job.place.home):
         raise ChildFailure("other", -1, line, str(job.log))
     return code
 

@@ -8,13 +8,12 @@ This runs inside foreign programs before anything else, with the standard librar
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +38,10 @@ def is_entry(names: Sequence[str], argv: Sequence[str], original: Sequence[str])
     return any(path == name or path.endswith(f"/{name}") for name in names)
 
 
-def enter(asked: Mapping[str, Any], parsed: Callable[[], None] = lambda: None) -> None:
+def enter(asked: Mapping[str, Any]) -> None:
     """Add the flags to this process's command line, and have its parsers say what they made of it.
 
     Args:
-        parsed: Is called after each command line that was read.
         asked: ``flags``, added as they are; ``redirect``, values of flags that are added where the command line has
             the flag; and ``out``, the folder that receives what parsers say.
     """
@@ -58,18 +56,16 @@ def enter(asked: Mapping[str, Any], parsed: Callable[[], None] = lambda: None) -
     if added and sys.argv[-len(added) :] != added:  # else it has started itself anew with what it had
         sys.argv.extend(added)
     ours = [word.partition("=")[0] for word in added if word.startswith(FLAG)]
-    _listen(path, ours, parsed)
+    _listen(path, ours)
 
 
-def _listen(path: Path, ours: Sequence[str], parsed: Callable[[], None]) -> None:
+def _listen(path: Path, ours: Sequence[str]) -> None:
     parse = argparse.ArgumentParser.parse_known_args
 
     @functools.wraps(parse)
     def parse_known_args(self: Any, *args: Any, **kwargs: Any) -> Any:
         namespace, extras = parse(self, *args, **kwargs)
         _append(path, _said(self, namespace, extras, ours))
-        with contextlib.suppress(Exception):  # the program's parser is its own
-            parsed()
         return namespace, extras
 
     argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign]

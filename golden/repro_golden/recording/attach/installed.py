@@ -8,18 +8,24 @@ write beside it (PEP 610). This runs inside foreign programs: the standard libra
 from __future__ import annotations
 
 import contextlib
-import functools
+import csv
 import json
 import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
-from repro_golden.recording.attach.working_trees import below, is_alike, is_remote, name_of, origin_in, real
+from repro_golden.recording.attach.noted import notes
+from repro_golden.recording.attach.working_trees import (
+    below,
+    is_alike,
+    is_remote,
+    name_of,
+    origin_in,
+    real,
+    remembered,
+)
 
 __all__ = ["TESTS", "Copy", "copies", "said"]
 
@@ -36,9 +42,8 @@ _PROJECT = ("pyproject.toml", "setup.cfg", "setup.py")
 """Files that make a folder one that can be installed, and name its entry points."""
 
 
-@dataclass(frozen=True, eq=False)  # by itself, as the key of what is remembered
 class Copy:
-    """A package that an installer made of this repository.
+    """A package that an installer made of this repository; itself, and no equal one, is what is remembered of it.
 
     Attributes:
         site: The folder that it is imported from.
@@ -49,12 +54,11 @@ class Copy:
         sure: Whether it is known to be of the project: an archive that lies in a checkout may be of another one.
     """
 
-    site: str
-    files: frozenset[str]
-    programs: dict[str, str]
-    project: str
-    own: bool
-    sure: bool
+    def __init__(
+        self, site: str, files: frozenset[str], programs: dict[str, str], project: str, own: bool, sure: bool
+    ) -> None:
+        self.site, self.files, self.programs = site, files, programs
+        self.project, self.own, self.sure = project, own, sure
 
     def has(self, path: str) -> bool:
         """Whether a file is part of it."""
@@ -62,39 +66,28 @@ class Copy:
         return inside in self.files or path in self.programs
 
 
-def copies(place: str, home: str | None) -> Sequence[Copy]:
-    """Those that this process could import.
+@remembered
+def copies(site: str, place: str, home: str | None) -> Sequence[Copy]:
+    """Those in a folder of packages.
 
     Args:
+        site: The folder.
         place: The working tree under test.
         home: The user's own checkout, where that is another.
     """
-    sites = dict.fromkeys(site for site in sys.path if os.path.isabs(site))  # noqa: PTH117
-    return [one for site in sites for one in _copies(site, place, home)]
-
-
-@functools.cache
-def _copies(site: str, place: str, home: str | None) -> Sequence[Copy]:
-    try:
-        names = [name for name in os.listdir(site) if name.endswith(".dist-info")]  # noqa: PTH208
-    except OSError:
-        return ()
-    notes = [os.path.join(site, name, "direct_url.json") for name in sorted(names)]  # noqa: PTH118
-    return [copy for note in notes if os.path.exists(note) and (copy := _read(site, note, place, home))]  # noqa: PTH110
+    return [copy for note in notes(site) if (copy := _read(site, note, place, home))]
 
 
 def _read(site: str, note: str, place: str, home: str | None) -> Copy | None:
     """The package with a note of where it is from; None where that is not this repository."""
-    from importlib.metadata import PathDistribution
-    from pathlib import Path
-
-    dist = PathDistribution(Path(note).parent)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # damaged: pip says so
-        about = json.loads(dist.read_text("direct_url.json") or "")
+        about, own = json.loads(_text(note)), os.path.dirname(note)  # noqa: PTH120
         if (source := _source(about, place, home)) is None:
             return None
-        starts = {one.name: one.value for one in dist.entry_points if one.group in ("console_scripts", "gui_scripts")}
-        listed = [str(path).replace(os.sep, "/") for path in dist.files or ()]
+        starts = dict(_starts(_text(os.path.join(own, "entry_points.txt"))))  # noqa: PTH118
+        # `importlib.metadata` takes longer to import than most Pythons take to start
+        rows = csv.reader(_text(os.path.join(own, "RECORD")).splitlines())  # noqa: PTH118
+        listed = [row[0].replace(os.sep, "/") for row in rows if row]
         outside = [os.path.normpath(os.path.join(site, path)) for path in listed if path.startswith("..")]  # noqa: PTH118
         programs = [path for path in outside if os.path.basename(os.path.dirname(path)) in ("bin", "Scripts")]  # noqa: PTH119, PTH120
         editable = (about.get("dir_info") or {}).get("editable")
@@ -105,15 +98,33 @@ def _read(site: str, note: str, place: str, home: str | None) -> Copy | None:
     return None
 
 
+def _text(path: str) -> str:
+    """What a file holds; nothing of one that is not there."""
+    return "".join(_texts("", [path]))
+
+
+def _starts(text: str) -> Iterator[tuple[str, str]]:
+    """Programs by name, and what they start, of the entry points of a package."""
+    section = ""
+    for line in map(str.strip, text.splitlines()):
+        name, is_entry, value = line.partition("=")
+        if line.startswith("["):
+            section = line
+        elif is_entry and section in ("[console_scripts]", "[gui_scripts]"):
+            yield name.strip(), value.strip()
+
+
 def _source(about: Any, place: str, home: str | None) -> tuple[str, bool, bool] | None:
     """`project`, `own` and `sure` of a package; None where nothing says that it is of this repository."""
-    here, address = real(place), urlsplit(about["url"])
+    here = real(place)
     if "vcs_info" in about:
         inside = os.path.join(here, about.get("subdirectory") or "")  # noqa: PTH118
         return (os.path.normpath(inside), False, True) if is_remote(about["url"], here) else None
-    if address.scheme != "file":
+    if not about["url"].startswith("file:"):
         return None
-    folder = real(unquote(address.path))
+    from urllib.parse import unquote, urlsplit
+
+    folder = real(unquote(urlsplit(about["url"]).path))
     worktree = _WORKTREE.fullmatch(folder)
     if worktree and worktree["name"] == name_of(here) and "dir_info" in about:
         inside = os.path.normpath(os.path.join(here, worktree["path"] or ""))  # noqa: PTH118
@@ -193,7 +204,7 @@ def _other(copy: Copy, inside: str, there: str, tests: bool) -> str | None:
     return None if tests or ignored(copy.project, [there]) else there
 
 
-@functools.cache
+@remembered
 def _listed(project: str) -> Sequence[str]:
     """The files of a project, as seen from there, by git; of one without a repository what a library consists of."""
     from repro_golden.recording.attach.identify import counted, tracked
@@ -201,7 +212,7 @@ def _listed(project: str) -> Sequence[str]:
     return sorted(tracked(project) or (os.path.relpath(path, project) for path in counted(project)))
 
 
-@functools.cache
+@remembered
 def _twin(copy: Copy, top: str) -> str | None:
     """What the tree has for a top-level module or package of a copy, in whichever folder and under whichever name.
 
@@ -221,7 +232,7 @@ def _twin(copy: Copy, top: str) -> str | None:
     return None if best is None else os.path.join(copy.project, best)  # noqa: PTH118
 
 
-@functools.cache
+@remembered
 def _beside(copy: Copy, top: str, twin: str) -> str | None:
     """A file of a package's copy that is not the same in the tree; what installers left out is not known."""
     from repro_golden.recording.attach.identify import ignored

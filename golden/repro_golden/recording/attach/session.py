@@ -260,7 +260,6 @@ class Session:
             self._open()
         if self._hand.begun:  # an optimizer that is made closes it
             self._hand.follow(self.around.led_to(end=end))
-        self.settings.look()  # before the step is told, for what is compared may end the program
         now = time.perf_counter()
         if self._began is not None:
             self._seconds.append(now - self._began)

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from repro_golden.base.observed import ALL_SIGNALS, state_after
-from repro_golden.recording.attach import strangers
 
 __all__ = ["VARIABLE", "Settings"]
 
@@ -63,12 +62,6 @@ class Settings:
     recorder: bool = True
     entry: Mapping[str, Any] | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
-
-    def look(self, *, end: bool = False) -> None:
-        """Write down which modules came from another working tree, where none may."""
-        if self.alone and self.place is not None:
-            tests = not self.recorder and not self.entry
-            strangers.look(self.place, self.home, self.out, tests=tests, end=end)
 
     def state_after(self, step: int) -> bool:
         """Whether optimizer state is read after a step, counted from the first that the process makes."""

@@ -9,10 +9,40 @@ import filecmp
 import functools
 import os
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, ParamSpec, TypeVar, cast
 
-__all__ = ["Origin", "below", "is_alike", "is_remote", "name_of", "origin_in", "real", "real_file"]
+__all__ = [
+    "Origin",
+    "below",
+    "forget",
+    "is_alike",
+    "is_remote",
+    "name_of",
+    "origin_in",
+    "real",
+    "real_file",
+    "remembered",
+]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_remembered: list[Callable[[], None]] = []
+
+
+def remembered(function: Callable[P, T]) -> Callable[P, T]:
+    """A function whose answers are remembered until `forget`: the same path holds other things at another time."""
+    cached = functools.cache(function)
+    _remembered.append(cached.cache_clear)
+    return cast("Callable[P, T]", cached)
+
+
+def forget() -> None:
+    """Ask of every file and folder anew."""
+    filecmp.clear_cache()
+    for clear in _remembered:
+        clear()
 
 
 class Origin(NamedTuple):
@@ -87,7 +117,7 @@ def real_file(path: str) -> str:
     return os.path.join(real(os.path.dirname(path)), os.path.basename(path))  # noqa: PTH118, PTH119, PTH120
 
 
-@functools.cache
+@remembered
 def real(folder: str) -> str:
     """A folder without links."""
     return os.path.realpath(folder)
@@ -98,7 +128,7 @@ def below(path: str, folder: str) -> bool:
     return path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
-@functools.cache
+@remembered
 def _top(folder: str) -> str | None:
     """The working tree that a folder lies in; None outside of any."""
     if os.path.lexists(os.path.join(folder, ".git")):  # noqa: PTH118
@@ -116,7 +146,7 @@ def name_of(top: str) -> str | None:
     return named_after(Path(common)) if (common := _common(top)) else None
 
 
-@functools.cache
+@remembered
 def _is_of_same(top: str, here: str) -> bool | None:
     """Whether two working trees are of one repository, or of clones of one: with a remote, or each other, in common.
 
@@ -157,7 +187,7 @@ def _remotes(common: str) -> list[str]:
     return [os.path.realpath(url) if os.path.isdir(url) else url for url in urls]  # noqa: PTH112
 
 
-@functools.cache
+@remembered
 def _common(top: str) -> str | None:
     """The git folder that all working trees of a repository share; None where it cannot be read."""
     git = os.path.join(top, ".git")  # noqa: PTH118

@@ -240,25 +240,15 @@ def _watch_exit() -> None:
 
 
 def _watch_imports() -> None:
-    """Say at the process's end what came from another working tree; the recorder asks at each step too."""
-    import atexit
+    """Have it written down what this process meets that may not be of the commit under test."""
     import json
 
     asked = json.loads(_asked)
-    if asked["home"] is not None and asked["place"] is not None:
+    if asked["place"] is not None:
         instrument()
-        from repro_golden.recording.attach import reads
+        from repro_golden.recording.attach.met import watch
 
-        reads.watch(asked["place"], asked["home"])
-
-    def look() -> None:
-        with contextlib.suppress(Exception):  # the program's exit code is its own
-            instrument()
-            from repro_golden.recording.attach.settings import VARIABLE, Settings
-
-            Settings.from_text(os.environ[VARIABLE]).look(end=True)
-
-    atexit.register(look)
+        watch(asked["place"], asked["home"], asked["out"], tests=not asked["recorder"] and not asked["entry"])
 
 
 def _keep_apart(arrow_dataset: Any) -> None:
@@ -297,7 +287,7 @@ def _enter() -> None:
         settings = Settings.from_text(os.environ[VARIABLE])
         entry = settings.entry
         if entry and is_entry(entry["names"], sys.argv, sys.orig_argv):
-            enter(entry, settings.look)
+            enter(entry)
     except Exception as error:  # noqa: BLE001 - site.py would say it and go on
         _say(f"repro: no flags could be added ({type(error).__name__}: {error})")
         os._exit(70)

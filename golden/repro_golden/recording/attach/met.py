@@ -1,0 +1,228 @@
+"""Code that a process runs and files of the checkout that it opens, which may not be of the commit under test.
+
+Python's audit events tell of both when they happen. So it counts in every process: one that is forked, replaced or
+killed ends without `atexit`. A line for each is written at once, and judged when the program has ended (`strangers`).
+This runs inside foreign programs, from their start on: the standard library alone, and little of that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from repro_golden.base.audit import hear
+from repro_golden.recording.attach.noted import notes
+
+if TYPE_CHECKING:
+    from repro_golden.recording.attach.installed import Copy
+    from repro_golden.recording.attach.working_trees import Origin
+
+__all__ = ["FILES", "TRACKED", "watch"]
+
+FILES = "met-*.jsonl"
+"""What each process that met something leaves in the folder of its raw records."""
+TRACKED = "tracked"
+"""There too, before the program starts: the files that git tracks in the checkout, each with a NUL behind it."""
+
+_KEPT = ("site-packages", "dist-packages")
+"""An environment inside a checkout is none of its code."""
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
+_STANDARD = os.path.dirname(os.__file__)  # noqa: PTH120
+_LINKS = 40
+"""Links of a path that a system follows."""
+
+
+def watch(place: str, home: str | None, folder: str, *, tests: bool) -> None:
+    """Write down what this process and its forks meet from now on, and the modules that it has by now.
+
+    Args:
+        place: The working tree under test.
+        home: The user's own checkout, where that is another.
+        folder: Where it is written.
+        tests: Whether the program only tests the tree.
+    """
+    import atexit
+
+    process = _Process(place, home, folder, tests)
+    hear({"exec": process.ran, "import": process.loaded, "cpython.run_file": process.started})
+    if home is not None:
+        hear({"open": process.opened})
+    process.look()
+    atexit.register(process.look)
+
+
+class _Process:
+    def __init__(self, place: str, home: str | None, folder: str, tests: bool) -> None:
+        self._place, self._home, self._folder, self._tests = place, home, folder, tests
+        here, standard = os.path.realpath(place), os.path.realpath(_STANDARD)
+        self._meant = tuple(f"{top.rstrip('/')}/" for top in (place, here, _OURS, standard, _STANDARD))
+        own = os.path.realpath(home) if home else ""
+        self._own, self._others = f"{own.rstrip('/')}/", (f"{own}/.git/", f"{here}/", f"{_OURS}/")
+        self._known: set[str] = set()
+        self._read: set[str] = set()
+        self._tracked: frozenset[str] | None = None
+        self._real: dict[str, str] = {}
+        self._path: list[str] = []
+        self._copies: list[Copy] = []
+        self._sites: dict[str, Sequence[Copy]] = {}
+
+    # -- modules
+
+    def ran(self, code: Any) -> None:
+        """Code is about to be run: a module's, with its file."""
+        path = code.co_filename
+        if path.startswith("/"):
+            self._module(path)
+
+    def loaded(self, name: str, path: object, *_: object) -> None:
+        """A module is asked for; only one that is compiled has a path by now."""
+        if isinstance(path, str):
+            self._module(path, name)
+
+    def started(self, path: str) -> None:
+        """Python has been given a file."""
+        self._module(os.path.abspath(path), "__main__")  # noqa: PTH100
+
+    def look(self) -> None:
+        """Take the modules that are here, of which no event told, and packages that are folders alone."""
+        with contextlib.suppress(Exception):  # the program's exit code is its own
+            for name, module in list(sys.modules.items()):
+                if isinstance(file := _attribute(module, "__file__"), str):
+                    self._module(os.path.abspath(file), name)  # noqa: PTH100
+                elif name not in self._known:
+                    for folder in self._folders_from_elsewhere(module):
+                        self._known.add(name)
+                        self._write(self._about(folder, name))
+
+    def _folders_from_elsewhere(self, module: object) -> Iterator[str]:
+        """The folders of a namespace package, but for those behind what the tree has in their place."""
+        folders = _folders(module)
+        for n, folder in enumerate(folders):
+            if folder.startswith(self._meant) or any(part in folder for part in _KEPT):
+                continue
+            from repro_golden.recording.attach.working_trees import real
+
+            origin = self._origin(folder)
+            if origin and os.path.isdir(folder) and origin.counterpart(real(folder)) not in map(real, folders[:n]):  # noqa: PTH112
+                yield folder
+
+    def _module(self, path: str, name: str = "") -> None:
+        if "/../" in path or "//" in path:
+            path = os.path.normpath(path)
+        if path in self._known:
+            return
+        if copy := self._copy(path):
+            self._known.add(path)
+            self._write(self._about(path, name) | {"site": copy.site})
+            return
+        if path.startswith(self._meant) or any(part in path for part in _KEPT):
+            if path in self._read:  # through a link of the tree's
+                self._known.add(path)
+                self._write({"path": path})
+            return
+        file = path
+        if os.path.islink(path) and self._origin(path) is None:  # noqa: PTH114
+            file = os.path.realpath(path)
+        if file not in self._known and self._origin(file):
+            self._known |= {path, file}
+            self._write(self._about(path, name) | {"path": file})
+
+    def _about(self, path: str, name: str) -> dict[str, Any]:
+        """What tells of a module: its name, its file, and the folders of its top-level package."""
+        if not name:  # the newest is the last; to ask a module that is lazy would import it
+            modules = reversed(list(sys.modules.items()))
+            name = next((name for name, module in modules if _attribute(module, "__file__") == path), "__main__")
+        return {"name": name, "path": path, "folders": _folders(sys.modules.get(name.partition(".")[0]))}
+
+    def _origin(self, path: str) -> Origin | None:
+        """The other working tree of this repository that a path is of; None of any other path."""
+        from repro_golden.recording.attach.working_trees import origin_in, real_file
+
+        file = real_file(path)
+        if file.startswith(self._meant) or any(part in file for part in _KEPT):
+            return None
+        return origin_in(os.path.dirname(file), self._place, self._home)  # noqa: PTH120
+
+    def _copy(self, path: str) -> Copy | None:
+        """What an installer made of this repository, where a file is part of it."""
+        if self._path != sys.path:
+            self._path = list(sys.path)
+            sites = dict.fromkeys(site for site in self._path if os.path.isabs(site))  # noqa: PTH117
+            self._copies = [copy for site in sites for copy in self._copies_in(site)]
+        return next((copy for copy in self._copies if copy.has(path)), None)
+
+    def _copies_in(self, site: str) -> Sequence[Copy]:
+        if site not in self._sites:
+            self._sites[site] = ()
+            if notes(site):
+                from repro_golden.recording.attach.installed import copies
+
+                self._sites[site] = copies(site, self._place, self._home)
+        return self._sites[site]
+
+    # -- files
+
+    def opened(self, path: object, mode: object, flags: int) -> None:
+        """A file is about to be opened."""
+        if type(path) is not str or flags & (os.O_WRONLY | os.O_RDWR):
+            return
+        if not path.startswith("/"):
+            if mode is None:  # `os.open`, whose path may be one below a folder that is open
+                return
+            path = f"{os.getcwd()}/{path}"  # noqa: PTH109
+        if path in self._read:
+            return
+        file = path
+        for _ in range(_LINKS):
+            folder, _, name = file.rpartition("/")
+            file = f"{self._folder_of(folder or '/').rstrip('/')}/{name}"
+            if file.startswith(self._own) and not file.startswith(self._others):
+                if file[len(self._own) :] in self._listed():
+                    self._read.add(path)
+                    self._write({"read": path, "file": file})
+                return
+            if not os.path.islink(file):  # noqa: PTH114
+                return
+            file = os.path.join(os.path.dirname(file), os.readlink(file))  # noqa: PTH115, PTH118, PTH120
+
+    def _folder_of(self, folder: str) -> str:
+        found = self._real.get(folder)
+        if found is None:
+            found = self._real[folder] = os.path.realpath(folder)
+        return found
+
+    def _listed(self) -> frozenset[str]:
+        """What git tracks in the checkout; of other files nothing is kept, for programs open many."""
+        if self._tracked is None:
+            self._tracked = frozenset()
+            with open(os.path.join(self._folder, TRACKED), "rb") as file:  # noqa: PTH118, PTH123
+                self._tracked = frozenset(os.fsdecode(file.read()).split("\0"))
+        return self._tracked
+
+    def _write(self, line: dict[str, Any]) -> None:
+        import json
+
+        name = os.path.join(self._folder, FILES.replace("*", str(os.getpid())))  # noqa: PTH118
+        file = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(file, json.dumps(line | {"tests": self._tests}).encode() + b"\n")
+        finally:
+            os.close(file)
+
+
+def _folders(module: object) -> list[str]:
+    """Where a package's modules are looked for."""
+    try:
+        return [os.path.normpath(folder) for folder in _attribute(module, "__path__") or () if isinstance(folder, str)]
+    except Exception:  # noqa: BLE001 - a namespace whose parent is gone, or what only is called so
+        return []
+
+
+def _attribute(module: object, name: str) -> Any:
+    try:
+        return object.__getattribute__(module, "__dict__").get(name)
+    except (AttributeError, TypeError):
+        return None
