@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from repro_golden.case.file import Case
 from repro_golden.recording.attach import identify, met, strangers
 from repro_golden.replay.children import ChildFailure, Run
 from repro_golden.repository.checkout import Place
+from repro_golden.trace import Trace
 
 launch, exit_code = warm_kit.called(subjects.launch), warm_kit.called(subjects.exit_code)
 
@@ -209,6 +211,21 @@ def test_a_process_whose_end_nobody_sees(tmp_path: Path, end: str, what: str) ->
         exit_code(case(), place, tmp_path / "log")
     place = bare(tmp_path, "tree", f"def work(_): import lib.rate\n{ENDS[end].format(code='work(0)', call='work(0)')}")
     assert exit_code(case(), place, tmp_path / "log") == 0
+
+
+def test_a_python_that_tells_nothing(tmp_path: Path) -> None:
+    """One that was started with -I, or with variables of its own, is named among what was not looked at."""
+    starts = "import subprocess; subprocess.run({words}, env={env}, check=True)"
+    for words, env, named in (
+        (["-I", "-c", "1"], None, True),
+        (["-c", "1", "-I"], None, False),
+        (["-c", "1"], {}, True),
+    ):
+        early = starts.format(words=[sys.executable, *words], env=env)
+        trace = tmp_path / "-".join(words) / "t"
+        (result,) = launch(case(), put(tmp_path, "tree", early=early), [Run(3, trace=str(trace))], tmp_path / "log")
+        told = [name for name in (Trace(trace).end or {})["unread"] if name.startswith("the code of")]
+        assert (result.steps, told != []) == (3, named), words
 
 
 @pytest.mark.whole

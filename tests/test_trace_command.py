@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -155,6 +156,30 @@ def test_a_program_that_fails_is_no_matter_of_how_it_trains(tmp_path: Path) -> N
     assert str(told.value) == "python failed before its first optimizer step (exit code 1): ValueError: no data"
     with pytest.raises(ReproError, match=r"no optimizer step was seen .* one steps by hand"):
         gathering.finish(["python"], 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "where"),
+    [
+        ("make train", "train:\n\tPYTHONPATH=src python -m pkg.train", "Makefile:2"),
+        ("make train", "train:\n\tPYTHONPATH=src:$$PYTHONPATH python -m pkg.train", ""),
+        ("bash run.sh", '# PYTHONPATH=src\nexport PYTHONPATH="$PWD/src"\npython train.py', "run.sh:2"),
+        ("bash run.sh", "export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}\nexport MY_PYTHONPATH=src", ""),
+        ("sh -c 'PYTHONPATH=src python -m pkg.train'", "", "`PYTHONPATH=src python -m pkg.train`"),
+        ("env PYTHONPATH=src python train.py", "PYTHONPATH=src", "`PYTHONPATH=src`"),
+        ("python train.py", "PYTHONPATH=src", ""),
+    ],
+)
+def test_a_launch_that_sets_the_path_anew(tmp_path: Path, words: str, text: str, where: str) -> None:
+    """The line that keeps the recorder out is named, in the command, its script or its Makefile."""
+    command = shlex.split(words)
+    name = {"make": "Makefile", "bash": "run.sh"}.get(command[0], "train.py")
+    (tmp_path / name).write_text(text)
+    gathering = Gathering(tmp_path, tmp_path / "out", lambda *_: Header({}, "", {}, {}, 1), None, root=tmp_path)
+    with pytest.raises(ReproError, match="no optimizer step was seen") as told:
+        gathering.finish(command, 0)
+    assert (f"): {where} sets PYTHONPATH anew" in str(told.value)) is bool(where)
+    assert ("does it train with torch.optim" in str(told.value)) is (not where)
 
 
 def test_nothing_to_run(tmp_path: Path) -> None:

@@ -383,7 +383,7 @@ def _gathering(job: _Job, out: Path) -> Gathering | Written:
         return Gathering(
             job.raw, out, job.header, resources.ranks, more, files, job.run.steps, others=resources.other_ranks,
             unread=unread, dump=[(step, phase, name) for step, phase, name in job.run.dump],
-            planted=job.planted,
+            planted=job.planted, root=job.place.root,
         )  # fmt: skip
 
     def header() -> Header:

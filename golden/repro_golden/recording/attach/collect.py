@@ -16,6 +16,7 @@ from repro_golden.base.usage import slowest
 from repro_golden.recording.attach.merging import merge_rows
 from repro_golden.recording.attach.order import IN_ORDER, At, take_dumps, told_apart
 from repro_golden.recording.attach.rounds import Rounds, read, written
+from repro_golden.recording.attach.shut_out import unseen_for
 from repro_golden.recording.attach.trainings import largest, one_at_a_time
 from repro_golden.recording.attach.written.raw import SHOWN, number_of
 from repro_golden.repository.git import state_of
@@ -156,6 +157,7 @@ class Gathering:
         unread: What of `more` was seen and is not looked at, with why.
         dump: Signals whose whole content the ranks were asked for, as the trace names them.
         planted: What some of them were to change, as they meet it.
+        root: Where the program runs.
     """
 
     def __init__(
@@ -171,10 +173,11 @@ class Gathering:
         unread: Callable[[], Mapping[str, str]] = dict,
         dump: Sequence[At] = (),
         planted: Sequence[At] = (),
+        root: Path = Path(),
     ) -> None:
         self._raw, self._out, self._header, self._want, self._more = raw, out, header, ranks, more
         self._most, self._others, self._unread = most, others, unread
-        self._dump, self._planted, self._first = dump, planted, 0
+        self._dump, self._planted, self._first, self._root = dump, planted, 0, root
         self._ranks: list[_Rank] = []
         self._writer: TraceWriter | None = None
         self._files, self._ending, self._filled = files, False, False
@@ -368,16 +371,8 @@ class Gathering:
             raised = self._note("raised-*") or "its own output says why"
             raise ReproError(f"{command[0]} failed before its first optimizer step (exit code {code}): {raised}")
         if not ranks:
-            raise ReproError(
-                f"no optimizer step was seen in {command[0]} (exit code {code}): "
-                + (
-                    self._failed()
-                    or self._note("idle-*")
-                    or "does it train with torch.optim (an update from torch.func's gradients, or in hooks that drop "
-                    "them, is not seen: give them to an optimizer of torch's), in a Python that reads PYTHONPATH, and "
-                    "if it goes on from a checkpoint that it finds, is there a step left to make?"
-                )
-            )
+            why = self._failed() or self._note("idle-*") or unseen_for(command, self._root)
+            raise ReproError(f"no optimizer step was seen in {command[0]} (exit code {code}): {why}")
         if not all(rank.about for rank in ranks):
             raise self._none_whole(code)
         self._ranks = self._check(ranks)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from repro_golden.recording.attach.installed import Copy
     from repro_golden.recording.attach.working_trees import Origin
 
-__all__ = ["FILES", "TRACKED", "watch"]
+__all__ = ["FILES", "TRACKED", "is_deaf", "watch"]
 
 FILES = "met-*.jsonl"
 """What each process that met something leaves in the folder of its raw records."""
@@ -50,6 +50,10 @@ def watch(place: str, home: str | None, folder: str, *, tests: bool) -> None:
     hear({"exec": process.ran, "import": process.loaded, "cpython.run_file": process.started})
     if home is not None:
         hear({"open": process.opened})
+    hear({"subprocess.Popen": lambda _, words, __, variables: process.starts(words, variables)})
+    hear(
+        {event: lambda _, words, variables: process.starts(words, variables) for event in ("os.exec", "os.posix_spawn")}
+    )
     process.look()
     atexit.register(process.look)
 
@@ -202,6 +206,23 @@ class _Process:
                 self._tracked = frozenset(os.fsdecode(file.read()).split("\0"))
         return self._tracked
 
+    # -- processes
+
+    def starts(self, words: Any, variables: Any) -> None:
+        """A program is about to be started: of a Python that will not read our `sitecustomize`, say so in the trace."""
+        words = [words] if isinstance(words, (str, bytes, os.PathLike)) else list(words)
+        line = " ".join(map(os.fsdecode, words))
+        bare = variables is not None and not {"REPRO_TRACE", b"REPRO_TRACE"} & set(variables)
+        if line in self._known or not is_deaf([os.fsdecode(word) for word in words], bare):
+            return
+        self._known.add(line)
+        import json
+
+        why = "started with -I, -E, -S or other variables, it does not tell what it imports"
+        path = os.path.join(self._folder, f"note-deaf-{os.getpid()}-{len(self._known)}.json")  # noqa: PTH118
+        with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
+            json.dump({f"the code of `{line[:80]}`": why}, file)
+
     def _write(self, line: dict[str, Any]) -> None:
         import json
 
@@ -211,6 +232,28 @@ class _Process:
             os.write(file, json.dumps(line | {"tests": self._tests}).encode() + b"\n")
         finally:
             os.close(file)
+
+
+def is_deaf(words: Sequence[str], bare: bool) -> bool:
+    """Whether a command is a Python that reads no PYTHONPATH, or is given none of ours.
+
+    Args:
+        words: Program and arguments.
+        bare: Whether its environment is without our variables.
+    """
+    if not words or not os.path.basename(words[0]).startswith("python"):  # noqa: PTH119
+        return False
+    for word in words[1:]:
+        if not word.startswith("-") or word.startswith("--"):
+            break
+        for letter in word[1:]:
+            if letter in "IES":
+                return True
+            if letter in "cmWX":  # what follows is its argument
+                break
+        if word[1:2] in ("c", "m"):
+            break
+    return bare
 
 
 def _folders(module: object) -> list[str]:
