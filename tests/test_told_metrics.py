@@ -23,9 +23,12 @@ OWN = {"grad_norm": "grad", "lr": "update", "w": "update"}
 X, Y, Z = 0.123456, 0.234567, 0.345678
 
 
-def told(folder: Path, *steps: Told, recorder: int = RECORDER, ended: bool = True) -> Trace:
+def told(
+    folder: Path, *steps: Told, recorder: int = RECORDER, ended: bool = True, patterns: tuple[str, ...] = ()
+) -> Trace:
     """A trace of steps with these numbers beside a weight; those in lines of text begin with ``~``."""
-    writer = TraceWriter(folder, Header({}, "", {}, {}, len(steps), recorder=recorder))
+    subject = {"observe": {"metrics": list(patterns)}}
+    writer = TraceWriter(folder, Header({}, "", subject, {}, len(steps), recorder=recorder))
     for step in steps:
         seen = {name: x for name, x in {"w": 1.0, **step}.items() if name[0] != "~"}
         rows = [metric_row(OWN.get(name.removesuffix("#1"), "loss"), name, x) for name, x in seen.items()]
@@ -111,6 +114,53 @@ def test_numbers_that_an_earlier_recorder_put_elsewhere_are_not_compared(tmp_pat
     a, b = told(tmp_path / "a", *old, recorder=17), told(tmp_path / "b", *new, recorder=other)
     assert compare(a, b).equal and compare(b, a).equal
     assert not compare(a, told(tmp_path / "c", new[0], {**new[1], "loss": Z}, recorder=other)).equal
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize(
+    "old",
+    [
+        pytest.param([X, Y, Z, None], id="and-nothing-at-the-end"),
+        pytest.param([X, Y, Z, 1.0], id="and-more-steps-than-asked-for"),
+    ],
+)
+def test_what_stood_beside_a_patterns_number_a_step_early_is_not_compared(
+    tmp_path: Path, old: list[float | None], ended: bool
+) -> None:
+    """The verdict names it, and every number beside it whose place is the same is compared."""
+    patterns = ("(?P<loss>x)",)
+    sides = (
+        [{"loss": X} | ({} if x is None else {"acc": x}) for x in old],
+        [{"loss": X, "acc": x} for x in (0.0, X, Y, Z)],
+    )
+    a = told(tmp_path / "a", *sides[0], recorder=19, patterns=patterns)
+    b = told(tmp_path / "b", *sides[1], patterns=patterns, ended=ended)
+    for compared in (compare(a, b), compare(b, a)):
+        looked = f"{compared.looked};"
+        assert compared.equal and "and not compared: acc;" in looked and "2 metrics" in looked, "loss and w"
+    moved = [{**step, "loss": Y} if k == 1 else step for k, step in enumerate(sides[1])]
+    assert not compare(a, told(tmp_path / "c", *moved, patterns=patterns)).equal
+    # without patterns nothing moved
+    assert not compare(told(tmp_path / "d", *sides[0], recorder=19), told(tmp_path / "e", *sides[1])).equal
+
+
+@pytest.mark.parametrize("recorder", [17, 18, 19])
+@pytest.mark.parametrize("patterns", [(), ("(?P<loss>x)",)])
+def test_what_is_told_now_and_then_is_compared_with_earlier_recorders(
+    tmp_path: Path, recorder: int, patterns: tuple[str, ...]
+) -> None:
+    """Both put it to the same steps, as the trainer of transformers does whose ``logging_steps`` are some."""
+    old, new = ([{}, {}, {"loss": x}, {}, {}, {"loss": x}] for x in (X, Y))
+    a = told(tmp_path / "a", *old, recorder=recorder, patterns=patterns)
+    assert compare(a, told(tmp_path / "b", *old, patterns=patterns)).equal
+    assert not compare(a, told(tmp_path / "c", *new, patterns=patterns)).equal
+
+
+def test_lines_of_text_that_stood_a_step_early_do_not_differ(tmp_path: Path) -> None:
+    """An earlier recorder put inner numbers and bools there; one that moved is told."""
+    a = told(tmp_path / "a", *({"~acc": x} for x in (X, Y, Z)), recorder=19)
+    assert not compare(a, told(tmp_path / "b", *({"~acc": x} for x in (0.0, X, Y)))).looked.moved
+    assert compare(a, told(tmp_path / "c", *({"~acc": x} for x in (X, Y, 0.0)))).looked.moved
 
 
 @pytest.mark.parametrize(

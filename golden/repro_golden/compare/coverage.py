@@ -12,7 +12,7 @@ from repro_golden.base.canonical import mapping_of
 from repro_golden.base.errors import ReproError
 from repro_golden.base.machine_numbers import words_of
 from repro_golden.compare.name_matching import content
-from repro_golden.compare.told_metrics import Moved
+from repro_golden.compare.told_metrics import BOTH, Moved
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.columns_written import COLUMN, column_named, column_of
 from repro_golden.trace.families import UNREAD, family, file_of, group, plain
@@ -51,6 +51,7 @@ class Coverage:
         unread: By name, why something was seen and not read.
         alone: Objects that only one side of a comparison has, which were not compared.
         columns_alone: Likewise columns that a trainer writes of its own accord (`columns_written`).
+        unsure: Metrics that both tell and one recorder put to another step, or under another name: not compared.
         shown: Metrics that were read from free text, which are not compared by bits.
         moved: Of these, in two that agree, those that differ by more than the digits that are shown.
         left_out: Metrics that nobody compares, since by their names or values they are the clock's or the machine's.
@@ -73,6 +74,7 @@ class Coverage:
     unread: Mapping[str, str] = field(default_factory=dict)
     alone: Sequence[str] = ()
     columns_alone: Sequence[str] = ()
+    unsure: Sequence[str] = ()
     shown: Sequence[str] = ()
     moved: Sequence[Moved] = ()
     left_out: Sequence[str] = ()
@@ -122,6 +124,8 @@ class Coverage:
         if number := len(self.columns_alone):
             verb = "is" if number == 1 else "are"
             parts.append(f"{_count(number, 'column')} {verb} written by one side only: {_listed(self.columns_alone)}")
+        if self.unsure:
+            parts.append(f"put to another step by an earlier recorder, and not compared: {_listed(self.unsure)}")
         if self.moved:
             judged = f"`--when metric:{self.moved[0].metric!r}` would judge the first"
             parts.append(f"{_TEXT}: {_listed(map(str, self.moved))}; {judged}")
@@ -143,13 +147,16 @@ def coverage_of(
 
     Args:
         trace: One that was compared.
-        alone: Objects (`families.group`) that only one side of the comparison has, and which: ``a`` or ``b``.
+        alone: Objects (`families.group`) that only one side of the comparison has, and which: ``a`` or ``b``; metrics
+            that both have and that cannot be compared: ``ab``.
         hashes: Whether what a trace keeps no numbers of counts, such as generators.
         moved: Numbers in lines of text that differ (`told_metrics.moved_text`), where all that was compared agrees.
     """
     alone = alone or {}
     objects = _sides(alone)
-    columns_alone = sorted(name.removeprefix(COLUMN) for name in alone if name.startswith(COLUMN))
+    columns = sorted(name.removeprefix(COLUMN) for name in alone if name.startswith(COLUMN))
+    unsure = [name for name in columns if alone[f"{COLUMN}{name}"] == BOTH]
+    columns_alone = [name for name in columns if name not in unsure]
     metrics = {name for step in trace.steps for name in step.compared if column_named(name) not in alone}
     shown = sorted({name for step in trace.steps for name in step.shown} - metrics)
     logged = any(not RATES.fullmatch(name) for name in (*metrics, *shown))
@@ -158,8 +165,8 @@ def coverage_of(
         steps = [trace.rows(index) for index in _telling(trace)]
     except ReproError:  # a golden run of which only the step log was fetched
         return Coverage(
-            metrics=len(metrics), unread=end, alone=objects, columns_alone=columns_alone, shown=shown, logged=logged,
-            left_out=left_out, moved=moved,
+            metrics=len(metrics), unread=end, alone=objects, columns_alone=columns_alone, unsure=unsure, shown=shown,
+            logged=logged, left_out=left_out, moved=moved,
         )  # fmt: skip
     kinds: Counter[str] = Counter()
     files = set[str]()
@@ -196,6 +203,7 @@ def coverage_of(
         unread=end,
         alone=objects,
         columns_alone=columns_alone,
+        unsure=unsure,
         shown=shown,
         moved=moved,
         left_out=left_out,

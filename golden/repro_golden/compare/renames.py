@@ -102,7 +102,8 @@ class Alignment:
     Attributes:
         trace: It, under the baseline's names; the trace itself where they are its own.
         renames: What was renamed.
-        alone: Objects that only one of both has, with the side, ``a`` or ``b``: they are not compared.
+        alone: Objects that only one of both has, with the side, ``a`` or ``b``, and metrics that who recorded them put
+            elsewhere, with ``ab``: they are not compared.
     """
 
     trace: Trace

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from repro_golden.compare.name_matching import content
-from repro_golden.compare.told_metrics import ToldMetrics
+from repro_golden.compare.told_metrics import BOTH, ToldMetrics
 from repro_golden.trace import Trace
 from repro_golden.trace.columns_written import COLUMN, column_of, columns_of, machine_numbers
 from repro_golden.trace.families import (
@@ -227,11 +227,23 @@ def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) 
 
     And the metrics that the baseline tells in no step, or one side in more of them or more often: logging more moves no
     number; and such numbers and texts of a file. One that is gone is a difference, for what it was is no longer known.
+    A number that stands in another step because of who recorded it is on both sides: ``ab``.
     """
     objects = one_sided(rows_a, rows_b, unlike)
     objects = _without(objects, _partners(rows_a, rows_b, objects), _held_otherwise(rows_a, rows_b))
-    told = {f"{COLUMN}{metric}": side for metric, side in _told_otherwise(rows_a, rows_b, unlike).values()}
-    return objects | told | _new_values(rows_a, rows_b, unlike)
+    known, others = ({row.key: content(row) for row in rows} for rows in (rows_a, rows_b))
+    unsure = {
+        row.key: f"{COLUMN}{row.name if '#' in row.name else unlike.told.metric(row.name)}"
+        for row in (*rows_a, *rows_b)
+        if unlike.told and known.get(row.key) != others.get(row.key) and _unsure(row, unlike)
+    }
+    otherwise = _told_otherwise(rows_a, rows_b, unlike)
+    told = {f"{COLUMN}{metric}": side for key, (metric, side) in otherwise.items() if key not in unsure}
+    return objects | told | dict.fromkeys(unsure.values(), BOTH) | _new_values(rows_a, rows_b, unlike)
+
+
+def _unsure(row: Row, unlike: Unlike) -> bool:
+    return row.dtype == METRIC and row.phase in _TOLD and unlike.told is not None and unlike.told.unsure(row.name)
 
 
 def one_sided(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) -> dict[str, str]:
@@ -385,9 +397,7 @@ def _unknowable(kind: Difference, row: Row, unlike: Unlike, *, ended: bool) -> b
     one_sided = kind in ("missing", "added")
     if row.dtype == METRIC and unlike.told and unlike.told.otherwise:
         told = unlike.told.metric(row.name)
-        if (one_sided and unlike.told.elsewhere(told, unlike.index)) or (
-            row.phase in _TOLD and unlike.told.unsure(row.name)
-        ):
+        if (one_sided and unlike.told.elsewhere(told, unlike.index)) or _unsure(row, unlike):
             return True
     if row.dtype == METRIC and "#" in row.name:
         return unlike.earlier or (one_sided and ended and "#after" in row.name)

@@ -18,10 +18,14 @@ from repro_golden.base.canonical import same_float
 from repro_golden.trace import Trace
 from repro_golden.trace.model import StepRecord
 
-__all__ = ["Moved", "ToldMetrics", "moved_text"]
+__all__ = ["BOTH", "Moved", "ToldMetrics", "moved_text"]
 
-_TOLD_SINCE = 20
-"""The first recorder that puts each number to its step as today, and under its name of today."""
+_TOLD_SINCE = 19
+"""The first recorder that puts each number to its step as today, and under its name of today, without patterns."""
+_PATTERNS_SINCE = 20
+"""The first that does so with what a dict holds beside a number that a pattern names, and for lines of text."""
+BOTH = "ab"
+"""The side of a metric that both tell and nobody can compare."""
 _SOME = " of some steps"
 _TELLING = re.compile("#(?:[0-9]|more|new|after)")
 
@@ -38,9 +42,10 @@ class ToldMetrics:
         self._a, self._b = a, b
         self._count = min(len(a.steps), len(b.steps))
         self._elsewhere: dict[str, str] = {}
-        old, self._new = sorted((a, b), key=lambda trace: trace.header.recorder)
-        self.otherwise = old.header.recorder < min(self._new.header.recorder, _TOLD_SINCE)
-        """Whether the earlier recorder put some numbers to another step, or under other names."""
+        self._unsure: dict[str, bool] = {}
+        patterns = any(trace.header.subject.get("observe", {}).get("metrics") for trace in (a, b))
+        self.otherwise = _recorders_part(a, b, _PATTERNS_SINCE if patterns else _TOLD_SINCE)
+        """Whether one recorder alone put some numbers to another step, or under other names."""
 
     def metric(self, name: str) -> str:
         """The metric that a name tells: ``loss`` for ``loss#1`` and ``loss@0``.
@@ -83,10 +88,46 @@ class ToldMetrics:
         return ""
 
     def unsure(self, name: str) -> bool:
-        """Whether a number may stand in another step because of who recorded it, or under another name."""
-        metric = self.metric(name)
-        first, *others = [metric in step for step in _said(self._new).steps]
-        return "#" in name or (any(others) and not first)
+        """Whether a number stands in another step because of who recorded it, or under another name.
+
+        So it may where both tell it, in other steps, or where the later trace tells a step later what the earlier one
+        tells. What both tell in the same steps did not move else.
+        """
+        if not self.otherwise:
+            return False
+        if name not in self._unsure:
+            self._unsure[name] = (
+                "#" in name or self._other_steps(self.metric(name)) or _a_step_early(self._a, self._b, name)
+            )
+        return self._unsure[name]
+
+    def _other_steps(self, metric: str) -> bool:
+        sides = [[metric in step for step in _said(trace).steps[: self._count]] for trace in (self._a, self._b)]
+        after = [any(f"{metric}#after" in step.metrics for step in trace.steps) for trace in (self._a, self._b)]
+        return all(map(any, sides)) and (sides[0] != sides[1] or after[0] != after[1])
+
+
+def _recorders_part(a: Trace, b: Trace, since: int) -> bool:
+    """Whether one of two recorders is later than the other, which is earlier than `since`."""
+    old, new = sorted((a.header.recorder, b.header.recorder))
+    return old < min(new, since)
+
+
+def _a_step_early(a: Trace, b: Trace, name: str) -> bool:
+    """Whether, where a number first differs, the earlier recorder has what the later one has a step later."""
+    old, new = sorted((a, b), key=lambda trace: trace.header.recorder)
+    told = [[step.metrics.get(name) for step in trace.steps] for trace in (old, new)]
+    for index, (x, y) in enumerate(zip(*told, strict=False)):
+        if x is None or y is None or same_float(x, y):
+            continue
+        before = told[0][index - 1] if index else y
+        if before is None or not same_float(before, y):
+            return False
+        if index + 1 == len(told[1]):  # it may come, or be what nobody asked for
+            return index > 0 or new.end is None
+        after = told[1][index + 1]
+        return after is not None and same_float(x, after)
+    return False
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -193,6 +234,7 @@ class Moved(NamedTuple):
 def moved_text(a: Trace, b: Trace) -> list[Moved]:
     """Each number in lines of text that differs by more than the digits that are shown, where it first does."""
     moved = dict[str, Moved]()
+    part = _recorders_part(a, b, _PATTERNS_SINCE)
     for x, y in zip(a.steps, b.steps, strict=False):
         for name in x.metrics.keys() & y.metrics.keys() & {*x.shown, *y.shown} - moved.keys():
             before, after = x.metrics[name], y.metrics[name]
@@ -202,7 +244,8 @@ def moved_text(a: Trace, b: Trace) -> list[Moved]:
             fits = _rounds(name, x, y, form, other) and form.of(after, before)
             if not fits and not (_rounds(name, y, x, other, form) and other.of(before, after)):
                 moved[name] = Moved(name, x.step, before, after)
-    return sorted(moved.values(), key=lambda one: (one.step, one.metric))
+    every = (one for one in moved.values() if not (part and _a_step_early(a, b, one.metric)))
+    return sorted(every, key=lambda one: (one.step, one.metric))
 
 
 def _rounds(name: str, x: StepRecord, y: StepRecord, form: _Form, other: _Form) -> bool:
