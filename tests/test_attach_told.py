@@ -304,6 +304,17 @@ def test_all_numbers_of_a_dict_that_is_printed_before_its_pass_stand_with_it(
         assert [{*step.shown} for step in trace.steps] == [{"eval/acc", "ok"}] * 3
 
 
+def test_the_last_evaluation_of_a_program_that_is_stopped_is_told(tmp_path: Path) -> None:
+    """Where one is before the training each stands with the next step, and what comes behind the last is lost."""
+    show = "print({'eval': {'acc': i + 7 * (V and i == 2)}})"
+    program = f"{HEAD}i = -1; {show}\nfor i in range(5):\n    backward(); optimizer.step()\n    {show}\n"
+    first, other = traces(tmp_path, program, options=("--steps", "3"))
+    compared = compare(first, other)
+    assert compared.equal and [str(one) for one in compared.looked.moved] == [
+        "eval/acc#after (2.0 became 9.0 at step 2)"
+    ]
+
+
 @pytest.mark.parametrize("kind", ["bfloat16", "float64"])
 def test_a_default_dtype_is_no_matter_of_the_recorder(tmp_path: Path, kind: str) -> None:
     """What it makes for itself names a dtype; NumPy knows no bfloat16."""

@@ -389,8 +389,9 @@ class Session:
         if self._held is None:
             return
         (held, early), self._held = self._held, None
+        last = self._step == self.settings.steps
         if not self.settings.record:
-            numbers = held | self.metrics.late(held)
+            numbers = held | self.metrics.late(held, last=last)
         else:
             from repro_golden.trace.step import Step
             from repro_golden.trace.writer import metric_row
@@ -399,7 +400,7 @@ class Session:
             step = Step(packs=True)
             signals.into(step, lambda row: as_metric(row, early))
             numbers = {name: value for name, value in step.metrics.items() if name in early}
-            late = self.metrics.late(numbers)
+            late = self.metrics.late(numbers, last=last)
             for name, value in late.items():
                 step.add(metric_row("loss", name, value))
             numbers |= late

@@ -23,8 +23,9 @@ class Metrics:
     a backward pass since the last one tells, belongs to that step, and so does every number of a name that was seen
     before the first step ended; any other, to the step before it. So no number of the last step is lost, and a loss
     stands beside the gradients that it gave. What comes after the last step under a name that this step has already,
-    such as a last evaluation, is ``name#after``. What the program tells under a name that the recorder reads itself, as
-    the norm that gradients are clipped by, is ``name#logged``.
+    such as a last evaluation, is ``name#after``; where the program is stopped, so is what lines for people tell between
+    that step and the next pass, which may belong to either. What the program tells under a name that the recorder reads
+    itself, as the norm that gradients are clipped by, is ``name#logged``.
 
     Args:
         ignore: Globs of names to leave out; those that measure time, speed or memory or tell of the process are left
@@ -41,6 +42,7 @@ class Metrics:
         self._read = self._read_apart = frozenset[str]()
         self._now: dict[str, list[Any]] = {}
         self._late: dict[str, list[Any]] = {}
+        self._between: dict[str, list[Any]] = {}  # of `_now`, in lines for people and before a pass
         self._last: set[str] = set()
         self._settings: dict[str, list[float]] = {}  # told in a dict before anything is trained
         self._open: dict[str, list[Any]] = {}  # told behind a pass that only asked for gradients
@@ -74,7 +76,10 @@ class Metrics:
         if early is False and isinstance(value, torch.Tensor):
             value = _Coming(name, value)  # on its way now, while its work is queued before the next step's
         step = self._own if own else self._open if early is None else self._now if early else self._late
-        step.setdefault(name, []).append(float(value) if isinstance(value, (int, float)) else value)
+        value = float(value) if isinstance(value, (int, float)) else value
+        step.setdefault(name, []).append(value)
+        if step is self._now and name.startswith(SHOWN) and self._under_way() is False:
+            self._between.setdefault(name, []).append(value)
 
     def _left_out(self, name: str) -> bool:
         return measures_time(name) or of_the_machine(name) or self._unwanted(name)
@@ -94,7 +99,7 @@ class Metrics:
         self._read = frozenset([*(name.partition(NORM)[0] for name in self._own), *rates])
         told = {self._logged(name): values for name, values in self._now.items()}
         self._last, self._read_apart = {*self._own, *told}, frozenset(own)
-        self._own, self._now = {}, {}
+        self._own, self._now, self._between = {}, {}, {}
         return own | _told_apart(told)
 
     @property
@@ -116,7 +121,7 @@ class Metrics:
         told = {self._logged(name): values for name, values in self._now.items()}
         for name, values in (*self._own.items(), *told.items()):
             self._late.setdefault(with_mark(name, "#after") if name in self._last else name, []).extend(values)
-        self._now, self._own = {}, {}
+        self._now, self._own, self._between = {}, {}, {}
 
     @property
     def ignored(self) -> list[str]:
@@ -128,15 +133,18 @@ class Metrics:
         """Those of them that nobody asked to leave out."""
         return [name for name in self.ignored if not self._unwanted(name)]
 
-    def late(self, told: Mapping[str, float]) -> dict[str, float]:
+    def late(self, told: Mapping[str, float], *, last: bool = False) -> dict[str, float]:
         """The numbers that belong to the step that has ended, once all of them are there.
 
         Args:
             told: Those that the program told of it before its end.
+            last: Whether it is the last that was asked for: nobody reads what comes behind it.
         """
         if self._under_way():  # by a pass behind what was open
             _move(self._open, self._late)
         numbers, self._late = self._late, {}
+        for name, values in self._between.items() if last else ():
+            numbers.setdefault(with_mark(name, "#after") if name in self._last else name, []).extend(values)
         for name, values in self._settings.items():  # before what lines for people tell of the step under that name
             numbers[f"{SHOWN}{name}"] = values + numbers.get(f"{SHOWN}{name}", [])
         self._settings = {}
