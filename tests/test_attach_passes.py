@@ -452,6 +452,27 @@ def test_a_step_that_only_makes_state_is_none_after_the_passes_of_another(tmp_pa
     assert len(run(tmp_path, WAITS).steps) == 2
 
 
+MASTERS = """
+parts = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.ones(2))]
+masters = [torch.nn.Parameter(part.detach().clone()) for part in parts]
+optimizers = [torch.optim.AdamW([master], lr=0.1) for master in masters]
+rates = [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: k / 2) for optimizer in optimizers]
+for _ in range(3):
+    for part in parts:
+        part.grad = None
+    (parts[0] * parts[1] - 1).pow(2).sum().backward()
+    for part, master, optimizer, rate in zip(parts, masters, optimizers, rates):
+        master.grad = part.grad.clone()
+        optimizer.step(); rate.step(); optimizer.zero_grad()
+        part.data.copy_(master.data)
+"""
+
+
+def test_a_step_whose_gradients_are_copied_from_a_shared_pass_is_one(tmp_path: Path) -> None:
+    """The pass was of all masters, though those of an optimizer had none when another stepped; so of LoRA's zeros."""
+    assert len(run(tmp_path, MASTERS).steps) == 6
+
+
 def test_the_functions_that_make_state_are_there() -> None:
     """Torch and megatron-core still call them so: by another name, what they do would be training steps."""
     for module, paths in MAKE_STATE.items():

@@ -58,7 +58,7 @@ class Passes:
     def since(self, optimizer: Any) -> bool:
         """Whether there was one since an optimizer was made, or it is not known when that was.
 
-        Those before a step of another that left it without gradients are not its.
+        Those before a step of another that left it without gradients are not its, where they reach nothing else.
         """
         return self._all > (self._all_at.get(optimizer) or 0)
 
@@ -139,7 +139,7 @@ class Passes:
         if self._known:
             held = set(map(id_of, self.of_optimizers()))
             self._known = [known for known in self._known if (p := known()) is not None and id_of(p) not in held]
-        if self._waiting:
+        if not self._known and self._nodes > 0:  # else the program may still put gradients where they belong
             self._pass_over()
         self._most = max(self._most, self._count)
         self._steps += 1
