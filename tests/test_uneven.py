@@ -41,7 +41,9 @@ dist.destroy_process_group()
 """
 
 
-def gathered(folder: Path, made: tuple[int, ...], code: int = 0, most: int | None = None, **end: bool) -> Collected:
+def gathered(
+    folder: Path, made: tuple[int, ...], code: int = 0, most: int | None = None, **end: bool | None
+) -> Collected:
     """What becomes of ranks that made so many steps; each saves a file at its end."""
     raw = folder / "raw"
     raw.mkdir(parents=True)
@@ -67,14 +69,24 @@ ENDS = {
     "": False,
     "raise ValueError": True,
     "sys.exit(1)": True,
-    "raise SystemExit(1)": True,
+    "raise SystemExit(1)": None,
     "sys.exit(0)": False,
     "sys.exit('no data')": True,
     "exit(1)": True,
     "exit()": False,
+    "threading.Thread(target=sys.exit).start(); raise SystemExit(3)": None,
+    """
+try: sys.exit()
+except SystemExit: pass
+raise SystemExit(3)""": None,
+    """
+try: sys.exit(1)
+except SystemExit: pass
+try: sys.exit(0)
+finally: print("over")""": False,
     "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); os.kill(os.getpid(), signal.SIGTERM)": True,
 }
-"""How a program ends, and whether it has failed."""
+"""How a program ends, and whether it has failed; None where that is not known."""
 DEAR = [pytest.param(end, marks=pytest.mark.whole) for end in list(ENDS)[4:]]
 
 
@@ -92,17 +104,24 @@ def test_a_child_that_fails_is_known_by_what_ends_it(tmp_path: Path, last: str) 
     assert ended(tmp_path, last, child=True)["failed"] is ENDS[last]
 
 
-def ended(folder: Path, last: str, *, child: bool = False) -> dict[str, object]:
+def test_a_child_that_is_forked_inside_of_a_handler_has_not_failed(tmp_path: Path) -> None:
+    """The exception that is handled meanwhile is its parent's."""
+    assert ended(tmp_path, "", child=True, inside="ValueError")["failed"] is False
+
+
+def ended(folder: Path, last: str, *, child: bool = False, inside: str = "") -> dict[str, object]:
     """How a program says that it ended, or a child of it that does all."""
     lines = [
-        "net = torch.nn.Linear(2, 1)", "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)",
+        "import threading", "net = torch.nn.Linear(2, 1)", "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)",
         "for _ in range(2): optimizer.zero_grad(); net(torch.ones(2)).sum().backward(); optimizer.step()", last,
     ]  # fmt: skip
     if child:
         lines = ["def main():", *(f"    {line}" for line in lines)]
         lines += [
             "process = multiprocessing.get_context('fork').Process(target=main)",
-            "process.start(); process.join()",
+            f"try: raise {inside}" if inside else "if True:",
+            *([f"except {inside}:"] if inside else []),
+            "    process.start(); process.join()",
         ]
     (folder / "train.py").write_text("\n".join(["import multiprocessing, os, signal, sys, torch", *lines, ""]))
     (folder / "raw").mkdir()
@@ -124,14 +143,16 @@ def test_steps_that_some_ranks_made_alone_are_theirs(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("code", "end"), [(1, {}), (0, {"over": False}), (0, {"failed": True})])
+@pytest.mark.parametrize(("code", "end"), [(1, {}), (0, {"over": False}), (0, {"failed": True}), (0, {"failed": None})])
 def test_a_rank_that_failed_or_may_be_lost_makes_no_whole_trace(
-    tmp_path: Path, code: int, end: dict[str, bool]
+    tmp_path: Path, code: int, end: dict[str, bool | None]
 ) -> None:
     """Fewer steps of one rank are then no smaller share: it may have made more."""
     collected = gathered(tmp_path, (2, 4), code, **end)
     assert not collected.complete and collected.steps == 2
-    assert collected.short == "ranks recorded different numbers of steps: 2 on rank 0, 4 on rank 1"
+    said, _, cure = collected.short.partition("; ")
+    assert said == "ranks recorded different numbers of steps: 2 on rank 0, 4 on rank 1"
+    assert ("sys.exit(CODE)" in cure) is (end == {"failed": None})
 
 
 @pytest.mark.parametrize(("most", "steps"), [(1, 1), (2, 2), (3, 3), (9, 4)])

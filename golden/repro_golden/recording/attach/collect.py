@@ -317,7 +317,10 @@ class Gathering:
         made = {rank.about["rank"]: rank.steps for rank in self._ranks}
         if self._enough() or len({*made.values()}) == 1:
             return ""
-        return f"ranks recorded different numbers of steps: {', '.join(f'{made[k]} on rank {k}' for k in sorted(made))}"
+        unknown = any(rank.end and rank.end.get("failed", False) is None for rank in self._ranks)
+        cure = "; end them by sys.exit(CODE): that of a raised SystemExit is not known" if unknown else ""
+        steps = ", ".join(f"{made[k]} on rank {k}" for k in sorted(made))
+        return f"ranks recorded different numbers of steps: {steps}{cure}"
 
     def _fill_up(self) -> bool:
         """Whether some ranks made more steps than others, and none was lost; in those, others have only their end.
@@ -325,7 +328,7 @@ class Gathering:
         A program may train on unequal shares of its data, as with DDP's `Join`.
         """
         made, ends = [rank.steps for rank in self._ranks], [rank.end for rank in self._ranks]
-        whole = [end["steps"] for end in ends if end and end.get("over") and not end["failed"]]
+        whole = [end["steps"] for end in ends if end and end.get("over") and end["failed"] is False]
         if whole != made or len({*made}) == 1:
             return False
         for rank in self._ranks:

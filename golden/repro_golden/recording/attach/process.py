@@ -105,22 +105,37 @@ def outermost() -> FrameType | None:
     return frame
 
 
-def failed(main: FrameType | None) -> bool:
+def _fork() -> None:
+    global _handled
+    _handled = id(sys.exc_info()[1])
+
+
+_handled = id(None)
+"""The exception that was handled when this process was forked, and is so for all its life."""
+os.register_at_fork(after_in_child=_fork)
+
+
+def failed(main: FrameType | None) -> bool | None:
     """Whether an exception ends this process, or an exit code that is not 0, which nobody can ask for.
 
-    It is 0 where the code of the main module has returned, and else what was given to `sys.exit` last. That of a
-    `SystemExit` which the program raises itself is not known: it counts as another.
+    It is 0 where the code of the main module has returned, and else what was given to the `sys.exit` that ends it. That
+    of a `SystemExit` which the program raises itself is not known: None.
 
     Args:
         main: `outermost`.
     """
-    code: Any = sys.__dict__.get("_repro_exit", 1)
+    if hasattr(sys, "last_value"):
+        return True
     if multiprocessing.parent_process() is not None:  # the end of its process is told inside of what ends it
         error = sys.exc_info()[1]
-        code = error.code if isinstance(error, SystemExit) else error
+        code = None if id(error) == _handled else error.code if isinstance(error, SystemExit) else error
     elif main is not None and "RETURN" in dis.opname[main.f_code.co_code[main.f_lasti]]:
         return False
-    return hasattr(sys, "last_value") or not (code is None or (isinstance(code, int) and code == 0))
+    elif "_repro_exit" not in sys.__dict__:
+        return None
+    else:
+        code = sys.__dict__["_repro_exit"]
+    return not (code is None or (isinstance(code, int) and code == 0))
 
 
 def end(wait: Callable[[], bool]) -> NoReturn:

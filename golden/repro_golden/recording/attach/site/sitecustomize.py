@@ -220,20 +220,43 @@ def _tell(module: Any, name: str, listener: Any) -> None:
     setattr(module, name, call)
 
 
+class _Leaving:
+    """What was given to `sys.exit`, in the traceback of its `SystemExit`: that ends the program if no code is left.
+
+    Where the program has caught it, what lets go of it is code that runs.
+    """
+
+    def __init__(self, code: Any) -> None:
+        self.code = code
+
+    def __del__(self, frame: Any = sys._getframe, known: dict[str, Any] = sys.__dict__) -> None:
+        try:
+            frame(1)
+        except ValueError:
+            known["_repro_exit"] = self.code
+
+
+def _leaving(code: Any) -> _Leaving | None:
+    """None in another thread, which ends alone."""
+    import threading
+
+    return _Leaving(code) if threading.get_ident() == threading.main_thread().ident else None
+
+
 def _watch_exit() -> None:
-    """Keep what the program gives to `sys.exit` or `exit`: nobody can ask a process that ends for its exit code."""
+    """Keep what the program ends by with `sys.exit` or `exit`: nobody can ask a process that ends for its exit code."""
     from _sitebuiltins import Quitter
 
     leave, call = sys.exit, Quitter.__call__
 
     @functools.wraps(leave)
     def exit_(*code: Any) -> Any:
-        sys.__dict__["_repro_exit"] = code[0] if code else None
+        kept = _leaving(code[0] if code else None)  # noqa: F841 - lives as long as the traceback
         leave(*code)
 
     @functools.wraps(call)
     def quit_(self: Any, code: Any = None) -> Any:
-        sys.__dict__["_repro_exit"] = code
+        kept = _leaving(code)  # noqa: F841
         call(self, code)
 
     sys.exit, Quitter.__call__ = exit_, quit_  # type: ignore[method-assign]
