@@ -61,19 +61,19 @@ main()
 }
 
 
-def run(folder: Path, program: str, other: int = 0, *asked: str) -> Trace:
+def run(folder: Path, program: str, other: int = 0) -> Trace:
     """The trace of a program."""
     (folder / "train.py").write_text(BEGIN + program)
-    words = [sys.executable, "-m", "repro", "trace", *asked, "--out", f"t{other}", "--", sys.executable, "train.py"]
+    words = [sys.executable, "-m", "repro", "trace", "--out", f"t{other}", "--", sys.executable, "train.py"]
     done = warm_kit.run(words, folder, environment() | {"OMP_NUM_THREADS": "1", "OTHER": str(other)})
     assert done.returncode == 0, done.stderr
     return Trace(folder / f"t{other}")
 
 
-def diff(folder: Path, program: str, *asked: str) -> tuple[int, str]:
+def diff(folder: Path, program: str) -> tuple[int, str]:
     """The exit code and the words of `repro diff` on a program's run and its other run."""
     for other in (0, 1):
-        run(folder, program, other, *asked)
+        run(folder, program, other)
     done = warm_kit.run([sys.executable, "-m", "repro", "diff", "t0", "t1"], folder, environment())
     return done.returncode, done.stdout
 
@@ -209,131 +209,6 @@ def test_an_ordinary_program_has_the_same_steps_and_signals(tmp_path: Path, kind
     assert not [name for name in names if "by_hand" in name or "resting" in name]
     left = any("after the last step" in name for name in trace.end["unread"])
     assert left == (kind in ("a pass at the end", "accumulation with a remainder", "passes for evaluation"))
-
-
-BEFORE = {
-    "a check": (
-        2,
-        """
-    loss_of(model).backward()
-    trained(2)
-""",
-    ),
-    "two checks, on one's own rows and of a model that is let go": (
-        2,
-        """
-    def check(model):
-        (model(torch.randn(2, 3, requires_grad=True)).sum() * 2).backward()
-    check(net()); check(model)
-    torch.autograd.grad(loss_of(model), model.parameters())
-    trained(2)
-""",
-    ),
-    "the first step's passes": (
-        2,
-        """
-    loss_of(model).backward(); loss_of(model).backward()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1); optimizer.step()
-    step(model, optimizer)
-""",
-    ),
-    "an optimizer of one's own, which is seen when it steps": (
-        2,
-        """
-    class Own:
-        param_groups = [{"params": list(model.parameters()), "lr": 0.1}]
-        def step(self):
-            by_hand(model.parameters())
-    scaler, own = torch.amp.GradScaler("cpu"), Own()
-    for _ in range(2):
-        scaler.scale(loss_of(model)).backward(); scaler.step(own); scaler.update()
-""",
-    ),
-    "training by hand": (
-        4,
-        """
-    for _ in range(2):
-        loss_of(model).backward(); by_hand(model.parameters())
-    trained(2)
-""",
-    ),
-    "training by hand, and a check": (
-        4,
-        """
-    for _ in range(2):
-        loss_of(model).backward(); by_hand(model.parameters())
-    loss_of(model).backward()
-    trained(2)
-""",
-    ),
-    "training by hand, of accumulated gradients": (
-        3,
-        """
-    for _ in range(2):
-        loss_of(model).backward()
-    by_hand(model.parameters())
-    trained(2)
-""",
-    ),
-    "training by hand, whose parameters are made anew": (
-        4,
-        """
-    params = [p.detach().clone().requires_grad_() for p in model.parameters()]
-    for _ in range(2):
-        loss = sum((p * torch.randn(p.shape)).sum().square() for p in params)
-        params = [(p - 0.1 * g).detach().requires_grad_() for p, g in zip(params, torch.autograd.grad(loss, params))]
-    optimizer = torch.optim.SGD(params, lr=0.1)
-    for _ in range(2):
-        sum((p * torch.randn(p.shape)).sum().square() for p in params).backward(); optimizer.step()
-""",
-    ),
-    "training by hand, of another model, and an optimizer for each epoch": (
-        5,
-        """
-    critic = net()
-    loss_of(critic).backward(); by_hand(critic.parameters())
-    trained(2); trained(2)
-""",
-    ),
-    "gradients alone": (1, "for _ in range(3): loss_of(model).backward()"),
-}
-
-
-@pytest.mark.parametrize("kind", _kinds(BEFORE))
-def test_a_pass_before_an_optimizer_is_a_step_where_it_moved_a_parameter(tmp_path: Path, kind: str) -> None:
-    """A check is none, nor what the first step's gradients are of; what is trained by hand before keeps its steps."""
-    steps, body = BEFORE[kind]
-    begin = """
-def main():
-    model = net()
-    def trained(times):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(times): step(model, optimizer)
-    """
-    trace = run(tmp_path, f"{begin}{body.strip()}\nmain()\n")
-    assert len(trace.steps) == steps
-    names = {row.name for index in range(steps) for row in trace.rows(index)}
-    assert any(name.startswith("optimizer.1/") for name in names) == ("by hand" in kind)
-
-
-CHECKED = """
-model = net()
-for _ in range(2): loss_of(model).backward()
-assert len(model) == 3, "no such model"
-optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-for _ in range(3): step(model, optimizer)
-"""
-
-
-def test_the_first_step_that_is_asked_for_has_an_update(tmp_path: Path) -> None:
-    """What a rate moves shows in it, whatever passes came before; a program that fails behind these has no step."""
-    code, said = diff(tmp_path, CHECKED, "--steps", "1")
-    assert code == 1 and "differs at step 0, phase update" in said, said
-    (tmp_path / "train.py").write_text(BEGIN + CHECKED.replace("== 3", "== 4"))
-    words = [sys.executable, "-m", "repro", "trace", "--out", "t", "--", sys.executable, "train.py"]
-    done = warm_kit.run(words, tmp_path, environment() | {"OTHER": "0"})
-    assert done.returncode == 2
-    assert "failed before its first optimizer step (exit code 1): AssertionError: no such model" in done.stderr
 
 
 SCHEDULED = """

@@ -1,8 +1,7 @@
 """Steps of a program that has no optimizer of torch's: it changes its parameters itself after each backward pass.
 
 A step begins where gradients are there, at the end of the outermost backward pass, and ends where the next one begins
-or the program does. Passes before a parameter first moves are of one step. As soon as an optimizer of torch's is made,
-its steps are what counts, and these end: passes since which nothing moved were a check, or the way to its first step.
+or the program does. As soon as an optimizer of torch's is made, its steps are what counts, and these end.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ from __future__ import annotations
 import functools
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from repro_golden.recording.attach.alive.readable import unreadable
 from repro_golden.recording.attach.alive.readings import Held, Reading, Tensors, is_leaf
 from repro_golden.recording.attach.by_identity import id_of
 from repro_golden.recording.attach.standing_in import stand_in
@@ -37,9 +35,8 @@ class ByHand:
         self.param_groups: list[dict[str, Any]] = [{"params": parameters}]
         self.state: Mapping[Any, Any] = {}
         self._led_to: Mapping[str, torch.Tensor] = {}
-        self._anew = self._begun = self._moving = False
-        self._passes = 0
-        self._before: list[_Contents] = []
+        self._anew = False
+        self._begun = False
         self._unread = unread
 
     @property
@@ -52,98 +49,32 @@ class ByHand:
         self._begun = value
 
     def begin(self, parameters: list[torch.Tensor], led_to: Mapping[str, torch.Tensor]) -> None:
-        """A step begins with these, or has one more pass, and with what names lead to now."""
+        """A step begins with these, and with what names lead to now."""
         self.param_groups, self._led_to = [{"params": parameters}], led_to
 
-    def read(self) -> None:
-        """Read what parameters begin with that were not there when the last step ended."""
-        known = {number for contents in self._before for number in contents.ids}
-        if new := [p for p in self.param_groups[0]["params"] if id_of(p) not in known]:
-            self._before.append(_Contents(new))
-
     def gradients(self, held: Held, given: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> Reading:
-        """The gradients of a pass: those that the program got, by id of a parameter, or in ``grad``.
-
-        The k-th one more pass of a step has them as ``name.k``.
-        """
+        """The gradients that a step begins with: those that the program got, by id of a parameter, or in ``grad``."""
         reading = held.gradients()
         for name, parameter in held.parameters.items():
             if id_of(parameter) in given:
                 reading.tensors[name] = given[id_of(parameter)][1]
-        more = f".{self._passes}" if self._passes else ""
-        self._passes += 1
-        tensors = Tensors((name + more, tensor) for name, tensor in sorted(reading.tensors.items()))
-        return Reading(tensors, {name + more: place for name, place in reading.places.items()})
-
-    @property
-    def passes(self) -> int:
-        """How many the step under way has."""
-        return self._passes
-
-    @property
-    def moving(self) -> bool:
-        """Whether a step was made: each pass from then on is one."""
-        return self._moving
-
-    def ends(self, led_to: Callable[[], Mapping[str, torch.Tensor]], *, left: bool) -> bool:
-        """Whether the step that has begun ends now, with the next pass, or is one at all where it is `left`.
-
-        Args:
-            led_to: Gives what names lead to now.
-            left: Whether no pass by hand follows.
-        """
-        return (self._moving and not left) or self._moved() or any(new is not None for new in self._made_anew(led_to()))
-
-    def _moved(self) -> bool:
-        """Whether a parameter has other bits than when the last step ended."""
-        now = _Contents(self.param_groups[0]["params"]).lanes()
-        before = [known for contents in self._before for known in contents.lanes().items()]
-        return any(now.get(number) != lanes for number, lanes in before)
-
-    def drop(self) -> None:
-        """What has begun is no step; where none was made before, nothing was trained by hand."""
-        self._begun, self._passes = False, 0
-        if not self._moving:
-            self.begin([], {})
-            self._before = []
+        return Reading(Tensors(sorted(reading.tensors.items())), reading.places)
 
     def follow(self, led_to: Mapping[str, torch.Tensor]) -> None:
         """A step has ended: what it made anew, by what names lead to now, takes the place of what was there."""
-        now = set(map(id_of, led_to.values()))
+        names, now = defaultdict[int, list[str]](list), set(map(id_of, led_to.values()))
+        for name, tensor in self._led_to.items():
+            names[id_of(tensor)].append(name)
         parameters = []
-        for parameter, new in zip(self.param_groups[0]["params"], self._made_anew(led_to), strict=True):
+        for parameter in self.param_groups[0]["params"]:
+            there = _led_from(parameter, names.get(id_of(parameter), []), led_to)
+            new = next((tensor for tensor in there if id_of(tensor) not in names), None)
             self._anew = self._anew or new is not None
             if new is None and self._anew and id_of(parameter) not in now:
                 self._unread["the last update"] = "it made its parameters anew, and they were gone when it was read"
             parameters.append(parameter if new is None else new)
         self.begin(parameters, {})
-        self._begun, self._passes, self._moving, self._before = False, 0, True, []
-        self.read()
-
-    def _made_anew(self, led_to: Mapping[str, torch.Tensor]) -> list[torch.Tensor | None]:
-        """What was made in the place of each parameter, by what names lead to now; None where nothing was."""
-        names = defaultdict[int, list[str]](list)
-        for name, tensor in self._led_to.items():
-            names[id_of(tensor)].append(name)
-        there = [(p, names.get(id_of(p), [])) for p in self.param_groups[0]["params"]]
-        return [next((t for t in _led_from(p, own, led_to) if id_of(t) not in names), None) for p, own in there]
-
-
-class _Contents:
-    """What tensors hold when it is made, of those that can be read. No device is waited for until it is asked."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        from repro_golden.trace.signals import collector
-
-        there, reading = [tensor for tensor in tensors if not unreadable(tensor)], collector()
-        self.ids = list(map(id_of, there))
-        reading.add(there)
-        self._pending = reading.finish()
-
-    def lanes(self) -> dict[int, list[Any]]:
-        """What stands for each content, by id of its tensor."""
-        results = zip(self.ids, self._pending.result(), strict=True)
-        return {number: [scan.lanes for scan in scans] for number, scans in results}
+        self.begun = False
 
 
 def _led_from(
@@ -221,7 +152,7 @@ def _hook_making(session: Any) -> None:
 
     @functools.wraps(make)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for one
-        session.end_by_hand(left=True)
+        session.end_by_hand()
         make(self, *args, **kwargs)
         session.optimizer_made(self)
 
@@ -229,7 +160,7 @@ def _hook_making(session: Any) -> None:
     def __setstate__(self: Any, state: Any) -> None:  # noqa: N807 - likewise: one that is copied or unpickled
         known = session.knows(self)
         if not known:
-            session.end_by_hand(left=True)
+            session.end_by_hand()
         set_(self, state)
         if not known:
             session.optimizer_made(self, copied=True)

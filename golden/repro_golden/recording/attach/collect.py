@@ -43,7 +43,7 @@ class Collected:
         ranks: How many ranks did.
         complete: Whether every rank said that it had ended, with as many steps.
         stopped: Whether every rank was ended because it had made the steps that were asked for.
-        terminal: What the ranks' runs ended with (`terminal`), by rank and name.
+        terminal: What the ranks' runs ended with (`process.terminal`), by rank and name.
         ignored: Metrics that were left out, because they measure time or the user said so.
         short: Why there may be fewer steps than were made; "" where nothing says so.
     """

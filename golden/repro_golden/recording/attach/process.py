@@ -5,22 +5,30 @@ from __future__ import annotations
 import contextlib
 import dis
 import gc
+import hashlib
 import io
 import multiprocessing
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
 import torch
 
-__all__ = ["end", "facts", "failed", "flush_streams", "outermost", "place_of"]
+from repro_golden.recording.attach.alive.generators import states
+from repro_golden.recording.attach.alive.names import Names
+from repro_golden.recording.attach.alive.parts import of_parts
+from repro_golden.recording.attach.alive.readings import Reading
+
+__all__ = ["end", "facts", "failed", "final_state", "flush_streams", "generators", "outermost", "place_of", "terminal"]
 
 _PATIENCE = 60.0
 """Seconds that a rank which is to end waits for the others, which may still talk to it."""
+FIRST = "first "
+"""Before the names of generators as they were before the first step."""
 
 
 def facts() -> dict[str, Any]:
@@ -95,6 +103,61 @@ def _groups() -> dict[str, list[int]]:
     world = torch.distributed.distributed_c10d._world
     names = world.pg_names  # among the others there is one stand-in for all groups that this process is not in
     return {str(names[group]): sorted(ranks) for group, ranks in world.pg_group_ranks.items() if group in names}
+
+
+def final_state(optimizers: Iterable[Any], names: Names) -> dict[str, str]:
+    """Fingerprints of parameters and optimizer state.
+
+    Args:
+        optimizers: Those that made steps, in their order.
+        names: Where their parameters' names are known.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for k, optimizer in enumerate(optimizers):
+        if optimizer is None:
+            continue
+        held = names.held(optimizer)
+        for kind, reading in {"": Reading(held.parameters, {}), **held.state()}.items():
+            for name, tensor in reading.tensors.items():
+                local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+                tensors[f"{k}/{kind}/{name}"] = local
+    return _prints(of_parts(tensors))
+
+
+def terminal(
+    final: Mapping[str, str], first: Mapping[str, str], logged: Sequence[tuple[int, str, str]]
+) -> dict[str, str]:
+    """What a run ends with.
+
+    Args:
+        final: `final_state`.
+        first: `generators` before the first step. One that differs there from run to run was never seeded.
+        logged: Step, name and value of every metric.
+    """
+    prints = dict(final)
+    for name in sorted({name for _, name, _ in logged}):
+        prints[f"metric {name}"] = _hash([f"{step} {value}" for step, n, value in logged if n == name])
+    return prints | {f"{FIRST}{name}": value for name, value in first.items()} | generators()
+
+
+def generators() -> dict[str, str]:
+    """The states of the process's random number generators."""
+    return {f"generator {name}": value for name, value in _prints(states()).items()}
+
+
+def _prints(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """What stands for each tensor: its lanes, dtype and shape."""
+    from repro_golden.trace.signals import collector
+
+    reading = collector()
+    reading.add(list(tensors.values()))
+    lanes = [scan.lanes for (scan,) in reading.finish().result()]
+    parts = zip(tensors.items(), lanes, strict=True)
+    return {name: f"{pair.a:016x}{pair.b:016x} {t.dtype} {list(t.shape)}" for (name, t), pair in parts}
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:32]
 
 
 def outermost() -> FrameType | None:

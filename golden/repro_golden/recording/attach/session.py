@@ -37,11 +37,10 @@ from repro_golden.recording.attach.passes import Passes
 from repro_golden.recording.attach.resting import left, resting
 from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.steps import Labels, Made, Turns
-from repro_golden.recording.attach.terminal import Terminal
 from repro_golden.recording.attach.written.files import Files
 from repro_golden.recording.attach.written.metrics import Metrics, writable
 from repro_golden.recording.attach.written.places import place_of
-from repro_golden.recording.attach.written.raw import FOUND, RECORDER_FAILED, as_metric
+from repro_golden.recording.attach.written.raw import FOUND, RECORDER_FAILED, SHOWN, as_metric
 from repro_golden.recording.attach.written.records import Records, tap
 from repro_golden.trace.families import UNREAD
 
@@ -85,16 +84,19 @@ class Session:
         self._step = 0
         self._seconds: deque[float] = deque(maxlen=4096)
         self._began: float | None = None
-        self.metrics = Metrics(self.settings.ignore, lambda: self._hand.begun or self.passes.begun)
+        self.metrics = Metrics(self.settings.ignore, lambda: (self._hand and self._hand.begun) or self.passes.begun)
         self._met: dict[int, tuple[Callable[[], Any], str]] = {}  # optimizers and their labels
-        self._terminal = Terminal(self.settings.terminal, self._met, self.names)
+        self._kept: list[Any] = []
+        self._final: Mapping[str, str] = {}
         self._gone: dict[str, str] = {}
         self._labels = Labels()
         self._signals: Any = None
         self._seen = Counter[tuple[str, str]]()
         self._held: tuple[Any, frozenset[str]] | None = None
+        self._logged: list[tuple[int, str, str]] = []
+        self._first: dict[str, str] = {}
         self._turns = Turns()
-        self._hand = ByHand([], self._gone)
+        self._hand: ByHand | None = None
         self._after: Any = None
         self.passes = Passes(self.names, self._met)
 
@@ -197,9 +199,8 @@ class Session:
 
     def begin(self, optimizer: Any, outermost: bool) -> None:
         """A step is about to be made."""
-        if not self.has_optimizer:  # it was made unseen
-            self.end_by_hand(left=True)
-            self.optimizer_made(optimizer)
+        if not self.has_optimizer:
+            self._overlooked(optimizer)
         if self._begin(optimizer, outermost):
             self.stop()
 
@@ -210,7 +211,10 @@ class Session:
         if outermost:
             self.hear()
             self._flush()
-        self._terminal.begin()
+        if self.settings.terminal and not self._met:
+            from repro_golden.recording.attach.process import generators
+
+            self._first = generators()
         known = self._met.get(id_of(optimizer))
         if new := known is None or known[0]() is not optimizer:
             self._label(optimizer)
@@ -220,6 +224,14 @@ class Session:
         if new:
             self._start(optimizer)
         return False
+
+    @harmless
+    def _overlooked(self, optimizer: Any) -> None:
+        """An optimizer that was made unseen: what was taken for a step by hand was the way to its first."""
+        if self._hand is not None and self._hand.begun:
+            self._hand.begun, self._signals = False, None
+            self._seen.clear()
+        self.optimizer_made(optimizer)
 
     def knows(self, optimizer: Any) -> bool:
         """Whether the program is known to have made an optimizer."""
@@ -237,7 +249,8 @@ class Session:
         self.passes.passed(given, **how)
 
     def _label(self, optimizer: Any) -> None:
-        self._terminal.keep(optimizer)
+        if self.settings.terminal:
+            self._kept.append(optimizer)  # the terminal state is theirs
         held = self.names.held(optimizer)
         self._met.pop(id_of(optimizer), None)  # the last comes last
         self._met[id_of(optimizer)] = (weakref.ref(optimizer), self._labels.of(optimizer, held.parameters, self._step))
@@ -258,7 +271,7 @@ class Session:
         """Read what the step left behind, at the program's end what was held then."""
         if not self._records.opened:
             self._open()
-        if self._hand.begun:  # an optimizer that is made closes it
+        if self._hand is not None and self._hand.begun:  # an optimizer that is made closes it
             self._hand.follow(self.around.led_to(end=end))
         now = time.perf_counter()
         if self._began is not None:
@@ -324,51 +337,32 @@ class Session:
         """
         if self._begin_by_hand(given or {}):
             self.stop()
-        if self.operations is not None and self._hand.begun:
+        if self.operations is not None and self._hand is not None and self._hand.begun:
             self.operations.before(self._step + 1)  # what follows the update is the next step's forward pass
 
     @harmless
     @without_collection
     def _begin_by_hand(self, given: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> bool:
-        known = self._hand.param_groups[0]["params"]
-        trained = self.around.trained_by_hand(self._step + self._hand.passes, known)
+        known = self._hand.param_groups[0]["params"] if self._hand else []
+        trained = self.around.trained_by_hand(self._step, known)
         parameters = {id_of(p): p for p in [*trained, *(p for p, _ in given.values())]}
         if not parameters:
             return False
+        self._hand = self._hand or ByHand([], self._gone)
         self._hand.begin(list(parameters.values()), self.around.led_to())
-        if not self._hand.begun and self._begin(self._hand, outermost=True):
+        if self._begin(self._hand, outermost=True):
             return True
         if self.settings.record:
             self._read("grad", "", self._hand.gradients(self.names.held(self._hand), given))
-        self._hand.read()
         self._hand.begun = True
         return False
 
-    def end_by_hand(self, *, left: bool = False, end: bool = False) -> None:
-        """The next backward pass begins, or passes by hand are left: an optimizer is made, or the program has ended."""
-        if self._is_step_by_hand(left=left or end, end=end):
+    def end_by_hand(self, *, end: bool = False) -> None:
+        """The next backward pass begins, or an optimizer is made; or the program has ended."""
+        if self._hand is not None and self._hand.begun:
             self.step(Made([self._hand]), end=end)
             if self.operations is not None:
                 self.operations.at(self._step)
-
-    @harmless
-    @without_collection
-    def _is_step_by_hand(self, *, left: bool, end: bool) -> bool:
-        """Whether a step by hand has begun and ends now; one that is left and moved nothing is none.
-
-        A program that ends well has asked for gradients, which are all that it does then.
-        """
-        hand, well = self._hand, end and not hasattr(sys, "last_value")
-        if not hand.begun or well or hand.ends(lambda: self.around.led_to(end=end), left=left):
-            return hand.begun
-        if left:
-            hand.drop()
-            self._signals = None
-            self._seen.clear()
-            if not hand.moving:  # it has never made a step
-                self._met.pop(id_of(hand), None)
-                self._terminal.let_go(hand)
-        return False
 
     # -- files
 
@@ -411,7 +405,9 @@ class Session:
                 self._after.into(step)
                 self._after = None
             self._records.log.append(step.end(self._step - 1, label))
-        self._terminal.told(self._step - 1, numbers)
+        if self.settings.terminal:
+            logged = {name: value for name, value in numbers.items() if not name.startswith(SHOWN)}
+            self._logged += [(self._step - 1, name, value.hex()) for name, value in sorted(logged.items())]
 
     def stop(self) -> None:
         """End this process: the steps that were asked for are made. The other ranks may still talk to it."""
@@ -432,7 +428,8 @@ class Session:
 
     @harmless
     def _finish(self, stopped: bool) -> None:
-        self._terminal.take(end=True)
+        self._take_final()
+        self._kept.clear()  # what is alive now is so in a run that is not asked for its final state
         if not stopped:
             self.metrics.left()
             self._files.end()
@@ -465,12 +462,21 @@ class Session:
     def settle(self) -> None:
         """Write the step that is held back and say that it may be the last: Ray ends its workers without `atexit`."""
         if self._held is not None:
-            self._terminal.take(end=False)
+            self._take_final()
             self._put_end(stopped=False, over=False)
 
+    def _take_final(self) -> None:
+        from repro_golden.recording.attach.process import final_state
+
+        if self.settings.terminal:
+            self._final = final_state([optimizer() for optimizer, _ in self._met.values()], self.names)
+
     def _put_end(self, stopped: bool, *, over: bool = True) -> None:
+        from repro_golden.recording.attach.process import terminal
+
         self._flush()
-        self._terminal.put(self._records.log)
+        if self.settings.terminal:
+            self._records.log.put(".terminal", terminal(self._final, self._first, self._logged))
         passes = {} if stopped else self.passes.unread()
         unread = CLOSED | self.around.unread | self._files.unread | self._gone | passes
         end = {"steps": self._step, "stopped": stopped, "unread": dict(sorted(unread.items()))}
