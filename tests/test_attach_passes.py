@@ -211,6 +211,61 @@ def test_an_ordinary_program_has_the_same_steps_and_signals(tmp_path: Path, kind
     assert left == (kind in ("a pass at the end", "accumulation with a remainder", "passes for evaluation"))
 
 
+IN_PASSES = """
+model = net()
+layers = list(model.parameters())
+def hooked(parameters):
+    own = {p: torch.optim.SGD([p], lr=0.01) for p in parameters}
+    def hook(p):
+        if last:
+            own[p].step(); p.grad = None
+    for p in parameters: p.register_post_accumulate_grad_hook(hook)
+behind = []
+def iteration():
+    for o in behind: o.zero_grad()
+    loss = loss_of(model)
+    if not other: print({"loss": loss.item()})
+    loss.backward()
+    if other: print({"loss": loss.item()})
+    for o in behind: o.step()
+"""
+ENDS = {
+    "hooks": ("hooked(layers)", 2, 8),
+    "torch's own": (
+        "from torch.distributed.optim import _apply_optimizer_in_backward as apply\n"
+        "apply(torch.optim.SGD, layers, {'lr': 0.01})",
+        2,
+        8,
+    ),
+    "one behind": ("hooked(layers[2:]); behind += [torch.optim.SGD(layers[:2], lr=0.01)]", 2, 6),
+    "accumulation": ("hooked(layers)", 6, 8),
+    "a last call": (
+        "optimizer = torch.optim.SGD(layers, lr=0.01)\n"
+        "def end(): optimizer.step(); optimizer.zero_grad()\n"
+        "queue = torch.autograd.Variable._execution_engine.queue_callback\n"
+        "layers[0].register_post_accumulate_grad_hook(lambda _: queue(end))",
+        2,
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "accumulation" else pytest.param(kind, marks=pytest.mark.whole) for kind in ENDS]
+)
+def test_steps_in_a_pass_are_made_by_it(tmp_path: Path, kind: str) -> None:
+    """Where hooks step, a loss stands with the pass' last step, told before it or behind it; no pass is left over."""
+    begin, passes_, steps = ENDS[kind]
+    loop = f"for k in range({passes_}):\n    last = {passes_} == 2 or k % 3 == 2\n    iteration()\n"
+    code, said = diff(tmp_path, f"{IN_PASSES}{begin}\n{loop}")
+    assert code == 0, said
+    trace = Trace(tmp_path / "t1")
+    told = [sum(name.startswith("loss") for name in step.metrics) for step in trace.steps]
+    assert len(told) == steps and sum(told[: steps // 2]) == sum(told[steps // 2 :]) == passes_ // 2
+    assert sum(map(bool, told)) == 2 and trace.end is not None
+    assert not [name for name in trace.end["unread"] if "pass" in name]
+
+
 SCHEDULED = """
 model = net()
 rates = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters(), lr=0.1), 2)

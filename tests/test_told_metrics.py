@@ -163,6 +163,12 @@ def test_lines_of_text_that_stood_a_step_early_do_not_differ(tmp_path: Path) -> 
     assert compare(a, told(tmp_path / "c", *({"~acc": x} for x in (X, Y, 0.0)))).looked.moved
 
 
+def test_what_stood_behind_a_pass_that_makes_its_steps_is_not_compared(tmp_path: Path) -> None:
+    """Before the 20th it stood with the next pass' steps."""
+    a = told(tmp_path / "a", {}, {"loss": X}, {"loss": Y}, recorder=19)
+    assert compare(a, told(tmp_path / "b", {"loss": X}, {"loss": Y}, {"loss": Z})).equal
+
+
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [

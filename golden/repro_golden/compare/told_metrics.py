@@ -20,10 +20,10 @@ from repro_golden.trace.model import StepRecord
 
 __all__ = ["BOTH", "Moved", "ToldMetrics", "moved_text"]
 
-_TOLD_SINCE = 19
-"""The first recorder that puts each number to its step as today, and under its name of today, without patterns."""
-_PATTERNS_SINCE = 20
-"""The first that does so with what a dict holds beside a number that a pattern names, and for lines of text."""
+_TOLD_SINCE = 20
+"""The first recorder that puts each number to its step as today, and under its name of today."""
+_EARLY_UNTIL = {False: 19, True: 20}
+"""The first that puts none a step too early: without patterns, and with them, in a dict beside a number of theirs."""
 BOTH = "ab"
 """The side of a metric that both tell and nobody can compare."""
 _SOME = " of some steps"
@@ -44,7 +44,8 @@ class ToldMetrics:
         self._elsewhere: dict[str, str] = {}
         self._unsure: dict[str, bool] = {}
         patterns = any(trace.header.subject.get("observe", {}).get("metrics") for trace in (a, b))
-        self.otherwise = _recorders_part(a, b, _PATTERNS_SINCE if patterns else _TOLD_SINCE)
+        self._early = _recorders_part(a, b, _EARLY_UNTIL[patterns])
+        self.otherwise = _recorders_part(a, b, _TOLD_SINCE)
         """Whether one recorder alone put some numbers to another step, or under other names."""
 
     def metric(self, name: str) -> str:
@@ -96,15 +97,19 @@ class ToldMetrics:
         if not self.otherwise:
             return False
         if name not in self._unsure:
-            self._unsure[name] = (
-                "#" in name or self._other_steps(self.metric(name)) or _a_step_early(self._a, self._b, name)
-            )
+            early = self._early and _a_step_early(self._a, self._b, name)
+            self._unsure[name] = early or "#" in name or self._other_steps(self.metric(name))
         return self._unsure[name]
 
     def _other_steps(self, metric: str) -> bool:
         sides = [[metric in step for step in _said(trace).steps[: self._count]] for trace in (self._a, self._b)]
         after = [any(f"{metric}#after" in step.metrics for step in trace.steps) for trace in (self._a, self._b)]
-        return all(map(any, sides)) and (sides[0] != sides[1] or after[0] != after[1])
+        if not all(map(any, sides)):
+            return False
+        if self._early:
+            return sides[0] != sides[1] or after[0] != after[1]
+        first, other = (side.index(True) for side in sides)  # a step late is what a pass tells that made its steps
+        return first > other if self._a.header.recorder < self._b.header.recorder else other > first
 
 
 def _recorders_part(a: Trace, b: Trace, since: int) -> bool:
@@ -234,7 +239,7 @@ class Moved(NamedTuple):
 def moved_text(a: Trace, b: Trace) -> list[Moved]:
     """Each number in lines of text that differs by more than the digits that are shown, where it first does."""
     moved = dict[str, Moved]()
-    part = _recorders_part(a, b, _PATTERNS_SINCE)
+    part = _recorders_part(a, b, _TOLD_SINCE)
     for x, y in zip(a.steps, b.steps, strict=False):
         for name in x.metrics.keys() & y.metrics.keys() & {*x.shown, *y.shown} - moved.keys():
             before, after = x.metrics[name], y.metrics[name]

@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from repro_golden.recording.attach.alive.readings import Held, Reading, Tensors, is_leaf
 from repro_golden.recording.attach.by_identity import id_of
+from repro_golden.recording.attach.guard import harmless
 from repro_golden.recording.attach.standing_in import stand_in
 
 __all__ = ["ByHand", "Depth", "hook"]
@@ -107,14 +108,17 @@ def hook(session: Any) -> None:
             return backward(*args, **kwargs)
         if not depth.value and not session.has_optimizer:
             session.end_by_hand()
+        made = None if depth.value else _begins(session)
         depth.value += 1
         try:
             out = backward(*args, **kwargs)
         finally:
             depth.value -= 1
+            stepped = made is not None and _ends(session, made)
         if session.has_optimizer:
             given = args[0] if args else kwargs["tensors"]
-            session.passed((given,) if isinstance(given, torch.Tensor) else given, inner=depth.value > 0)
+            given = (given,) if isinstance(given, torch.Tensor) else given
+            _passed(session, given, inner=depth.value > 0, stepped=stepped)
         elif not depth.value:
             session.begin_by_hand()
         return out
@@ -133,8 +137,12 @@ def hook(session: Any) -> None:
         if not _all_parameters(given):
             return grad(outputs, inputs, *args, **kwargs)
         if session.has_optimizer:
-            out = grad(outputs, inputs, *args, **kwargs)
-            session.passed(given, asked=True)
+            made = _begins(session, asked=True)
+            try:
+                out = grad(outputs, inputs, *args, **kwargs)
+            finally:
+                stepped = made is not None and _ends(session, made)
+            _passed(session, given, asked=True, stepped=stepped)
             return out
         session.end_by_hand()
         out = grad(outputs, inputs, *args, **kwargs)
@@ -144,6 +152,30 @@ def hook(session: Any) -> None:
     stand_in([torch.autograd], "backward", lambda _: watched)
     stand_in([torch.autograd], "grad", lambda _: watched_grad)
     _hook_making(session)
+
+
+@harmless
+def _begins(session: Any, *, asked: bool = False) -> int:
+    """A pass begins that is inside of no other, one that only asks for gradients or not; how many steps there are."""
+    session.metrics.set_aside()
+    if session.has_optimizer and not asked:
+        session.passes.begins()
+    made: int = session.made
+    return made
+
+
+@harmless
+def _ends(session: Any, made: int) -> bool:
+    """It has ended, or raised; whether steps were made inside of it, behind so many."""
+    stepped: bool = session.made > made
+    session.metrics.take_up(stepped=stepped)
+    return stepped
+
+
+@harmless
+def _passed(session: Any, given: Iterable[Any], **how: bool) -> None:
+    """A pass was made in a program that has optimizers (`Passes.passed`)."""
+    session.passes.passed(given, **how)
 
 
 def _hook_making(session: Any) -> None:

@@ -47,6 +47,7 @@ class Passes:
         self._known: list[weakref.ref[torch.Tensor]] = []
         self._made: set[str] = set()
         self._begun: bool | None = False
+        self._first = True  # whether the pass under way is one of the first steps'
         self._all, self._all_at = 0, ByIdentity[int]()  # also what is no pass here, and how many before an optimizer's
         self._waiting: list[weakref.ref[Any]] = []  # optimizers that have made no step
 
@@ -93,24 +94,33 @@ class Passes:
         there = [self._names.held(o) for known, _ in self._met.values() if (o := known()) is not None]
         return [p for held in there for p in held.parameters.values()]
 
-    def passed(self, given: Iterable[Any], *, inner: bool = False, asked: bool = False) -> None:
+    def begins(self) -> None:
+        """A pass begins that is inside of no other, and with it a step, which is made inside of it or behind it."""
+        self._begun, self._first = True, self._steps < _FIRST
+
+    def passed(self, given: Iterable[Any], *, inner: bool = False, asked: bool = False, stepped: bool = False) -> None:
         """A pass was made. One that only asks for gradients of inputs, to look at them, trains nothing and is none.
+
+        One in which hooks have made steps has made them: it begins none.
 
         Args:
             given: What it began at, or the leaves whose gradients were asked for.
             inner: Whether it is part of another, as that of a checkpoint.
             asked: Whether they are such leaves: the pass has left nothing in ``grad``.
+            stepped: Whether optimizers have made steps inside of it.
         """
         if asked and self._steps:
             held = set(map(id_of, self.of_optimizers()))
             if all(type(leaf) is torch.Tensor and id_of(leaf) not in held for leaf in given):
                 return
         self._all += 1
-        self._count += not inner
-        self._begun = self._begun or (None if asked else True)
+        if not (inner or stepped):
+            self._count += 1
+            self._begun = self._begun or (None if asked else True)
         self._known = [known for known in self._known if known() is not None]  # gone before this pass: no part of it
-        if self._steps < _FIRST and self._nodes > 0:
-            there = {id_of(known()) for known in self._known}
+        first = self._first if stepped else self._steps < _FIRST
+        if first and self._nodes > 0:
+            there = {id_of(known()) for known in self._known} | set(map(id_of, self.of_optimizers() if stepped else ()))
             new = {id_of(p): p for p in self._parameters(given) if id_of(p) not in there}
             self._known += map(weakref.ref, new.values())
             if new:

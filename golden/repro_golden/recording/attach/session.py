@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -242,11 +242,6 @@ class Session:
         self.has_optimizer = True
         self._labels.made(optimizer, self._step, copied=copied)
         self.passes.optimizer_made(optimizer)
-
-    @harmless
-    def passed(self, given: Iterable[Any], **how: bool) -> None:
-        """A backward pass was made in a program that has optimizers (`Passes.passed`)."""
-        self.passes.passed(given, **how)
 
     def _label(self, optimizer: Any) -> None:
         if self.settings.terminal:

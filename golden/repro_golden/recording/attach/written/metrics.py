@@ -21,11 +21,12 @@ class Metrics:
 
     Most programs log a step's numbers after it, some before its end. A number that comes while a step is under way, as
     a backward pass since the last one tells, belongs to that step, and so does every number of a name that was seen
-    before the first step ended; any other, to the step before it. So no number of the last step is lost, and a loss
-    stands beside the gradients that it gave. What comes after the last step under a name that this step has already,
-    such as a last evaluation, is ``name#after``; where the program is stopped, so is what lines for people tell between
-    that step and the next pass, which may belong to either. What the program tells under a name that the recorder reads
-    itself, as the norm that gradients are clipped by, is ``name#logged``.
+    before the first pass, or inside of it before the first step ended; any other, to the step before it. Where hooks
+    make steps inside of a pass, what is told before it or behind it stands with the last of these. So no number of the
+    last step is lost, and a loss stands beside the gradients that it gave. What comes after the last step under a name
+    that this step has already, such as a last evaluation, is ``name#after``; where the program is stopped, so is what
+    lines for people tell between that step and the next pass, which may belong to either. What the program tells under
+    a name that the recorder reads itself, as the norm that gradients are clipped by, is ``name#logged``.
 
     Args:
         ignore: Globs of names to leave out; those that measure time, speed or memory or tell of the process are left
@@ -43,6 +44,8 @@ class Metrics:
         self._now: dict[str, list[Any]] = {}
         self._late: dict[str, list[Any]] = {}
         self._between: dict[str, list[Any]] = {}  # of `_now`, in lines for people and before a pass
+        self._inside = False  # of a backward pass
+        self._aside: dict[str, list[Any]] = {}  # told before it
         self._last: set[str] = set()
         self._settings: dict[str, list[float]] = {}  # told in a dict before anything is trained
         self._open: dict[str, list[Any]] = {}  # told behind a pass that only asked for gradients
@@ -65,7 +68,7 @@ class Metrics:
             if value is None:
                 return
             value = value.clone()  # the program may go on with it
-        if not own and not self._ended:
+        if not (own or self._ended) and (self._inside or not self._under_way()):
             self._early.add(name)
         if setting:
             self._settings.setdefault(name, []).append(float(value))
@@ -101,6 +104,21 @@ class Metrics:
         self._last, self._read_apart = {*self._own, *told}, frozenset(own)
         self._own, self._now, self._between = {}, {}, {}
         return own | _told_apart(told)
+
+    def set_aside(self) -> None:
+        """A backward pass begins: which step inside of it is the last, or whether there is one, is known at its end."""
+        self._inside = True
+        _move(self._now, self._aside)
+
+    def take_up(self, *, stepped: bool) -> None:
+        """It has ended: what was told before it belongs to the last step made inside of it, or to that which follows.
+
+        What is told behind it belongs there too.
+        """
+        self._inside = False
+        step = self._late if stepped else self._now
+        _move(step, self._aside)
+        _move(self._aside, step)
 
     @property
     def begun(self) -> bool:
