@@ -338,12 +338,19 @@ def test_one_metric_more_is_no_difference(tmp_path: Path, more: list[dict[str, f
 
 
 def test_what_is_planted_is_a_parameter_also_where_ranks_hold_parts() -> None:
-    """A gradient and a weight of one rank serve where no rank has a whole one, as under FSDP's flat parameters."""
+    """A gradient and a weight of one rank serve where no rank has a whole one, as under FSDP's flat parameters.
+
+    So do complex ones, and those of 8 bits.
+    """
     value = column("update", "_flat_param@0", 1.0)
     rows = [replace(value, phase="grad"), value, replace(value, name="step/_flat_param")]
     trace = SimpleNamespace(rows=lambda _: rows, steps=[SimpleNamespace(step=0, metrics={})])
     wanted = [(0, "grad", "_flat_param@0"), (0, "update", "_flat_param@0")]
     assert perturbations(trace, 1, ("grad", "update")) == wanted  # type: ignore[arg-type]
+    for dtype in ("complex64", "float8_e4m3fn"):
+        trace.rows = lambda _, dtype=dtype: [replace(row, dtype=dtype) for row in rows]
+        assert perturbations(trace, 1, ("grad", "update")) == wanted  # type: ignore[arg-type]
+    trace.rows = lambda _: rows
     rows += [replace(value, name="head"), replace(value, phase="grad", name="head")]
     assert perturbations(trace, 1, ("grad", "update"))[0] == (0, "grad", "head")  # type: ignore[arg-type]
 
@@ -371,14 +378,16 @@ def test_parameters_that_moved_are_counted_without_gradients(tmp_path: Path) -> 
     assert not proofs["gradients are not all zero"].passed
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.complex128, torch.float8_e4m3fn]
+)
 def test_one_ulp_is_planted_wherever_a_tensor_lies(dtype: torch.dtype) -> None:
     """Channels last, transposed, one number: the first element moves, and no other."""
     base = torch.arange(1, 61).to(dtype)
     for value in (base.reshape(1, 3, 4, 5).to(memory_format=torch.channels_last), base.reshape(12, 5).T, base[0]):
         before = value.clone()
         perturbed_by_one_ulp(value)
-        moved = (value != before).reshape(-1)
+        moved = (value.to(torch.complex128) != before.to(torch.complex128)).reshape(-1)
         assert moved[0] and int(moved.sum()) == 1
     with pytest.raises(ReproError, match="with an element"):
         perturbed_by_one_ulp(torch.empty(0))

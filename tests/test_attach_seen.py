@@ -172,3 +172,32 @@ if V: gc.collect()
 def test_when_garbage_is_collected_is_no_difference(tmp_path: Path) -> None:
     """The end shows of optimizers alike the last."""
     assert first_difference(*traces(tmp_path, HEAD + FOLDS)) is None
+
+
+LAZY = """\
+import copy, tempfile
+critic = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.LazyBatchNorm1d())  # warmed up later
+model.add_module("head", torch.nn.LazyLinear(1))
+target = copy.deepcopy(model.head)
+optimizer = torch.optim.SGD([*critic.parameters(), *model.parameters()], lr=0.01)
+kept = {name: p for name, p in target.named_parameters()}
+path = os.path.join(tempfile.mkdtemp(), "last.pt")
+for i in range(4):
+    optimizer.zero_grad(); x = model[2](model[1](model[0](torch.randn(4, 8)))).pow(2).mean()
+    (x + critic(torch.ones(2, 3)).sum() if i == 3 else x).backward(); optimizer.step()
+    torch.save([critic.state_dict(), model.state_dict()], path)
+    if V and i == 3:
+        with torch.no_grad(): critic[0].weight += 1
+"""
+
+
+def test_modules_that_no_data_has_given_a_shape_are_named(tmp_path: Path) -> None:
+    """Lazy ones beside the training, in its model, optimizer and a copy end no recording, and are read later."""
+    one, other = traces(tmp_path, HEAD + LAZY)
+    assert [len(trace.steps) for trace in (one, other)] == [4, 4] and one.end is not None
+    named = {name for name, why in one.end["unread"].items() if why == "its shape is not known yet"}
+    assert named == {"frozen/model/head.weight", "frozen/model/head.bias", "module/target"}
+    late = [{row.name for row in one.rows(index) if row.phase == "update"} for index in (2, 3)]
+    assert "0.weight#1" not in late[0] and {"0.weight", "0.weight#1"} <= late[1]
+    difference = first_difference(one, other)
+    assert difference is not None and difference.step == 3 and difference.signal.startswith("end/")

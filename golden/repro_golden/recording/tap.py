@@ -27,7 +27,7 @@ __all__ = ["Tap", "perturbed_by_one_ulp"]
 
 
 def perturbed_by_one_ulp(value: torch.Tensor) -> None:
-    """Move the first element by one unit in the last place, in place.
+    """Move the first element by one unit in the last place, in place; of a complex number its real part.
 
     Raises:
         ReproError: a value that cannot be changed in place.
@@ -36,8 +36,16 @@ def perturbed_by_one_ulp(value: torch.Tensor) -> None:
         raise ReproError("the negative control needs a tensor with an element")
     with torch.no_grad():
         first = value.detach()[(0,) * value.dim()]  # wherever it lies
-        up = torch.nextafter(first, torch.full_like(first, float("inf"))) if first.is_floating_point() else first + 1
-        first.copy_(up)
+        if first.is_complex():
+            parts = torch.view_as_real(first.clone().resolve_conj())
+            perturbed_by_one_ulp(parts)
+            first.copy_(torch.view_as_complex(parts))
+        elif first.is_floating_point() and first.element_size() == 1:  # of which torch knows no neighbours
+            first.view(torch.uint8).bitwise_xor_(1)
+        elif first.is_floating_point():
+            first.copy_(torch.nextafter(first, torch.full_like(first, float("inf"))))
+        else:
+            first.copy_(first + 1)
 
 
 # -- changing or writing out one signal as it passes, under its canonical name

@@ -89,7 +89,8 @@ def undisturbed(
 # -- negative control
 
 _WANTED = {"input": "rollout_log_probs", "forward": "log_probs"}
-_FLOATING = ("float64", "float32", "bfloat16", "float16")
+_FLOATING = ("float", "bfloat", "complex")
+"""What the names of their dtypes begin with."""
 _PLANTED = ("input", "forward", "grad", "update")
 _CRITIC = ("critic/", "critic-")
 """What the names of a critic's tensors and metrics begin with in the built-in trainer, and slime's metrics."""
@@ -134,11 +135,11 @@ def perturbations(trace: Trace, steps: int, needed: Sequence[str] = _PLANTED) ->
     return chosen
 
 
-def _fit(rows: Sequence[Row], phase: str, dtypes: Collection[str]) -> list[Row]:
-    return [row for row in rows if row.phase == phase and row.dtype in dtypes and 0 not in row.shape]
+def _fit(rows: Sequence[Row], phase: str, dtypes: tuple[str, ...]) -> list[Row]:
+    return [row for row in rows if row.phase == phase and row.dtype.startswith(dtypes) and 0 not in row.shape]
 
 
-def _to_plant(rows: Sequence[Row], phase: str, dtypes: Collection[str]) -> str:
+def _to_plant(rows: Sequence[Row], phase: str, dtypes: tuple[str, ...]) -> str:
     """What to change in a phase of a step; '' where nothing serves."""
     fit, left_out = _fit(rows, phase, dtypes), set[str]()
     wanted: Collection[str | None] = {_WANTED.get(phase)}

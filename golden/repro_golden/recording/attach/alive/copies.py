@@ -12,7 +12,7 @@ import torch
 
 from repro_golden.recording.attach.alive.opened import leaves
 from repro_golden.recording.attach.alive.reached import is_tensor
-from repro_golden.recording.attach.alive.readings import is_leaf
+from repro_golden.recording.attach.alive.readings import is_leaf, shapeless
 from repro_golden.recording.attach.by_identity import id_of
 
 __all__ = ["CopyTest", "Owned", "shapes_of", "tensors_in", "unused"]
@@ -143,7 +143,7 @@ _grad = operator.attrgetter("grad")
 
 def shapes_of(tensors: Iterable[torch.Tensor]) -> Counter[tuple[int, ...]]:
     """How many tensors have each shape. One whose shape is of symbols is part of a program, not of its numbers."""
-    shapes = [t.shape for t in tensors if not t.is_nested]  # one of those has no shape
+    shapes = [t.shape for t in tensors if not shapeless(t)]
     try:
         return Counter(shapes)
     except TypeError:

@@ -13,7 +13,7 @@ import torch
 from repro_golden.fingerprint.placement import Placement
 from repro_golden.recording.attach.alive import megatron
 from repro_golden.recording.attach.alive.opened import leaves
-from repro_golden.recording.attach.alive.readings import Places, Reading, Tensors, is_leaf
+from repro_golden.recording.attach.alive.readings import Places, Reading, Tensors, is_leaf, shapeless
 from repro_golden.recording.attach.by_identity import id_of
 
 __all__ = ["ModulePlan", "Owned", "Owning", "Part", "Root"]
@@ -238,7 +238,7 @@ def _owning(root: Root, part: Part, module: torch.nn.Module, kind: str, key: str
     path, place = f"{part.path}.{key}" if part.path else key, None
     if kind == "frozen":
         path = megatron.parameter_path(path, tensor, module)
-        place = None if tensor.is_nested else megatron.placement(path, tensor, part.config)
+        place = None if shapeless(tensor) else megatron.placement(path, tensor, part.config)
     elif key in module._non_persistent_buffers_set:
         kind = "unsaved"
     return Owning(_prefix(root, kind), path, place, not root.stepped)

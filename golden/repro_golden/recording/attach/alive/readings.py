@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules import module as modules
+from torch.nn.parameter import is_lazy
 
 from repro_golden.base.machine_numbers import is_clock, measures_time
 from repro_golden.fingerprint.placement import Part, Placement, whole
@@ -36,6 +37,7 @@ __all__ = [
     "is_leaf",
     "learning_rates",
     "parameters_of",
+    "shapeless",
 ]
 
 
@@ -248,9 +250,14 @@ def groups_of(optimizer: Any) -> Sequence[Mapping[str, Any]]:
 
 
 def parameters_of(group: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The parameters of a group, which may have them by keys of its own."""
+    """The parameters of a group, which may have them by keys of its own, but for those that no data has given a shape."""
     given = group["params"]
-    return list(given.values() if isinstance(given, Mapping) else given)
+    return [p for p in (given.values() if isinstance(given, Mapping) else given) if not is_lazy(p)]
+
+
+def shapeless(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no shape: it is nested, or no data has given it one yet."""
+    return tensor.is_nested or is_lazy(tensor)
 
 
 def gradients_of(optimizer: Any) -> dict[int, tuple[torch.Tensor]]:
