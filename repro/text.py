@@ -10,7 +10,7 @@ from fractions import Fraction
 from repro_bisect.driver.drift import Gap, kl_places, moved_metrics
 from repro_golden.base.canonical import same_float
 from repro_golden.base.clean import one_line
-from repro_golden.compare.traces import NO_AGREEMENT, Comparison
+from repro_golden.compare.traces import NO_AGREEMENT, Comparison, on_purpose
 
 __all__ = [
     "METRICS_HEAD",
@@ -159,8 +159,10 @@ def comparison_text(comparison: Comparison) -> str:
     if d is None and comparison.ended:
         return f"differs: {comparison.ended}; {agreeing(comparison.steps)}{renamed}\n{looked}{unlogged}"
     if d is None:
-        word = f"{NO_AGREEMENT}: " if comparison.nonfinite else "agrees: "
-        bad = f"\nnot finite: first {one_line(str(comparison.nonfinite))}" if comparison.nonfinite else ""
+        word, bad = "agrees: ", ""
+        if comparison.nonfinite:
+            first = f"{one_line(str(comparison.nonfinite))}{on_purpose(comparison.nonfinite)}"
+            word, bad = f"{NO_AGREEMENT}: ", f"\nnot finite: first {first}"
         compared = f"{count(comparison.steps, 'step')} compared{comparison.looked.but}"
         return f"{word}{compared}{renamed}\n{looked}{unlogged}{bad}"
     counts = ", ".join(f"{n} in {phase}" for phase, n in d.differing.items())

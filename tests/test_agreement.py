@@ -19,6 +19,7 @@ from repro.nightly.checks import _alike
 from repro.nightly.trusted import summarise
 from repro.pulls.pair import compare_traces
 from repro.pulls.report import junit
+from repro.text import comparison_text
 from repro_bisect.predicates.predicates import first_violation, parse_predicate
 from repro_golden.base.canonical import decode_float
 from repro_golden.base.errors import ReproError
@@ -128,6 +129,29 @@ def test_gradients_that_a_scaler_found_too_large_are_no_fault(tmp_path: Path, se
     assert not compare(weights, weights).equal
     lost = made("lost", skipped, then=False)
     assert not compare(lost, lost).equal and first_violation(finite, lost, lost) is not None, "it found no scale"
+
+
+def test_what_is_told_of_a_skipped_step_is_as_its_gradients(tmp_path: Path) -> None:
+    """A norm under any name, an overflowing loss, printed too; a run may end with as many skipped steps as it had."""
+    well = [metric_row("loss", "loss", 1.0), column("grad", "w", 1.0)]
+    told_ = [metric_row("loss", name, math.inf) for name in ("total_norm", "loss")]
+    over, scaled = [column("grad", "w", math.inf)], metric_row("update", "skipped", 1.0)
+    out = [metric_row("loss", "loss", 1.0), *over, scaled]
+    both = [*told_, column("grad", "optimizer.1/v", 1.0), *over, scaled]
+    for name, steps, equal in (
+        ("told", [[*told_, *over, scaled], well], True),
+        ("one of two", [both, well], False),  # the other has stepped
+        ("never", [[*told_, *over], well], False),
+        ("told last", [well, [*told_, *over, scaled]], False),
+        ("last", [well, out], True),
+        ("as many", [well, out, out, well, out, out], True),
+        ("more", [well, out, well, out, out], False),
+        ("from the first on", [out], False),
+    ):
+        trace = write(tmp_path / name, steps)
+        assert compare(trace, trace).equal is equal, name
+    shown = comparison_text(compare(trace := write(tmp_path / "shown", [[*told_, *over], well]), trace))
+    assert "[observe] ignore leaves out what is so on purpose" in shown
 
 
 def test_a_skipped_step_is_one_optimizers(tmp_path: Path) -> None:

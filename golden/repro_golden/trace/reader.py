@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -184,8 +184,9 @@ class Trace:
         """The signals of a step that are NaN or infinite and should not be.
 
         Buffers are left out, and modules and files that may hold some: a mask of attention is infinite on purpose. So
-        are gradients, and their norm, that a scaler found so and made no step of, where it made one later: it looks for
-        its scale in that way. A run that has ended with steps that were skipped found none.
+        are gradients, and their norm, that a scaler found so and made no step of, where it made others: it looks for
+        its scale in that way. Where it made later ones, and no optimizer stepped meanwhile, so is all that was told of
+        that step. A run that has ended with more skipped steps than it ever had in a row may have lost its scale.
 
         Raises:
             ReproError: the rows are missing or damaged.
@@ -203,8 +204,11 @@ class Trace:
     def _on_purpose(self, index: int, phase: str, name: str) -> bool:
         if masks(phase, name):
             return True
+        made, left_out = _made(self, index)
         if is_norm(name):  # whose it is, its name does not always say
-            return any(_unscaled(self, index, optimizer) for optimizer in _made(self, index)[1])
+            return any(_unscaled(self, index, optimizer) for optimizer in left_out)
+        if phase in ("", "loss"):
+            return bool(made) and all(_unscaled(self, index, optimizer, later=True) for optimizer in made)
         return phase == "grad" and _unscaled(self, index, optimizer_of(name))
 
     def _first_nonfinite_signal(self) -> NotFinite | None:
@@ -254,12 +258,21 @@ def read_dump(trace: Trace, step: int, row: Row) -> bytes | None:
     return content if known else None
 
 
-def _unscaled(trace: Trace, index: int, optimizer: str) -> bool:
-    """Whether a scaler skipped an optimizer's step and made a later one, or may yet."""
+def _unscaled(trace: Trace, index: int, optimizer: str, *, later: bool = False) -> bool:
+    """Whether a scaler skipped an optimizer's step, which its gradients had too large a scale for.
+
+    It made a later one then, or may yet, or, unless that is asked for, the run has ended soon after one that it made:
+    which step is the last is chance.
+    """
     if optimizer not in _made(trace, index)[1]:
         return False
-    later = (_made(trace, other) for other in range(index + 1, len(trace.steps)))
-    return trace.end is None or any(optimizer in made - left_out for made, left_out in later)
+    after = (_made(trace, other) for other in range(index + 1, len(trace.steps)))
+    if trace.end is None or any(optimizer in made - left_out for made, left_out in after):
+        return True
+    steps = [optimizer in left_out for made, left_out in map(partial(_made, trace), range(len(trace.steps)))
+             if optimizer in made]  # fmt: skip
+    *before, last = [len(list(group)) if out else 0 for out, group in itertools.groupby(steps)]
+    return not later and bool(before) and last <= max(1, *before)
 
 
 @lru_cache(maxsize=4096)

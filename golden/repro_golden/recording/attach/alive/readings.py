@@ -250,7 +250,7 @@ def groups_of(optimizer: Any) -> Sequence[Mapping[str, Any]]:
 
 
 def parameters_of(group: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The parameters of a group, which may have them by keys of its own, but for those that no data has given a shape."""
+    """The parameters of a group, which may have them by keys of its own; those that have no shape yet are left out."""
     given = group["params"]
     return [p for p in (given.values() if isinstance(given, Mapping) else given) if not is_lazy(p)]
 
