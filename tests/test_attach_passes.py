@@ -61,19 +61,19 @@ main()
 }
 
 
-def run(folder: Path, program: str, other: int = 0) -> Trace:
+def run(folder: Path, program: str, other: int = 0, *options: str) -> Trace:
     """The trace of a program."""
     (folder / "train.py").write_text(BEGIN + program)
-    words = [sys.executable, "-m", "repro", "trace", "--out", f"t{other}", "--", sys.executable, "train.py"]
+    words = [sys.executable, "-m", "repro", "trace", "--out", f"t{other}", *options, "--", sys.executable, "train.py"]
     done = warm_kit.run(words, folder, environment() | {"OMP_NUM_THREADS": "1", "OTHER": str(other)})
     assert done.returncode == 0, done.stderr
     return Trace(folder / f"t{other}")
 
 
-def diff(folder: Path, program: str) -> tuple[int, str]:
+def diff(folder: Path, program: str, *options: str) -> tuple[int, str]:
     """The exit code and the words of `repro diff` on a program's run and its other run."""
     for other in (0, 1):
-        run(folder, program, other)
+        run(folder, program, other, *options)
     done = warm_kit.run([sys.executable, "-m", "repro", "diff", "t0", "t1"], folder, environment())
     return done.returncode, done.stdout
 
@@ -364,12 +364,8 @@ def test_a_step_that_only_makes_state_is_none(tmp_path: Path) -> None:
     code, said = diff(tmp_path, LOADED)
     assert (code, said.splitlines()[0]) == (0, "agrees: 5 steps compared")
     (tmp_path / "asked").mkdir()
-    (tmp_path / "asked" / "train.py").write_text(BEGIN + LOADED)
-    words = [sys.executable, "-m", "repro", "trace", "--out", "t", "--steps", "4", "--", sys.executable, "train.py"]
-    done = warm_kit.run(words, tmp_path / "asked", environment() | {"OMP_NUM_THREADS": "1", "OTHER": "1"})
-    assert done.returncode == 0, done.stderr
-    roots = [[step.root for step in Trace(path).steps] for path in (tmp_path / "asked" / "t", tmp_path / "t1")]
-    assert roots[0] == roots[1][:4]
+    asked = run(tmp_path / "asked", LOADED, 1, "--steps", "4")
+    assert [step.root for step in asked.steps] == [step.root for step in Trace(tmp_path / "t1").steps][:4]
 
 
 def test_steps_of_no_rate_or_no_gradient_stay_steps(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Steps of a program that has no optimizer of torch's: it changes its parameters itself after each backward pass.
 
 A step begins where gradients are there, at the end of the outermost backward pass, and ends where the next one begins
-or the program does. As soon as an optimizer of torch's is made, its steps are what counts, and these end.
+or the program does. As soon as an optimizer of torch's is made, its steps are what counts, and these end. A first pass
+since which nothing moved of what it holds was a check, or the way to its first step.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from repro_golden.recording.attach.alive.readable import unreadable
 from repro_golden.recording.attach.alive.readings import Held, Reading, Tensors, is_leaf
 from repro_golden.recording.attach.by_identity import id_of
 from repro_golden.recording.attach.guard import harmless
@@ -38,6 +40,7 @@ class ByHand:
         self._led_to: Mapping[str, torch.Tensor] = {}
         self._anew = False
         self._begun = False
+        self._first: Any = None
         self._unread = unread
 
     @property
@@ -49,9 +52,19 @@ class ByHand:
     def begun(self, value: bool) -> None:
         self._begun = value
 
-    def begin(self, parameters: list[torch.Tensor], led_to: Mapping[str, torch.Tensor]) -> None:
-        """A step begins with these, and with what names lead to now."""
+    def begin(self, parameters: list[torch.Tensor], led_to: Mapping[str, torch.Tensor], *, first: bool = False) -> None:
+        """A step begins with these, and with what names lead to now. Of the first, what they hold is known later."""
         self.param_groups, self._led_to = [{"params": parameters}], led_to
+        self._first = _contents(parameters) if first else None
+
+    def moved_nothing(self, optimizer: Any) -> bool:
+        """Whether no parameter has other bits than before the first step, and an optimizer holds some of them."""
+        parameters = self.param_groups[0]["params"]
+        held = {id_of(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if held.isdisjoint(map(id_of, parameters)) or any(map(unreadable, parameters)):
+            return False
+        before, now = (reading.result() for reading in (self._first, _contents(parameters)))
+        return [[scan.lanes for scan in scans] for scans in before] == [[scan.lanes for scan in scans] for scans in now]
 
     def gradients(self, held: Held, given: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> Reading:
         """The gradients that a step begins with: those that the program got, by id of a parameter, or in ``grad``."""
@@ -76,6 +89,15 @@ class ByHand:
             parameters.append(parameter if new is None else new)
         self.begin(parameters, {})
         self.begun = False
+
+
+def _contents(tensors: Sequence[torch.Tensor]) -> Any:
+    """The reading of what tensors hold now, of those that can be read."""
+    from repro_golden.trace.signals import collector
+
+    reading = collector()
+    reading.add([tensor for tensor in tensors if not unreadable(tensor)])
+    return reading.finish()
 
 
 def _led_from(
@@ -184,8 +206,9 @@ def _hook_making(session: Any) -> None:
 
     @functools.wraps(make)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for one
-        session.end_by_hand()
         make(self, *args, **kwargs)
+        session.drop_by_hand(self)
+        session.end_by_hand()
         session.optimizer_made(self)
 
     @functools.wraps(set_)

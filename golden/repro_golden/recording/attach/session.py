@@ -199,8 +199,9 @@ class Session:
 
     def begin(self, optimizer: Any, outermost: bool) -> None:
         """A step is about to be made."""
-        if not self.has_optimizer:
-            self._overlooked(optimizer)
+        if not self.has_optimizer:  # it was made unseen
+            self.drop_by_hand()
+            self.optimizer_made(optimizer)
         if self._begin(optimizer, outermost):
             self.stop()
 
@@ -226,12 +227,17 @@ class Session:
         return False
 
     @harmless
-    def _overlooked(self, optimizer: Any) -> None:
-        """An optimizer that was made unseen: what was taken for a step by hand was the way to its first."""
-        if self._hand is not None and self._hand.begun:
-            self._hand.begun, self._signals = False, None
-            self._seen.clear()
-        self.optimizer_made(optimizer)
+    def drop_by_hand(self, optimizer: Any = None) -> None:
+        """What was taken for the first step by hand was a check, or the way to the first of an optimizer.
+
+        Of one that was just made, this is known by what it holds.
+        """
+        if self._hand is None or not self._hand.begun:
+            return
+        if optimizer is None or (not self._step and self._hand.moved_nothing(optimizer)):
+            self._hand, self._signals, self._labels = None, None, Labels()
+            for kept in (self._met, self._kept, self._seen):
+                kept.clear()
 
     def knows(self, optimizer: Any) -> bool:
         """Whether the program is known to have made an optimizer."""
@@ -344,7 +350,7 @@ class Session:
         if not parameters:
             return False
         self._hand = self._hand or ByHand([], self._gone)
-        self._hand.begin(list(parameters.values()), self.around.led_to())
+        self._hand.begin(list(parameters.values()), self.around.led_to(), first=not self._step)
         if self._begin(self._hand, outermost=True):
             return True
         if self.settings.record:
@@ -353,7 +359,7 @@ class Session:
         return False
 
     def end_by_hand(self, *, end: bool = False) -> None:
-        """The next backward pass begins, or an optimizer is made; or the program has ended."""
+        """The next backward pass begins, or an optimizer is there; or the program has ended."""
         if self._hand is not None and self._hand.begun:
             self.step(Made([self._hand]), end=end)
             if self.operations is not None:

@@ -1,0 +1,65 @@
+"""Backward passes that a program makes before its optimizer: checks, the way to its first step, or steps by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_attach_passes import diff, run
+
+BEFORE = {
+    "a check": (2, "loss_of(model).backward(); trained(2)"),
+    "a check by torch.autograd.grad": (2, "torch.autograd.grad(loss_of(model), model.parameters()); trained(2)"),
+    "the first step's pass": (
+        2,
+        """
+    loss_of(model).backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1); optimizer.step()
+    step(model, optimizer)
+""",
+    ),
+    "training by hand": (3, "loss_of(model).backward(); by_hand(model.parameters()); trained(2)"),
+    "training by hand, of another model": (
+        4,
+        """
+    critic = net()
+    loss_of(critic).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1)  # holds nothing of it
+    trained(2); trained(1)
+""",
+    ),
+    "training by hand, whose parameters are made anew": (
+        2,
+        """
+    params = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    loss = sum((p * torch.randn(p.shape)).sum().square() for p in params)
+    params = [(p - 0.1 * g).detach().requires_grad_() for p, g in zip(params, torch.autograd.grad(loss, params))]
+    optimizer = torch.optim.SGD(params, lr=0.1)
+    sum((p * torch.randn(p.shape)).sum().square() for p in params).backward(); optimizer.step()
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BEFORE)
+def test_a_pass_before_the_optimizer_is_a_step_where_it_moved_what_that_holds(tmp_path: Path, kind: str) -> None:
+    """A check is none, nor what the first step's gradients are of; what is trained by hand before keeps its steps."""
+    steps, body = BEFORE[kind]
+    begin = """
+def main():
+    model = net()
+    def trained(times):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(times): step(model, optimizer)
+    """
+    trace = run(tmp_path, f"{begin}{body.strip()}\nmain()\n")
+    assert len(trace.steps) == steps
+    names = {row.name for index in range(steps) for row in trace.rows(index)}
+    assert any("optimizer.1" in name for name in names) == ("by hand" in kind)
+
+
+def test_the_first_step_that_is_asked_for_is_not_a_check(tmp_path: Path) -> None:
+    """What a rate moves shows in it."""
+    checked = "model = net()\nloss_of(model).backward()\noptimizer = torch.optim.SGD(model.parameters(), lr=rate)\n"
+    code, said = diff(tmp_path, f"{checked}for _ in range(3): step(model, optimizer)\n", "--steps", "1")
+    assert code == 1 and "differs at step 0, phase update" in said, said
