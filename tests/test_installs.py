@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
-import signal
 import sys
 import venv
 from collections.abc import Callable
@@ -14,56 +12,16 @@ from pathlib import Path
 
 import pytest
 from conftest import Repo
+from installs_kit import content, editable, flat, listed, put, removed, site_fixture, tree_fixture  # noqa: F401
 from test_environments import toy
 
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.replay.children import CancelledError, ChildFailure
 from repro_golden.repository import leads
 from repro_golden.repository.checkout import Place, find_checkout
-from repro_golden.repository.leads import noted, notes_of, settle
+from repro_golden.repository.leads import noted, notes_of
 from repro_golden.repository.worktrees import Worktrees
 from repro_golden.subjects import exit_code, installs
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of packages: an editable one of the user's checkout, a copy of another folder, and a release."""
-    place = tmp_path / "env" / "lib" / "python" / "site-packages"
-    monkeypatch.setattr(installs, "asked", lambda *_, **__: [str(place), str(tmp_path / "none yet")])
-    monkeypatch.setattr(installs, "_known", {})
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    put(place, "mine-0.1", {"__editable__.mine-0.1.pth": "/home/me/src", "../../../bin/mine": "0.1"}, "/home/me/src")
-    put(place, "copy-0.1", {"copy/__init__.py": "0.1", "copy/old.py": ""}, "/home/me/copy")
-    put(place, "dep-1.0", {"dep.py": "1.0"})
-    return place
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """A worktree."""
-    root = tmp_path / "repro" / "worktrees" / "of" / "process" / "at-1" / "mine"
-    root.mkdir(parents=True)
-    (root / "setup.cfg").write_text("[metadata]\nname = Mine\n")
-    return root
-
-
-def put(site: Path, what: str, files: dict[str, str], source: str | Path = "") -> None:
-    """What an installer leaves of a package; an earlier one of its name goes."""
-    for about in site.glob(f"{what.partition('-')[0]}-*.dist-info"):
-        for line in (about / "RECORD").read_text().splitlines():
-            (site / line.partition(",")[0]).unlink(missing_ok=True)
-        about.rmdir()
-    url = json.dumps({"dir_info": {"editable": True}, "url": f"file://{source}"})
-    files = files | ({f"{what}.dist-info/direct_url.json": url} if source else {})
-    record = f"{what}.dist-info/RECORD"
-    for name, text in (files | {record: "".join(f"{name},,\n" for name in [*files, record])}).items():
-        (site / name).parent.mkdir(parents=True, exist_ok=True)
-        (site / name).write_text(text)
-
-
-def editable(site: Path, source: Path, version: str = "0.1") -> None:
-    """What `pip install -e` does."""
-    put(site, f"mine-{version}", {f"__editable__.mine-{version}.pth": f"{source}/src"}, source)
 
 
 def copied(site: Path, source: Path) -> None:
@@ -75,25 +33,6 @@ def copied(site: Path, source: Path) -> None:
 def exchanged(site: Path, source: Path) -> None:
     """It takes the place of a release that the worktree is the project of."""
     put(site, "dep-1.1", {"dep.py": "1.1"}, source)
-
-
-def flat(site: Path, source: Path) -> None:
-    """What `pip install -e` makes of a flat layout: a finder, and a list that imports it at each start."""
-    files = {"__editable___mine_finder.py": f"PATH = {str(source)!r}", "mine.pth": "import __editable___mine_finder"}
-    put(site, "mine-0.1", files, source)
-
-
-def listed(site: Path, source: Path) -> None:
-    """What `setup.py develop` and a script that takes itself away again leave."""
-    (site / "easy-install.pth").write_text(f"/home/me/other\n{source}/src\n")
-    (site / "mine.egg-link").write_text(f"{source}/src\n")
-    shutil.rmtree(site / "mine-0.1.dist-info")
-
-
-def content(site: Path) -> dict[str, str]:
-    """All files of an environment."""
-    top = site.parents[2]
-    return {str(path.relative_to(top)): path.read_text() for path in top.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("install", [editable, lambda *a: editable(*a, "0.2"), copied, exchanged, listed])
@@ -174,12 +113,6 @@ def test_what_somebody_installs_meanwhile_is_not_touched(tmp_path: Path, site: P
     with noted(tmp_path / "state", site, tree):
         editable(site, Path("/home/me/newer"), "0.3")
     assert not (site / "mine-0.1.dist-info").exists()
-
-
-def removed(site: Path, name: str) -> None:
-    """What `pip uninstall` does."""
-    put(site, f"{name}-9", {})
-    shutil.rmtree(site / f"{name}-9.dist-info")
 
 
 @pytest.mark.parametrize("name", ["mine", "copy", "setuptools"])
@@ -266,50 +199,6 @@ def test_a_release_that_a_project_is_of(tmp_path: Path, site: Path, tree: Path, 
     assert content(site) == before
 
 
-@pytest.mark.parametrize("stage", range(4))
-def test_a_pip_that_was_ended(tmp_path: Path, site: Path, tree: Path, stage: int) -> None:
-    """Wherever it was, the user's package is whole, and nothing is left of the one that it had begun."""
-    flat(site, Path("/home/me/mine"))
-    before = content(site)
-    with noted(tmp_path / "notes", site, tree):
-        (site / "mine.pth").unlink()
-        if stage:
-            (site / "mine-0.1.dist-info").rename(site / "~ine-0.1.dist-info")
-            (site / "__editable___mine_finder.py").unlink()
-        if stage > 1:
-            flat(site, tree)
-            (site / "mine-0.1.dist-info" / "RECORD").unlink()
-        if stage > 2:
-            (site / "mine-0.1.dist-info" / "direct_url.json").unlink()
-            shutil.rmtree(site / "~ine-0.1.dist-info")
-    assert content(site) == before
-
-
-def test_a_pip_that_was_ended_where_nothing_stood(tmp_path: Path, site: Path, tree: Path) -> None:
-    """What it had begun is gone, with the line that imports what is gone."""
-    removed(site, "mine")
-    before = content(site)
-    with noted(tmp_path / "notes", site, tree):
-        flat(site, tree)
-        (site / "mine-0.1.dist-info" / "RECORD").unlink()
-        (site / "mine-0.1.dist-info" / "direct_url.json").unlink()
-    assert content(site) == before
-
-
-def test_one_that_is_killed_as_it_puts_back(
-    tmp_path: Path, site: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next goes on, though nothing leads to a worktree any more."""
-    before = content(site)
-    with monkeypatch.context() as patch:
-        patch.setattr(leads, "_put_back", lambda _: signal.default_int_handler(signal.SIGINT, None))
-        with pytest.raises(KeyboardInterrupt), noted(tmp_path / "notes", site, tree):
-            editable(site, tree)
-    assert not (site / "mine-0.1.dist-info").exists()
-    settle(tmp_path / "notes")
-    assert content(site) == before
-
-
 def test_a_script_that_uninstalls_what_it_installs(tmp_path: Path, site: Path, tree: Path) -> None:
     """What an earlier run has installed over comes back, also where a later one installs nothing in its place."""
     before = content(site)
@@ -346,18 +235,6 @@ def test_files_that_others_share(tmp_path: Path, site: Path, tree: Path) -> None
         put(site, "mine-0.2", {"tests/__init__.py": "", "tests/own.py": "", "mine.py": ""}, tree)
         (site / "easy-install.pth").write_text(f"{tree}\n/home/me/tool\n")
     assert content(site) == before | {"lib/python/site-packages/easy-install.pth": "/home/me/tool\n"}
-
-
-def test_what_setup_py_develop_had_of_the_users(tmp_path: Path, site: Path, tree: Path) -> None:
-    """The link to the user's own checkout is there again, and its line in the list."""
-    removed(site, "mine")
-    (site / "mine.egg-link").write_text("/home/me/mine\n.")
-    (site / "easy-install.pth").write_text("/home/me/mine\n")
-    before = content(site)
-    with noted(tmp_path / "state", site, tree):
-        (site / "mine.egg-link").write_text(f"{tree}\n.")
-        (site / "easy-install.pth").write_text(f"{tree}\n")
-    assert content(site) == before
 
 
 def test_a_release_of_which_nothing_was_kept(tmp_path: Path, site: Path, tree: Path) -> None:

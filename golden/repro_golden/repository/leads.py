@@ -8,7 +8,6 @@ process that was killed the next one takes away what it left.
 from __future__ import annotations
 
 import contextlib
-import csv
 import fcntl
 import itertools
 import json
@@ -16,6 +15,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +25,23 @@ from repro_golden.base.canonical import digest, write_atomic
 from repro_golden.base.errors import MachineFailureError
 from repro_golden.base.files import of_user
 from repro_golden.repository.checkout import Checkout
+from repro_golden.repository.packages import (
+    abouts_in,
+    aside_of,
+    canonical,
+    files_of,
+    is_same,
+    known_by,
+    lists_in,
+    name_of,
+    names_in,
+    packages_in,
+    projects,
+    readable,
+    scripts_in,
+    size_of,
+    text_of,
+)
 
 __all__ = ["drop_copies", "leading", "noted", "notes_of", "settle"]
 
@@ -36,10 +53,8 @@ _LARGE = 1 << 20
 """Bytes of such a file that is read."""
 _OWN, _ANY = 1 << 30, 1 << 24
 """Bytes of a package of which a copy is kept: of one that a worktree's files name, and of any that may be its own."""
-_COMMON = {"__pycache__", "benchmarks", "docs", "examples", "scripts", "setup", "test", "tests", "tools"}
-"""Names by which no package is known for a project's."""
-_TOP = re.compile(r"^([\w-]+)(?:/|\.py,)", re.MULTILINE)
-"""The module or folder of a line of a package's list of files."""
+_MOMENT = 1.0
+"""Seconds in which a pip that is at work moves something."""
 
 _installed: set[tuple[str, str]] = set()
 """What runs of this process have installed over, by folder and name."""
@@ -53,7 +68,7 @@ class _Note(NamedTuple):
         anchor: The nearest folder that was there, with its inode: another machine may have one at the same path.
         ours: The folders of the worktrees of whoever holds the note: one for each repository.
         own: The names of projects in them.
-        stood: The ``.dist-info`` folders that stood there, but for those of worktrees.
+        stood: What stood there that says of a package that it is installed, but for those of worktrees.
         led: What led elsewhere: digests by the paths of the files.
         kept: Of each package that a run may replace, copies of its files, by their paths.
         back: Names that are being put back: who is killed meanwhile leaves that to the next.
@@ -75,7 +90,7 @@ def notes_of(checkout: Checkout) -> Path:
 
 
 @contextlib.contextmanager
-def noted(base: Path, site: Path, root: Path) -> Iterator[list[str]]:
+def noted(base: Path, site: Path, root: Path, cut: tuple[type[BaseException], ...] = ()) -> Iterator[list[str]]:
     """Hold a note of a folder of packages for the block.
 
     The last run of a repository takes away what leads to its worktrees since.
@@ -84,6 +99,7 @@ def noted(base: Path, site: Path, root: Path) -> Iterator[list[str]]:
         base: Where notes lie.
         site: The folder, which need not be there.
         root: The worktree, whose project may be installed there. All of the repository lie beside it.
+        cut: Exceptions that say that the run was ended, perhaps as it installed.
 
     Yields:
         An empty list, which holds behind the block what this repository's runs have installed since it was noted.
@@ -105,14 +121,25 @@ def noted(base: Path, site: Path, root: Path) -> Iterator[list[str]]:
         _drop_copies(base)
         lock = _lock_of(path, ours).open("a")
         fcntl.flock(lock, fcntl.LOCK_SH)
+    mine, unknown = ours, list[str]()
     try:
         yield found
+    except cut:
+        mine = ""
+        raise
     finally:
         with _turn(base):
             lock.close()
             if path.exists():  # who clears our state away meanwhile has the packages as they are
                 found += sorted({_called(file) for file in _new(_read(path)._replace(ours=[ours]))})
-            _settle(path)
+                unknown = _unknown(_read(path))
+            _settle(path, mine)
+            if unknown:
+                raise MachineFailureError(
+                    f"{', '.join(unknown)} in {site} came or changed while a run was under way, and nothing tells of "
+                    "which folder it is: if the run did that, install again what you had, and let it run `pip install "
+                    "-e .` or in another environment; run the same command again"
+                )
 
 
 def settle(base: Path) -> None:
@@ -190,19 +217,17 @@ def _is_here(note: _Note) -> bool:
 
 def _look(base: Path, site: Path, root: Path, earlier: _Note | None) -> _Note:
     """What stands there now, and what stood there for those who hold a note already."""
-    leads = {path: _text(path) for path in leading(site)}
+    leads = {path: text_of(path) for path in leading(site)}
     away = {path for path, text in leads.items() if _WORKTREE.search(text) or _is_ours(text, str(root.parents[2]))}
-    abouts = [path for path in sorted(site.glob("*.dist-info")) if path / "direct_url.json" not in away]
+    abouts = [path for path in abouts_in(site) if path / "direct_url.json" not in away]
     if earlier:  # a run may be at it: what is written last is not there yet
-        abouts = [path for path in abouts if (path / "RECORD").exists()]
-    named, modules = _projects(root)
-    sourced = {_name(path.parent) for path in leads if path.suffix == ".json" and _is_sourced(leads[path])}
-    sourced |= {_canonical(path.stem) for path in leads if path.suffix == ".egg-link"} | _known_by(
-        abouts, modules, site
-    )
+        abouts = [path for path in abouts if path.suffix != ".dist-info" or (path / "RECORD").exists()]
+    named, modules = projects(root)
+    sourced = {name_of(path.parent) for path in leads if path.suffix == ".json" and _is_sourced(leads[path])}
+    sourced |= {canonical(path.stem) for path in leads if path.suffix == ".egg-link"} | known_by(abouts, modules, site)
     kept = dict[str, dict[str, str]]()
-    for name, files in _packages(site, abouts, named | sourced).items():
-        if not away & {*files} and sum(map(_size, files)) < (_OWN if name in named else _ANY):
+    for name, files in packages_in(site, abouts, named | sourced).items():
+        if not away & {*files} and sum(map(size_of, files)) < (_OWN if name in named else _ANY):
             kept[name] = _copied(base, files)
     ours, own, stood = [str(root.parents[2])], sorted(named), [about.name for about in abouts]
     if earlier is None:
@@ -212,7 +237,14 @@ def _look(base: Path, site: Path, root: Path, earlier: _Note | None) -> _Note:
         ours=sorted({*earlier.ours, *ours}),  # of whom no run is under way, the user's packages are as they stand now
         own=sorted({*earlier.own, *own}),
         stood=sorted({*earlier.stood, *stood}),
-        kept=kept | earlier.kept if ours[0] in earlier.ours else earlier.kept | kept,
+        kept=earlier.kept | {name: files for name, files in kept.items() if _is_other(files, earlier.kept.get(name))},
+    )
+
+
+def _is_other(files: dict[str, str], earlier: dict[str, str] | None) -> bool:
+    """Whether a package is another than was kept: of the same one a pip may have taken away a part by now."""
+    return not earlier or any(
+        str(path) not in earlier or not is_same(path, Path(earlier[str(path)])) for path in lists_in(files)
     )
 
 
@@ -232,31 +264,7 @@ def _is_sourced(url: str) -> bool:
 def leading(site: Path) -> list[Path]:
     """The files of a folder of packages by which these lead elsewhere."""
     paths = [path for pattern in _LEADS for path in site.glob(pattern)]
-    return [path for path in paths if _readable(path) and path.stat().st_size < _LARGE]
-
-
-def _text(path: Path) -> str:
-    return path.read_bytes().decode(errors="surrogateescape")
-
-
-def _readable(path: Path) -> bool:
-    return path.is_file() and os.access(path, os.R_OK)
-
-
-def _size(path: Path) -> int:
-    return path.lstat().st_size
-
-
-def _packages(site: Path, abouts: Iterable[Path], names: set[str]) -> dict[str, list[Path]]:
-    """The files of packages that can be kept, by their names."""
-    packages: dict[str, list[Path]] = {}
-    for path in site.glob("*.egg-link"):
-        packages.setdefault(_canonical(path.stem), []).append(path)
-    for about in abouts:
-        if (name := _name(about)) in names:
-            files = [path for path in _listed(about) if path.is_symlink() or _readable(path)]
-            packages.setdefault(name, []).extend(files)
-    return {name: files for name, files in packages.items() if files}
+    return [path for path in paths if readable(path) and path.stat().st_size < _LARGE]
 
 
 def _copied(base: Path, files: list[Path]) -> dict[str, str]:
@@ -273,59 +281,28 @@ def _copied(base: Path, files: list[Path]) -> dict[str, str]:
     return {str(path): str(folder / str(number)) for number, path in enumerate(files)}
 
 
-def _listed(about: Path) -> list[Path]:
-    """The files of the package that a ``.dist-info`` is of, as far as they lie in the environment that holds it."""
-    site, record = about.parent, about / "RECORD"
-    rows = csv.reader(record.read_text(encoding="utf-8", errors="replace").splitlines()) if record.is_file() else ()
-    paths = [Path(os.path.normpath(site / row[0])) for row in rows if row and row[0]]
-    paths += [path for path in sorted(about.rglob("*")) if path.is_file()]
-    environment = site.parents[min(2, len(site.parents) - 1)]
-    real = {folder: folder.resolve() for folder in (environment, *(path.parent for path in paths))}
-    inside = (path for path in paths if real[path.parent].is_relative_to(real[environment]))  # a link may lead out
-    return list(dict.fromkeys(path for path in inside if path.is_relative_to(environment)))
-
-
-def _name(about: Path) -> str:
-    """The name of the package that a ``.dist-info`` is of."""
-    return _canonical(about.name.partition("-")[0])
-
-
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _projects(root: Path) -> tuple[set[str], set[str]]:
-    """What a worktree's projects may be called as packages, and the modules beside their files: a name may be made."""
-    names, modules = set[str](), set[str]()
-    for folder, below, files in os.walk(root):
-        deep = len(Path(folder).relative_to(root).parts)
-        below[:] = [] if deep > 2 else [name for name in below if not name.startswith(".")]
-        if found := {"pyproject.toml", "setup.cfg", "setup.py"} & {*files}:
-            texts = [_text(path) for file in found if _readable(path := Path(folder, file))]
-            named = [name for text in texts for name in re.findall(r"\bname\s*=\s*[\"']?([\w.-]+)", text)]
-            names |= set(map(_canonical, named))
-            places = (path for part in (".", "src", "lib", "python") for path in Path(folder, part).glob("*"))
-            modules |= {path.stem for path in places if path.suffix == ".py" or path.is_dir()}
-    return names, modules - _COMMON
-
-
-def _known_by(abouts: Iterable[Path], modules: set[str], site: Path) -> set[str]:
-    """The packages of a folder that have modules of such names."""
-    if modules.isdisjoint(path.stem for path in site.glob("*")):
-        return set()
-    records = (about / "RECORD" for about in abouts)
-    tops = ((path.parent, set(_TOP.findall(_text(path)))) for path in records if _readable(path))
-    return {_name(about) for about, found in tops if not modules.isdisjoint(found)}
-
-
 # -- back
 
 
 def _new(note: _Note) -> list[Path]:
     """What leads to a worktree of ours now and did not."""
-    texts = {path: _text(path) for path in leading(Path(note.site))}
+    texts = {path: text_of(path) for path in leading(Path(note.site))}
     ours = (path for path, text in texts.items() if any(_is_ours(text, folder) for folder in note.ours))
     return sorted(path for path in ours if note.led.get(str(path)) != digest("lead", texts[path]))
+
+
+def _unknown(note: _Note) -> list[str]:
+    """The projects' packages that came or changed since, of which nothing says what they are of."""
+    abouts = [path for path in abouts_in(Path(note.site)) if name_of(path) in note.own]
+    abouts = [path for path in abouts if path.suffix != ".dist-info" or (path / "RECORD").exists()]
+    abouts = [path for path in abouts if not (path / "direct_url.json").exists()]
+    return [path.name for path in abouts if path.name not in note.stood or _is_changed(path, note)]
+
+
+def _is_changed(about: Path, note: _Note) -> bool:
+    kept = note.kept.get(name_of(about), {})
+    pairs = ((path, kept[str(path)]) for path in files_of(about) if str(path) in kept and about in path.parents)
+    return any(path.suffix != ".pyc" and not is_same(path, Path(copy)) for path, copy in pairs)
 
 
 def _called(file: Path) -> str:
@@ -333,10 +310,11 @@ def _called(file: Path) -> str:
     return file.parent.stem if file.suffix == ".json" else file.name
 
 
-def _settle(path: Path) -> None:
+def _settle(path: Path, mine: str = "") -> None:
     """Take away what leads to worktrees of runs that have ended, and put back what it took the place of.
 
-    Where nothing does, nothing is touched: what changed meanwhile is the user's.
+    Where nothing does, nothing is touched: what changed meanwhile is the user's. Whose runs ended by themselves
+    says so (`mine`). Others died, and perhaps a pip of theirs, before it led anywhere.
     """
     if not path.exists():
         return
@@ -346,17 +324,23 @@ def _settle(path: Path) -> None:
         others = [ours for ours in whole.ours if ours not in ended]
         if not ended:
             return
-        note = whole._replace(ours=ended)
+        note, died = whole._replace(ours=ended), ended != [mine]
         new = _new(note)
-        theirs, links = _theirs(note, new), {_canonical(file.stem) for file in new if file.suffix == ".egg-link"}
-        _installed.update((note.site, name) for name in {*map(_name, theirs), *links})
-        begun = [] if others else [*_begun(note)]  # else it may be under way
-        if names := {*map(_name, [*theirs, *begun]), *links, *note.back, *([] if others else _torn(note))}:
+        theirs, links = _theirs(note, new), {canonical(file.stem) for file in new if file.suffix == ".egg-link"}
+        taken = {*map(name_of, theirs), *links}
+        _installed.update((note.site, name) for name in taken)
+        begun = [] if others else [about for about in _begun(note) if died or _tells(new, name_of(about))]
+        torn = [] if others else [name for name in _torn(note) if died or _tells(new, name)]
+        half = {*map(name_of, begun), *torn}
+        if half - taken and died and _is_at_work(note):
+            return  # it may be anybody's pip: once it has ended, nothing is half done
+        taken |= half
+        if names := {*taken, *note.back, *_overwritten(note, theirs), *([] if others else _gone(note))}:
             note = note._replace(back=sorted(names))
             write_atomic(path, json.dumps(note._replace(ours=whole.ours)))
         if new or names:
             _take_away(note, new, {*theirs, *begun})
-            _put_back(note)
+            _put_back(note, taken)
             _remove_empty(note)
         for ours in ended:
             _lock_of(path, ours).unlink()
@@ -368,7 +352,7 @@ def _settle(path: Path) -> None:
         raise MachineFailureError(
             f"what a run installed cannot be taken back ({_said(error)}): cure that and run the same command again"
         ) from None
-    if lost := sorted({*note.back} & _names(note.stood) - note.kept.keys() - _standing(Path(note.site))):
+    if lost := sorted({*note.back} & _names(note.stood) - note.kept.keys() - names_in(Path(note.site))):
         raise MachineFailureError(
             f"a run installed its worktree over {', '.join(lost)} in {note.site}, of which no copy was kept (it is "
             f"large, or nothing told it for the project's): install {'it' if len(lost) == 1 else 'them'} again, and "
@@ -377,17 +361,18 @@ def _settle(path: Path) -> None:
 
 
 def _names(abouts: Iterable[str]) -> set[str]:
-    return {_name(Path(about)) for about in abouts}
-
-
-def _standing(site: Path) -> set[str]:
-    return {*map(_name, site.glob("*.dist-info")), *(_canonical(path.stem) for path in site.glob("*.egg-link"))}
+    return {name_of(Path(about)) for about in abouts}
 
 
 def _theirs(note: _Note, new: list[Path]) -> list[Path]:
-    """The packages that runs installed, by their ``.dist-info``."""
-    files, abouts = {*new}, sorted(Path(note.site).glob("*.dist-info")) if new else []
-    return [about for about in abouts if not files.isdisjoint([about / "direct_url.json", *_listed(about)])]
+    """What says of a package that it is installed, of those that runs installed."""
+    files, abouts = {*new}, abouts_in(Path(note.site)) if new else []
+    return [about for about in abouts if not files.isdisjoint([about / "direct_url.json", *files_of(about)])]
+
+
+def _tells(new: list[Path], name: str) -> bool:
+    """Whether what leads to worktrees is of a package of that name."""
+    return any(f"-{name}-" in f"-{canonical(_called(file))}-" for file in new)
 
 
 def _begun(note: _Note) -> Iterator[Path]:
@@ -395,45 +380,55 @@ def _begun(note: _Note) -> Iterator[Path]:
     copied = {path for files in note.kept.values() for path in files}
     for about in sorted(Path(note.site).glob("*.dist-info")):
         record = about / "RECORD"
-        mine = about.name not in note.stood and _name(about) in {*note.own, *note.kept}
+        mine = about.name not in note.stood and name_of(about) in {*note.own, *note.kept}
         if not record.exists() and (mine or str(record) in copied):
             yield about
 
 
 def _torn(note: _Note) -> Iterator[str]:
-    """What a pip that was ended has begun to take away, and what is gone of what runs have installed over."""
-    site = Path(note.site)
-    standing = _standing(site)
+    """What a pip that was ended has begun to take away."""
     for name, files in note.kept.items():
-        for record in (Path(path) for path in files if path.endswith(".dist-info/RECORD")):
-            aside = _aside(record.parent)
-            begun = record.is_file() and record.read_bytes() == Path(files[str(record)]).read_bytes()
-            if (aside.exists() and aside.name not in note.stood) or (
-                begun and not all(os.path.lexists(path) for path in files)
-            ):
+        for record in lists_in(files):
+            aside = aside_of(record.parent)
+            begun = is_same(record, Path(files[str(record)]))
+            if (aside.exists() and aside.name not in note.stood) or (begun and not all(map(os.path.lexists, files))):
                 yield name
-        if name not in standing and (note.site, name) in _installed:
-            yield name
 
 
-def _aside(about: Path) -> Path:
-    """Where pip puts it as long as it may have to come back."""
-    return about.with_name(f"~{about.name[1:]}")
+def _is_at_work(note: _Note) -> bool:
+    """Whether somebody installs there right now."""
+    before = {*Path(note.site).rglob("*")}
+    time.sleep(_MOMENT)
+    return before != {*Path(note.site).rglob("*")}
+
+
+def _overwritten(note: _Note, theirs: list[Path]) -> set[str]:
+    """The packages of other names that have files of the same paths."""
+    files, standing = {str(file) for about in theirs for file in files_of(about)}, names_in(Path(note.site))
+    return {name for name, kept in note.kept.items() if name in standing and not files.isdisjoint(kept)}
+
+
+def _gone(note: _Note) -> set[str]:
+    """What is gone of what runs have installed over."""
+    standing = names_in(Path(note.site))
+    return {name for name in note.kept if name not in standing and (note.site, name) in _installed}
 
 
 def _take_away(note: _Note, new: list[Path], theirs: set[Path]) -> None:
     site, modules = Path(note.site), {file.stem for file in new if file.suffix == ".py"}
-    shared = {file for about in site.glob("*.dist-info") if about not in theirs for file in _listed(about)}
-    for file in {file for about in theirs for file in _listed(about)} - shared:
+    shared = {file for about in abouts_in(site) if about not in theirs for file in files_of(about)}
+    for file in {file for about in theirs for file in files_of(about)} - shared:
         file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # it holds something else
             for folder in itertools.takewhile(lambda above: above != site, file.parents):
                 folder.rmdir()
+    for script in scripts_in(site, {canonical(file.stem) for file in new if file.suffix == ".egg-link"}):
+        script.unlink()
     for about in theirs:
         shutil.rmtree(about, ignore_errors=True)
     for file in {*new, *(site.glob("*.pth") if modules else ())}:
-        if file.suffix != ".json" and _readable(file):
-            lines = _text(file).splitlines(keepends=True) if file.suffix == ".pth" else []
+        if file.suffix != ".json" and readable(file):
+            lines = text_of(file).splitlines(keepends=True) if file.suffix == ".pth" else []
             left = [line for line in lines if not _is_away(line, note, modules)]
             if not left:
                 file.unlink()
@@ -446,32 +441,43 @@ def _is_away(line: str, note: _Note, modules: set[str]) -> bool:
     return any(_is_ours(line, ours) for ours in note.ours) or not modules.isdisjoint(re.findall(r"\w+", line))
 
 
-def _put_back(note: _Note) -> None:
+def _put_back(note: _Note, taken: set[str]) -> None:
     site = Path(note.site)
     for name in note.kept.keys() & {*note.back}:
         files = {Path(path): Path(copy) for path, copy in note.kept[name].items()}
-        others = [about for about in site.glob("*.dist-info") if _name(about) == name and not _is_as(about, files)]
-        if others or any(path not in files for path in site.glob("*.egg-link") if _canonical(path.stem) == name):
+        others = [about for about in abouts_in(site) if name_of(about) == name and not _is_as(about, files)]
+        if others or any(path not in files for path in site.glob("*.egg-link") if canonical(path.stem) == name):
             continue  # somebody has installed it meanwhile
         for file, copy in files.items():
-            if not os.path.lexists(file):
+            if not is_same(file, copy):
+                beside = file.with_name(f".{file.name}.repro")  # whoever is killed leaves no part of a file
                 file.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(copy, file, follow_symlinks=False)
-            if file.suffix == ".egg-link":  # what it leads to stood in the file that all such share, too
-                line, listed = _text(file).partition("\n")[0] + "\n", site / "easy-install.pth"
-                with listed.open("a+", encoding="utf-8", errors="surrogateescape") as lines:
-                    lines.seek(0)
-                    if line not in lines.readlines():
-                        lines.write(line)
-            if file.parent.suffix == ".dist-info":  # of a pip that was ended
-                shutil.rmtree(_aside(file.parent), ignore_errors=True)
+                beside.unlink(missing_ok=True)
+                shutil.copy2(copy, beside, follow_symlinks=False)
+                beside.replace(file)
+            if name in taken and file.name == "RECORD" and aside_of(file.parent).name not in note.stood:
+                shutil.rmtree(aside_of(file.parent), ignore_errors=True)  # of a pip that was ended
+        _list_again(site, files)
+
+
+def _list_again(site: Path, files: Iterable[Path]) -> None:
+    """What is in no list of its own stands in the one that all such share."""
+    lines = {text_of(file).partition("\n")[0] for file in files if file.suffix == ".egg-link"}
+    lines |= {f"./{egg.name}" for egg in site.glob("*.egg") if any(egg in (file, *file.parents) for file in files)}
+    shared = site / "easy-install.pth"
+    there = text_of(shared).splitlines() if shared.exists() else []
+    if missing := sorted(lines - {*there}):
+        text = "".join(f"{line}\n" for line in [*there, *missing])
+        shared.write_bytes(text.encode(errors="surrogateescape"))
 
 
 def _is_as(about: Path, files: dict[Path, Path]) -> bool:
     """Whether a package is the one of which there are copies: its list is the same, as far as there is one."""
     record = about / "RECORD"
     copy = files.get(record)
-    return record.read_bytes() == copy.read_bytes() if copy and record.is_file() else about / "METADATA" in files
+    if copy and record.is_file():
+        return is_same(record, copy)
+    return any(about in (file, *file.parents) for file in files)
 
 
 def _remove_empty(note: _Note) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from repro_golden.base.errors import ReproError
 from repro_golden.recording.attach.identify import marked
+from repro_golden.replay.children import CancelledError
 from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.repository.leads import leading, noted, notes_of
 from repro_golden.subjects.environments.releases import asked
@@ -25,6 +26,8 @@ _INSTALLED = "installed"
 """A file beside a worktree, with what its runs installed elsewhere."""
 _OF_USERS = ("HOME", "PYTHONNOUSERSITE", "PYTHONUSERBASE")
 """Variables that decide where a user's own packages are."""
+_CUT = (CancelledError, KeyboardInterrupt)
+"""What is raised where a run was ended by us."""
 _known: dict[tuple[str | None, ...], list[Path]] = {}
 
 
@@ -45,16 +48,16 @@ def taken_back(pythons: Sequence[str], place: Place, variables: Mapping[str, str
     others = [python for python in pythons if not Path(python).is_relative_to(place.root)] if place.home else []
     sites = dict.fromkeys(site for python in others for site in _sites(python, variables, place.root))
     found = [site for site in sites if _can_be_written(site)]  # in others no run can install
-    with contextlib.ExitStack() as exits:
-        notes = _notes(place, exits) if found else Path()
-        seen = [exits.enter_context(noted(notes, site, place.root)) for site in found]
-        try:
+    seen = list[list[str]]()
+    try:
+        with contextlib.ExitStack() as exits:
+            notes = _notes(place, exits) if found else Path()
+            seen += [exits.enter_context(noted(notes, site, place.root, _CUT)) for site in found]
             yield
-        finally:
-            exits.close()
-            if names := list(dict.fromkeys(name for names in seen for name in names)):
-                place.beside.mkdir(exist_ok=True)
-                (place.beside / _INSTALLED).write_text(", ".join(names), encoding="utf-8")
+    finally:
+        if names := list(dict.fromkeys(name for names in seen for name in names)):
+            place.beside.mkdir(exist_ok=True)
+            (place.beside / _INSTALLED).write_text(", ".join(names), encoding="utf-8")
 
 
 def installed_by(place: Place) -> str:
