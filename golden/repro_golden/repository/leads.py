@@ -105,7 +105,7 @@ def noted(base: Path, site: Path, root: Path, cut: tuple[type[BaseException], ..
         An empty list, which holds behind the block what this repository's runs have installed since it was noted.
 
     Raises:
-        MachineFailureError: the note cannot be written, or what runs installed not be taken back.
+        MachineFailureError: the note cannot be written, what runs installed not be taken back, or not be told.
     """
     found, ours = list[str](), str(root.parents[2])
     base.mkdir(parents=True, exist_ok=True)
@@ -137,8 +137,8 @@ def noted(base: Path, site: Path, root: Path, cut: tuple[type[BaseException], ..
             if unknown:
                 raise MachineFailureError(
                     f"{', '.join(unknown)} in {site} came or changed while a run was under way, and nothing tells of "
-                    "which folder it is: if the run did that, install again what you had, and let it run `pip install "
-                    "-e .` or in another environment; run the same command again"
+                    "which folder it is: if the run did that, install again what you had, or uninstall it, and let the "
+                    "command run `pip install -e .` or in another environment; then run the same command again"
                 )
 
 
