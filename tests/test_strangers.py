@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +291,58 @@ def test_what_a_package_reads_beside_its_code(tmp_path: Path, what: str) -> None
     where = names.get(what, "shared/b.json")
     with pytest.raises(ChildFailure, match=rf"under test, where {where} is not the same \(an editable"):
         exit_code(case(), place, tmp_path / "log")
+
+
+@pytest.mark.parametrize("spelled", ["{home}/src/../src", "{home}//src", "../home/src"])
+def test_a_package_by_another_spelling(tmp_path: Path, spelled: str) -> None:
+    """A package is looked at as a whole however the path that leads to it is written."""
+    path = spelled.format(home=tmp_path / "home")
+    place = bare(tmp_path, "tree", f"sys.path.insert(0, {path!r}); import lib.rate")
+    (place.root / "src" / "lib" / "rate.py").write_text("RATE = 1\n")
+    assert exit_code(case(), place, tmp_path / "log") == 0
+    (place.root / "src" / "lib" / "conf" / "a.yaml").write_text("2")
+    with pytest.raises(ChildFailure, match=r"^lib.* where src/lib/conf/a.yaml is not the same"):
+        exit_code(case(), place, tmp_path / "log")
+
+
+def test_what_was_not_written_whole(tmp_path: Path) -> None:
+    """Where a process could not write down what it met, nothing is said of the commit, in one line."""
+    limits = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200)); import lib.rate, one"
+    with pytest.raises(ChildFailure, match=r"^what a process imported and read was not written down whole"):
+        exit_code(case(), bare(tmp_path, "home", limits), tmp_path / "log")
+
+
+@pytest.mark.parametrize(
+    "how", ["os.execv(sys.executable, {words})", "runpy.run_path('train.py', run_name='__main__')"]
+)
+def test_a_launcher_of_an_environment_in_the_checkout(tmp_path: Path, how: str) -> None:
+    """A program that an environment brings is none of the checkout's, wherever the environment lies."""
+    home, place = tmp_path / "home", put(tmp_path, "tree")
+    venv.create(home / ".venv", symlinks=True)
+    packages = next((home / ".venv").glob("lib/python3*/site-packages"))
+    (packages / "all.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("site-packages")))
+    program = home / ".venv" / "bin" / "drive"
+    program.write_text(
+        f"#!{home}/.venv/bin/python\nimport os, runpy, sys\n{how.format(words=['python', 'train.py'])}\n"
+    )
+    program.chmod(0o755)
+    (result,) = launch(case(command=str(program)), place, [Run(3, trace=str(tmp_path / "t"))], tmp_path / "log")
+    assert result.steps == 3
+    (home / ".venv" / "own.py").write_text("")
+    place = bare(tmp_path, "tree", f"sys.path.insert(0, {str(home / '.venv')!r}); import own")
+    train = (place.root / "train.py").read_text()
+    (place.root / "train.py").write_text(train + TRAIN.format(place="", early="", late="pass"))
+    with pytest.raises(ChildFailure, match=r"^own .* was imported from another working tree"):
+        launch(case(command=str(program)), place, [Run(3, trace=str(tmp_path / "u"))], tmp_path / "log")
+
+
+def test_code_of_elsewhere_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that is run again and again costs a program next to nothing, whatever it is of."""
+    process, asked = met._Process(str(tmp_path / "tree"), str(tmp_path / "home"), str(tmp_path), False), list[str]()
+    monkeypatch.setattr(process, "_origin", lambda path: asked.append(path))
+    for _ in range(3):
+        process.ran(compile("1", str(tmp_path / "free" / "x.py"), "eval"))
+    assert len(asked) == 1
 
 
 def test_a_test_of_the_checkouts_own(tmp_path: Path) -> None:

@@ -62,10 +62,13 @@ class _Process:
     def __init__(self, place: str, home: str | None, folder: str, tests: bool) -> None:
         self._place, self._home, self._folder, self._tests = place, home, folder, tests
         here, standard = os.path.realpath(place), os.path.realpath(_STANDARD)
-        self._meant = tuple(f"{top.rstrip('/')}/" for top in (place, here, _OURS, standard, _STANDARD))
+        listed = os.path.join(os.path.realpath(folder), TRACKED)  # noqa: PTH118
+        programs = [os.path.join(top, "bin") for top in _environments()]  # noqa: PTH118
+        self._meant = tuple(f"{top.rstrip('/')}/" for top in (place, here, _OURS, standard, _STANDARD, *programs))
         own = os.path.realpath(home) if home else ""
-        self._own, self._others = f"{own.rstrip('/')}/", (f"{own}/.git/", f"{here}/", f"{_OURS}/")
+        self._own, self._others = f"{own.rstrip('/')}/", (f"{own}/.git/", f"{here}/", f"{_OURS}/", listed)
         self._known: set[str] = set()
+        self._foreign: set[str] = set()
         self._read: set[str] = set()
         self._tracked: frozenset[str] | None = None
         self._real: dict[str, str] = {}
@@ -98,8 +101,8 @@ class _Process:
                     self._module(os.path.abspath(file), name)  # noqa: PTH100
                 elif name not in self._known:
                     for folder in self._folders_from_elsewhere(module):
-                        self._known.add(name)
                         self._write(self._about(folder, name))
+                        self._known.add(name)
 
     def _folders_from_elsewhere(self, module: object) -> Iterator[str]:
         """The folders of a namespace package, but for those behind what the tree has in their place."""
@@ -113,29 +116,32 @@ class _Process:
             if origin and os.path.isdir(folder) and origin.counterpart(real(folder)) not in map(real, folders[:n]):  # noqa: PTH112
                 yield folder
 
-    def _module(self, path: str, name: str = "") -> None:
-        if "/../" in path or "//" in path:
-            path = os.path.normpath(path)
+    def _module(self, spelled: str, name: str = "") -> None:
+        path = os.path.normpath(spelled) if "/../" in spelled or "//" in spelled else spelled
         if path in self._known:
             return
         if copy := self._copy(path):
+            self._write(self._about(spelled, name) | {"path": path, "site": copy.site})
             self._known.add(path)
-            self._write(self._about(path, name) | {"site": copy.site})
             return
         if path.startswith(self._meant) or any(part in path for part in _KEPT):
             if path in self._read:  # through a link of the tree's
-                self._known.add(path)
                 self._write({"path": path})
+                self._known.add(path)
+            return
+        if path in self._foreign:
             return
         file = path
         if os.path.islink(path) and self._origin(path) is None:  # noqa: PTH114
             file = os.path.realpath(path)
-        if file not in self._known and self._origin(file):
+        if self._origin(file) is None:
+            self._foreign.add(path)
+        elif file not in self._known:
+            self._write(self._about(spelled, name) | {"path": file})
             self._known |= {path, file}
-            self._write(self._about(path, name) | {"path": file})
 
     def _about(self, path: str, name: str) -> dict[str, Any]:
-        """What tells of a module: its name, its file, and the folders of its top-level package."""
+        """What tells of a module: its name, its file as it calls it, and the folders of its top-level package."""
         if not name:  # the newest is the last; to ask a module that is lazy would import it
             modules = reversed(list(sys.modules.items()))
             name = next((name for name, module in modules if _attribute(module, "__file__") == path), "__main__")
@@ -185,8 +191,8 @@ class _Process:
             file = f"{self._folder_of(folder or '/').rstrip('/')}/{name}"
             if file.startswith(self._own) and not file.startswith(self._others):
                 if file[len(self._own) :] in self._listed():
-                    self._read.add(path)
                     self._write({"read": path, "file": file})
+                    self._read.add(path)
                 return
             if not os.path.islink(file):  # noqa: PTH114
                 return
@@ -201,7 +207,6 @@ class _Process:
     def _listed(self) -> frozenset[str]:
         """What git tracks in the checkout; of other files nothing is kept, for programs open many."""
         if self._tracked is None:
-            self._tracked = frozenset()
             with open(os.path.join(self._folder, TRACKED), "rb") as file:  # noqa: PTH118, PTH123
                 self._tracked = frozenset(os.fsdecode(file.read()).split("\0"))
         return self._tracked
@@ -219,19 +224,25 @@ class _Process:
         import json
 
         why = "started with -I, -E, -S or other variables, it does not tell what it imports"
-        path = os.path.join(self._folder, f"note-deaf-{os.getpid()}-{len(self._known)}.json")  # noqa: PTH118
+        path = os.path.join(self._folder, f"note-deaf-{_called()}-{len(self._known)}.json")  # noqa: PTH118
         with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
             json.dump({f"the code of `{line[:80]}`": why}, file)
 
     def _write(self, line: dict[str, Any]) -> None:
         import json
 
-        name = os.path.join(self._folder, FILES.replace("*", str(os.getpid())))  # noqa: PTH118
+        name = os.path.join(self._folder, FILES.replace("*", _called()))  # noqa: PTH118
         file = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
             os.write(file, json.dumps(line | {"tests": self._tests}).encode() + b"\n")
         finally:
             os.close(file)
+
+
+def _environments() -> Sequence[str]:
+    """Where the packages of this Python are, also without links; no checkout, which may have programs of its own."""
+    prefixes = {sys.prefix, os.path.realpath(sys.prefix)}
+    return [prefix for prefix in prefixes if not os.path.lexists(os.path.join(prefix, ".git"))]  # noqa: PTH118
 
 
 def is_deaf(words: Sequence[str], bare: bool) -> bool:
@@ -254,6 +265,11 @@ def is_deaf(words: Sequence[str], bare: bool) -> bool:
         if word[1:2] in ("c", "m"):
             break
     return bare
+
+
+def _called() -> str:
+    """What this process is called: nodes that share a folder may have one of its number too."""
+    return f"{os.uname().nodename}-{os.getpid()}"
 
 
 def _folders(module: object) -> list[str]:

@@ -63,7 +63,13 @@ def said(folder: Path, root: Path, home: Path | None) -> str | None:
         return None
     forget()  # what was the same at another commit
     place, own = str(root), str(home) if home else None
-    met = [json.loads(line) for line in lines]
+    try:
+        met = [json.loads(line) for line in lines]
+    except ValueError:
+        return (
+            "what a process imported and read was not written down whole (the disk is full, or the program limits the "
+            "size of files by ulimit -f): make room for it"
+        )
     modules = [one for one in met if "name" in one]
     run = {path for one in met if "read" not in one for path in (one["path"], real_file(one["path"]))}
     main = ""
