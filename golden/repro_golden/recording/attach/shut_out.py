@@ -8,7 +8,9 @@ from pathlib import Path
 
 __all__ = ["unseen_for"]
 
-_SET = re.compile(r"""(?<![\w$"'])PYTHONPATH\s*:?=\s*(?P<value>"[^"]*"|'[^']*'|[^\s;&|]*)""")
+_SET = re.compile(
+    r"""(?<![\w${"'])PYTHONPATH\s*:?=\s*(?P<value>(?:"[^"]*"|'[^']*'|\$\([^)]*\)|`[^`]*`|[^\s;&|"'`])*)"""
+)
 _MAKEFILES = ("GNUmakefile", "makefile", "Makefile")
 """In the order in which make looks for them."""
 _MOST = 1 << 20
@@ -22,12 +24,12 @@ def unseen_for(command: Sequence[str], root: Path) -> str:
         command: Program and arguments.
         root: Where it ran.
     """
-    if where := _sets_anew(command, root):
-        return (
-            f"{where} sets PYTHONPATH anew, by which the recorder gets in: keep what it was "
-            "(PYTHONPATH=src:$PYTHONPATH; $$PYTHONPATH in a Makefile)"
-        )
-    return (
+    where = _sets_anew(command, root)
+    anew = (
+        f"{where} sets PYTHONPATH anew, by which the recorder gets in: keep what it was "
+        "(PYTHONPATH=src:$PYTHONPATH; $$PYTHONPATH in a Makefile); else, "
+    )
+    return (anew if where else "") + (
         "does it train with torch.optim (an update from torch.func's gradients, or in hooks that drop them, is not "
         "seen: give them to an optimizer of torch's), in a Python that reads PYTHONPATH, and if it goes on from a "
         "checkpoint that it finds, is there a step left to make?"
