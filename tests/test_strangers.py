@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import venv
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -216,17 +217,37 @@ def test_a_process_whose_end_nobody_sees(tmp_path: Path, end: str, what: str) ->
 
 def test_a_python_that_tells_nothing(tmp_path: Path) -> None:
     """One that was started with -I, or with variables of its own, is named among what was not looked at."""
-    starts = "import subprocess; subprocess.run({words}, env={env}, check=True)"
+    starts = "import os, subprocess; subprocess.run({words}, env={env}, check=True)"
     for words, env, named in (
-        (["-I", "-c", "1"], None, True),
+        (["-X", "dev", "-I", "-c", "1"], None, True),
         (["-c", "1", "-I"], None, False),
         (["-c", "1"], {}, True),
+        (["-c", "2"], "{**os.environ, 'PYTHONPATH': 'src'}", True),
+        (["-c", "3"], "{**os.environ, 'PYTHONPATH': 'src:' + os.environ['PYTHONPATH']}", False),
+        (["-c", "4"], "os.environ.update(PYTHONPATH='src')", True),
     ):
         early = starts.format(words=[sys.executable, *words], env=env)
         trace = tmp_path / "-".join(words) / "t"
         (result,) = launch(case(), put(tmp_path, "tree", early=early), [Run(3, trace=str(trace))], tmp_path / "log")
         told = [name for name in (Trace(trace).end or {})["unread"] if name.startswith("the code of")]
         assert (result.steps, told != []) == (3, named), words
+
+
+@pytest.mark.parametrize(
+    ("words", "deaf"),
+    [
+        ("python3.11 -I x.py", True),
+        ("python -W ignore -Es x.py", True),
+        ("python -Wignore -mI -I", False),
+        ("python - -I", False),
+        ("python x.py -I", False),
+        ("python-config -I", False),
+    ],
+)
+def test_options_of_python(words: str, deaf: bool) -> None:
+    """Python's own options shut the recorder out, not their arguments nor what is the program's."""
+    assert met.is_deaf(words.split(), bare=False) is deaf
+    assert met.is_deaf(words.split(), bare=True) is ("config" not in words)
 
 
 @pytest.mark.whole
@@ -334,6 +355,38 @@ def test_a_launcher_of_an_environment_in_the_checkout(tmp_path: Path, how: str) 
     (place.root / "train.py").write_text(train + TRAIN.format(place="", early="", late="pass"))
     with pytest.raises(ChildFailure, match=r"^own .* was imported from another working tree"):
         launch(case(command=str(program)), place, [Run(3, trace=str(tmp_path / "u"))], tmp_path / "log")
+
+
+MADE = {
+    "written": ("open(path, 'w').write('A = 1'); runpy.run_path(path)", True),
+    "in memory": ("eval(compile('1', path, 'eval'))", True),
+    "appended": ("open(path, 'a').write('A = 1'); runpy.run_path(path)", False),
+    "not allowed": ("{kept}; runpy.run_path(path)", False),
+    "zipped": ("sys.path.insert(0, path + '.zip'); import k", False),
+    "compiled": ("py_compile.compile(__file__, path + 'c', path); sys.path.insert(0, folder); import k", False),
+}
+
+
+@pytest.mark.parametrize(("code", "runs"), MADE.values(), ids=list(MADE))
+def test_code_that_the_run_makes_in_the_checkout(tmp_path: Path, code: str, runs: bool) -> None:
+    """What a run has written itself, or never wrote, is its own; what lay there before is the checkout's."""
+    folder = tmp_path / "home" / "build"
+    folder.mkdir()
+    if not runs:
+        (folder / "k.py").write_text("")
+        with zipfile.ZipFile(folder / "k.py.zip", "w") as archive:
+            archive.writestr("k.py", "")
+    if "compile(__file__" in code:
+        (folder / "k.py").unlink()
+    kept = "sys.audit('open', path, 'w', os.O_WRONLY | os.O_TRUNC)"  # as where the system refuses it
+    early = f"import os, py_compile, runpy; folder, path = {str(folder)!r}, {str(folder / 'k.py')!r}"
+    place = put(tmp_path, "tree", early=f"{early}; {code.replace('{kept}', kept)}")
+    (place.root / "train.py").write_text((place.root / "train.py").read_text() + "import os; os._exit(0)\n")
+    if runs:
+        launch(case(), place, [Run(3, trace=str(tmp_path / "t"))], tmp_path / "log")
+        return
+    with pytest.raises(ChildFailure, match=r"k\.py.* was imported from another working tree"):
+        launch(case(), place, [Run(3, trace=str(tmp_path / "t"))], tmp_path / "log")
 
 
 def test_code_of_elsewhere_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

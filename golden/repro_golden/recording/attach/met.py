@@ -69,6 +69,7 @@ class _Process:
         self._own, self._others = f"{own.rstrip('/')}/", (f"{own}/.git/", f"{here}/", f"{_OURS}/", listed)
         self._known: set[str] = set()
         self._foreign: set[str] = set()
+        self._made: dict[str, tuple[int, ...] | None] = {}
         self._read: set[str] = set()
         self._tracked: frozenset[str] | None = None
         self._real: dict[str, str] = {}
@@ -136,9 +137,18 @@ class _Process:
             file = os.path.realpath(path)
         if self._origin(file) is None:
             self._foreign.add(path)
-        elif file not in self._known:
+        elif file not in self._known and not self._is_made(file):
             self._write(self._about(spelled, name) | {"path": file})
             self._known |= {path, file}
+
+    def _is_made(self, file: str) -> bool:
+        """Whether code is this run's own: of a file that it wrote anew, or of a name for none."""
+        from repro_golden.recording.attach.working_trees import real_file
+
+        file, now = real_file(file), _stamp(file)
+        if file in self._made:
+            return now != self._made[file]  # else it could not be written
+        return now is None and not os.path.exists(f"{file}c")  # noqa: PTH110
 
     def _about(self, path: str, name: str) -> dict[str, Any]:
         """What tells of a module: its name, its file as it calls it, and the folders of its top-level package."""
@@ -176,21 +186,24 @@ class _Process:
     # -- files
 
     def opened(self, path: object, mode: object, flags: int) -> None:
-        """A file is about to be opened."""
-        if type(path) is not str or flags & (os.O_WRONLY | os.O_RDWR):
+        """A file is about to be opened: to be read, or to be made anew."""
+        writes = flags & (os.O_WRONLY | os.O_RDWR)
+        if type(path) is not str or (writes and not flags & (os.O_TRUNC | os.O_EXCL)):
             return
         if not path.startswith("/"):
             if mode is None:  # `os.open`, whose path may be one below a folder that is open
                 return
             path = f"{os.getcwd()}/{path}"  # noqa: PTH109
-        if path in self._read:
+        if path in self._read and not writes:
             return
         file = path
         for _ in range(_LINKS):
             folder, _, name = file.rpartition("/")
             file = f"{self._folder_of(folder or '/').rstrip('/')}/{name}"
             if file.startswith(self._own) and not file.startswith(self._others):
-                if file[len(self._own) :] in self._listed():
+                if writes:
+                    self._made.setdefault(file, _stamp(file))
+                elif file[len(self._own) :] in self._listed():
                     self._write({"read": path, "file": file})
                     self._read.add(path)
                 return
@@ -217,8 +230,7 @@ class _Process:
         """A program is about to be started: of a Python that will not read our `sitecustomize`, say so in the trace."""
         words = [words] if isinstance(words, (str, bytes, os.PathLike)) else list(words)
         line = " ".join(map(os.fsdecode, words))
-        bare = variables is not None and not {"REPRO_TRACE", b"REPRO_TRACE"} & set(variables)
-        if line in self._known or not is_deaf([os.fsdecode(word) for word in words], bare):
+        if line in self._known or not is_deaf([os.fsdecode(word) for word in words], _is_bare(variables)):
             return
         self._known.add(line)
         import json
@@ -252,19 +264,44 @@ def is_deaf(words: Sequence[str], bare: bool) -> bool:
         words: Program and arguments.
         bare: Whether its environment is without our variables.
     """
-    if not words or not os.path.basename(words[0]).startswith("python"):  # noqa: PTH119
+    name = os.path.basename(words[0]) if words else ""  # noqa: PTH119
+    if not name.startswith("python") or name[len("python") :].strip("0123456789.t"):
         return False
-    for word in words[1:]:
-        if not word.startswith("-") or word.startswith("--"):
+    options = iter(words[1:])
+    for word in options:
+        if not word.startswith("-") or word == "-":
             break
-        for letter in word[1:]:
+        for at, letter in enumerate(word[1:], 2):
             if letter in "IES":
                 return True
-            if letter in "cmWX":  # what follows is its argument
+            if letter in "cm":  # the rest is the program's
+                return bare
+            if letter in "WX-":
+                if word == "--check-hash-based-pycs" or (at == len(word) and letter != "-"):
+                    next(options, None)  # its argument
                 break
-        if word[1:2] in ("c", "m"):
-            break
     return bare
+
+
+def _is_bare(variables: Any) -> bool:
+    """Whether an environment, or this process's own where None is given, is without what brings the recorder in."""
+    held = {
+        os.fsdecode(name): os.fsdecode(value)
+        for name, value in (os.environ if variables is None else variables).items()
+    }
+    sites = sys.__dict__.get("_repro_sites", ())
+    return "REPRO_TRACE" not in held or not set(sites).intersection(held.get("PYTHONPATH", "").split(os.pathsep))
+
+
+def _stamp(path: str) -> tuple[int, ...] | None:
+    """What is another where a file has been written; None where there is none."""
+    try:
+        facts = os.stat(path)  # noqa: PTH116
+    except FileNotFoundError:
+        return None
+    except OSError:  # in an archive
+        return ()
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
 
 def _called() -> str:
