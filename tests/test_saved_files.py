@@ -62,6 +62,7 @@ def recorded(
     command = [sys.executable, "-m", "repro", "trace", "--out", "trace", *stop, "--", sys.executable, "train.py"]
     done = warm_kit.run([*command, *arguments], folder, environment() | {"OMP_NUM_THREADS": "1", **variables}, 100)
     assert done.returncode == 0, done.stderr
+    print(done.stderr)  # says why a trace is not whole
     return Trace(folder / "trace")
 
 
