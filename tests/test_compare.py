@@ -19,6 +19,7 @@ from repro.text import comparison_text
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Bound, Compare
 from repro_golden.compare.traces import compare, first_divergent_index, violations
+from repro_golden.compare.untouched import untouched
 from repro_golden.recording.attach.unmatched import unmatched
 from repro_golden.recording.recorder import Recorder, dump_path
 from repro_golden.trace import PHASES, Header, Row, Trace, TraceWriter, seal
@@ -96,6 +97,8 @@ def test_a_training_that_is_the_same_is_told(tmp_path: Path) -> None:
         comparison = compare(*pair(tmp_path / str(number), a, b))
         assert comparison.untouched == comparison.to_mapping()["untouched"] == said, number
         assert bool(comparison.divergence) == (a != b) and (said in comparison_text(comparison))
+    a, b = pair(tmp_path / "told", steps(scale, *metrics(loss=1.0)), steps(flat, *metrics(loss=1.0)))
+    assert "metrics" not in untouched(a, b, replace(compare(a, b).looked, unsure=["loss"])), "it was not compared"
     one = [[row_of("update", "w", value)]], [[row_of("update", "w", value[0])]]
     assert compare(*pair(tmp_path / "w", *one)).untouched.endswith("in the one step: only a shape changed")
 

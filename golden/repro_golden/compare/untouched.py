@@ -47,7 +47,7 @@ def untouched(a: Trace, b: Trace, looked: Coverage) -> str:
                 return ""
             kinds.add(what)
     metrics = _metrics(a)
-    logged = metrics == _metrics(b) and any(metrics)
+    logged = metrics == _metrics(b) and any(metrics) and not looked.unsure
     parts = ["trained parameters", *(["gradients"] * bool(looked.gradients)), *(["metrics"] * logged)]
     steps = f"all {count} steps" if count > 1 else "the one step"
     form = f": {kinds.pop()} changed" if len(kinds) == 1 and "" not in kinds and not alone else ""

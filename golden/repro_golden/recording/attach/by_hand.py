@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from repro_golden.recording.attach.alive.readable import unreadable
-from repro_golden.recording.attach.alive.readings import Held, Reading, Tensors, is_leaf
+from repro_golden.recording.attach.alive.readings import Held, Reading, Tensors, groups_of, is_leaf, parameters_of
 from repro_golden.recording.attach.by_identity import id_of
 from repro_golden.recording.attach.guard import harmless
 from repro_golden.recording.attach.standing_in import stand_in
@@ -60,7 +60,7 @@ class ByHand:
     def moved_nothing(self, optimizer: Any) -> bool:
         """Whether no parameter has other bits than before the first step, and an optimizer holds some of them."""
         parameters = self.param_groups[0]["params"]
-        held = {id_of(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        held = {id_of(parameter) for group in groups_of(optimizer) for parameter in parameters_of(group)}
         if held.isdisjoint(map(id_of, parameters)) or any(map(unreadable, parameters)):
             return False
         before, now = (reading.result() for reading in (self._first, _contents(parameters)))
