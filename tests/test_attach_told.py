@@ -196,6 +196,37 @@ for i in range(1, 7):
 """
 
 
+CRITIC = """\
+critic = torch.nn.Linear(8, 1)
+second, at = torch.optim.SGD(critic.parameters(), lr=0.1), PLACES[V]
+for i in range(4):
+    x = torch.randn(4, 8)
+    losses = model(x).pow(2).mean(), critic(x).pow(2).mean()
+    if at == 0: tell(value=losses[1].item())
+    losses[0].backward()
+    if at == 1: tell(value=losses[1].item())
+    optimizer.step(); optimizer.zero_grad()
+    if at == 2: tell(value=losses[1].item())
+    losses[1].backward()
+    if at == 3: tell(value=losses[1].item())
+    second.step(); second.zero_grad()
+    if at == 4: tell(value=losses[1].item())
+    tell(**{name: x.item() * (2 if at == 5 else 1) for name, x in zip(("policy", "critic"), losses)})
+"""
+
+
+@pytest.mark.parametrize("place", [pytest.param(k, marks=pytest.mark.whole) if k in (1, 3) else k for k in range(6)])
+def test_where_in_a_round_of_optimizers_a_number_is_told_is_no_difference(tmp_path: Path, place: int) -> None:
+    """Behind whose step it is told is no matter of the training, from before the first pass to the last step."""
+    first, other = traces(tmp_path, HEAD + CRITIC.replace("PLACES", str((2, place))))
+    compared = compare(first, other)
+    told = [name for step in other.steps for name in step.compared if name in ("value", "critic")]
+    if place == 5:  # what it tells is twice as large
+        assert compared.divergence is not None and compared.divergence.signal == "policy"
+    else:
+        assert compared.equal and told[-4:] == ["critic", "value"] * 2
+
+
 @pytest.mark.parametrize("program", [THIRD, BY_HAND], ids=["optimizer", "by-hand"])
 def test_a_number_of_some_steps_stands_with_its_step(tmp_path: Path, program: str) -> None:
     """Whether it is told before the step's end or after it, and the norm of a line beside its loss."""

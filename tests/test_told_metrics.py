@@ -24,7 +24,12 @@ X, Y, Z = 0.123456, 0.234567, 0.345678
 
 
 def told(
-    folder: Path, *steps: Told, recorder: int = RECORDER, ended: bool = True, patterns: tuple[str, ...] = ()
+    folder: Path,
+    *steps: Told,
+    recorder: int = RECORDER,
+    ended: bool = True,
+    patterns: tuple[str, ...] = (),
+    **closing: object,
 ) -> Trace:
     """A trace of steps with these numbers beside a weight; those in lines of text begin with ``~``."""
     subject = {"observe": {"metrics": list(patterns)}}
@@ -34,7 +39,7 @@ def told(
         rows = [metric_row(OWN.get(name.removesuffix("#1"), "loss"), name, x) for name, x in seen.items()]
         writer.write(rows, {name[1:]: x for name, x in step.items() if name[0] == "~"})
     if ended:
-        writer.close({"reason": "finished"})
+        writer.close({"reason": "finished", **closing})
     else:
         writer.let_go()
     return Trace(folder)
@@ -167,6 +172,17 @@ def test_what_stood_behind_a_pass_that_makes_its_steps_is_not_compared(tmp_path:
     """Before the 20th it stood with the next pass' steps."""
     a = told(tmp_path / "a", {}, {"loss": X}, {"loss": Y}, recorder=19)
     assert compare(a, told(tmp_path / "b", {"loss": X}, {"loss": Y}, {"loss": Z})).equal
+
+
+def test_what_a_round_tells_is_compared_with_earlier_recorders_where_its_place_did_not_move(tmp_path: Path) -> None:
+    """Before the 21st it stood with the step that it was told behind; in a program of one optimizer nothing moved."""
+    old, new = [{"loss": Y}, {"acc": X}] * 2, [{"acc": X, "loss": Y}, {}] * 2
+    rounds = {"rounds": [[[2, [[0, 0], [1, 1]]]]]}
+    a = told(tmp_path / "a", *old, recorder=20, **rounds)
+    compared = compare(a, told(tmp_path / "b", *new, **rounds))
+    assert compared.equal and "and not compared: acc;" in f"{compared.looked};"
+    assert not compare(a, told(tmp_path / "c", *[{"acc": X, "loss": Z}, {}] * 2, **rounds)).equal
+    assert not compare(told(tmp_path / "d", *old, recorder=20), told(tmp_path / "e", *new)).equal
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ _TOLD_SINCE = 20
 """The first recorder that puts each number to its step as today, and under its name of today."""
 _EARLY_UNTIL = {False: 19, True: 20}
 """The first that puts none a step too early: without patterns, and with them, in a dict beside a number of theirs."""
+_ROUNDS_SINCE = 21
+"""The first that puts what is told once in a round of several optimizers to its first step."""
 BOTH = "ab"
 """The side of a metric that both tell and nobody can compare."""
 _SOME = " of some steps"
@@ -45,7 +47,8 @@ class ToldMetrics:
         self._unsure: dict[str, bool] = {}
         patterns = any(trace.header.subject.get("observe", {}).get("metrics") for trace in (a, b))
         self._early = _recorders_part(a, b, _EARLY_UNTIL[patterns])
-        self.otherwise = _recorders_part(a, b, _TOLD_SINCE)
+        self._in_rounds = _in_rounds_part(a, b)
+        self.otherwise = self._in_rounds or _recorders_part(a, b, _TOLD_SINCE)
         """Whether one recorder alone put some numbers to another step, or under other names."""
 
     def metric(self, name: str) -> str:
@@ -106,7 +109,7 @@ class ToldMetrics:
         after = [any(f"{metric}#after" in step.metrics for step in trace.steps) for trace in (self._a, self._b)]
         if not all(map(any, sides)):
             return False
-        if self._early:
+        if self._early or self._in_rounds:
             return sides[0] != sides[1] or after[0] != after[1]
         first, other = (side.index(True) for side in sides)  # a step late is what a pass tells that made its steps
         return first > other if self._a.header.recorder < self._b.header.recorder else other > first
@@ -116,6 +119,11 @@ def _recorders_part(a: Trace, b: Trace, since: int) -> bool:
     """Whether one of two recorders is later than the other, which is earlier than `since`."""
     old, new = sorted((a.header.recorder, b.header.recorder))
     return old < min(new, since)
+
+
+def _in_rounds_part(a: Trace, b: Trace) -> bool:
+    """Whether the recorders of two traces of several optimizers put what a round tells to other steps."""
+    return _recorders_part(a, b, _ROUNDS_SINCE) and any("rounds" in (trace.end or {}) for trace in (a, b))
 
 
 def _a_step_early(a: Trace, b: Trace, name: str) -> bool:
