@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from test_attach_passes import diff, run
+
+from repro_golden.recording.attach.run import run_traced
+from repro_golden.recording.attach.settings import Settings
+from repro_golden.trace import Trace
 
 BEFORE = {
     "a check": (2, "loss_of(model).backward(); trained(2)"),
@@ -40,6 +46,20 @@ BEFORE = {
     ),
 }
 
+TWO = """
+import torch
+torch.manual_seed(0)
+body, head = torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)
+def loss():
+    return head(body(torch.randn(2, 3))).square().mean()
+loss().backward()
+optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+for _ in range(2):
+    optimizer.step()
+    optimizer.zero_grad()
+    loss().backward()
+"""
+
 
 @pytest.mark.parametrize("kind", BEFORE)
 def test_a_pass_before_the_optimizer_is_a_step_where_it_moved_what_that_holds(tmp_path: Path, kind: str) -> None:
@@ -63,3 +83,19 @@ def test_the_first_step_that_is_asked_for_is_not_a_check(tmp_path: Path) -> None
     checked = "model = net()\nloss_of(model).backward()\noptimizer = torch.optim.SGD(model.parameters(), lr=rate)\n"
     code, said = diff(tmp_path, f"{checked}for _ in range(3): step(model, optimizer)\n", "--steps", "1")
     assert code == 1 and "differs at step 0, phase update" in said, said
+
+
+@pytest.mark.parametrize("at", [(0, "input", "start/weight"), (0, "grad", "weight")])
+def test_what_is_planted_in_a_pass_that_is_no_step_is_planted_once(tmp_path: Path, at: tuple[int, str, str]) -> None:
+    """One ULP moves no pass before the optimizer to a step, and is not there twice in the first one."""
+    (tmp_path / "train.py").write_text(TWO)
+    values = []
+    for name, planted in (("plain", ()), ("planted", (at,))):
+        asked = Settings(str(tmp_path / name), perturbation=planted)
+        assert run_traced([sys.executable, str(tmp_path / "train.py")], tmp_path / name, asked)[0] == 0
+        trace = Trace(tmp_path / name)
+        (row,) = [row for row in trace.rows(0) if (row.phase, row.name) == at[1:]]
+        values.append(torch.frombuffer(bytearray(row.values or row.sketch), dtype=torch.float32))
+        assert len(trace.steps) == 2
+    plain, planted = values
+    assert planted[0] == torch.nextafter(plain[0], torch.tensor(torch.inf)) and torch.equal(planted[1:], plain[1:])

@@ -164,7 +164,7 @@ def test_as_many_as_were_asked_for(tmp_path: Path, most: int, steps: int) -> Non
 
 def test_whom_a_rank_waits_for(tmp_path: Path) -> None:
     """Neither for one that has ended by itself nor for one that was ended. One that Ray may call again has not."""
-    records = Records(str(tmp_path))
+    records = Records(Settings(str(tmp_path)))
     records.open({"rank": 0, "world": 1})
     told = []
     for over, stopped in ((False, False), (True, False), (True, True)):

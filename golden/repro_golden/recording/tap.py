@@ -26,8 +26,11 @@ __all__ = ["Tap", "perturbed_by_one_ulp"]
 # -- the negative control of a golden run: the smallest change there is, planted in the child
 
 
-def perturbed_by_one_ulp(value: torch.Tensor) -> None:
+def perturbed_by_one_ulp(value: torch.Tensor) -> Callable[[], None]:
     """Move the first element by one unit in the last place, in place; of a complex number its real part.
+
+    Returns:
+        What takes it back, where it is still as it was left.
 
     Raises:
         ReproError: a value that cannot be changed in place.
@@ -36,6 +39,7 @@ def perturbed_by_one_ulp(value: torch.Tensor) -> None:
         raise ReproError("the negative control needs a tensor with an element")
     with torch.no_grad():
         first = value.detach()[(0,) * value.dim()]  # wherever it lies
+        before = first.clone()
         if first.is_complex():
             parts = torch.view_as_real(first.clone().resolve_conj())
             perturbed_by_one_ulp(parts)
@@ -46,6 +50,15 @@ def perturbed_by_one_ulp(value: torch.Tensor) -> None:
             first.copy_(torch.nextafter(first, torch.full_like(first, float("inf"))))
         else:
             first.copy_(first + 1)
+        planted = first.clone()
+
+    def take_back() -> None:
+        now, then = (each.reshape(1).view(torch.uint8) for each in (first, planted))
+        if torch.equal(now, then):
+            with torch.no_grad():
+                first.copy_(before)
+
+    return take_back
 
 
 # -- changing or writing out one signal as it passes, under its canonical name

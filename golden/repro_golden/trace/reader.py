@@ -266,13 +266,25 @@ def _unscaled(trace: Trace, index: int, optimizer: str, *, later: bool = False) 
     """
     if optimizer not in _made(trace, index)[1]:
         return False
-    after = (_made(trace, other) for other in range(index + 1, len(trace.steps)))
-    if trace.end is None or any(optimizer in made - left_out for made, left_out in after):
+    if trace.end is None or index < _last_made(trace, optimizer):
         return True
+    return not later and _may_end_so(trace, optimizer)
+
+
+@lru_cache(maxsize=64)
+def _last_made(trace: Trace, optimizer: str) -> int:
+    """The index of the last step that an optimizer made and no scaler left out, of a whole trace; -1 without one."""
+    backwards = ((index, *_made(trace, index)) for index in reversed(range(len(trace.steps))))
+    return next((index for index, made, left_out in backwards if optimizer in made - left_out), -1)
+
+
+@lru_cache(maxsize=64)
+def _may_end_so(trace: Trace, optimizer: str) -> bool:
+    """Whether a whole trace ends with as few steps left out as it had in a row before, or with one."""
     steps = [optimizer in left_out for made, left_out in map(partial(_made, trace), range(len(trace.steps)))
              if optimizer in made]  # fmt: skip
     *before, last = [len(list(group)) if out else 0 for out, group in itertools.groupby(steps)]
-    return not later and bool(before) and last <= max(1, *before)
+    return bool(before) and last <= max(1, *before)
 
 
 @lru_cache(maxsize=4096)

@@ -48,14 +48,13 @@ class ByHand:
         """Whether a step is. A public attribute would be read as what the optimizer keeps."""
         return self._begun
 
-    @begun.setter
-    def begun(self, value: bool) -> None:
-        self._begun = value
-
-    def begin(self, parameters: list[torch.Tensor], led_to: Mapping[str, torch.Tensor], *, first: bool = False) -> None:
-        """A step begins with these, and with what names lead to now. Of the first, what they hold is known later."""
+    def begin(self, parameters: list[torch.Tensor], led_to: Mapping[str, torch.Tensor]) -> None:
+        """A step begins with these, and with what names lead to now."""
         self.param_groups, self._led_to = [{"params": parameters}], led_to
-        self._first = _contents(parameters) if first else None
+
+    def hold(self, *, first: bool) -> None:
+        """What it begins with is read. Of the first step, what the parameters hold now is asked for later."""
+        self._begun, self._first = True, _contents(self.param_groups[0]["params"]) if first else None
 
     def moved_nothing(self, optimizer: Any) -> bool:
         """Whether no parameter has other bits than before the first step, and an optimizer holds some of them."""
@@ -88,7 +87,7 @@ class ByHand:
                 self._unread["the last update"] = "it made its parameters anew, and they were gone when it was read"
             parameters.append(parameter if new is None else new)
         self.begin(parameters, {})
-        self.begun = False
+        self._begun, self._first = False, None
 
 
 def _contents(tensors: Sequence[torch.Tensor]) -> Any:

@@ -41,7 +41,7 @@ from repro_golden.recording.attach.written.files import Files
 from repro_golden.recording.attach.written.metrics import Metrics, writable
 from repro_golden.recording.attach.written.places import place_of
 from repro_golden.recording.attach.written.raw import FOUND, RECORDER_FAILED, SHOWN, as_metric
-from repro_golden.recording.attach.written.records import Records, tap
+from repro_golden.recording.attach.written.records import Records
 from repro_golden.trace.families import UNREAD
 
 __all__ = ["Session"]
@@ -79,7 +79,7 @@ class Session:
         self.lock = threading.RLock()
         self.dead = False
         self.names = Names()
-        self._records = Records(self.settings.out)
+        self._records = Records(self.settings)
         self._main = main_tree()
         self._step = 0
         self._seconds: deque[float] = deque(maxlen=4096)
@@ -180,14 +180,13 @@ class Session:
     def _take(self, phase: str, name: str, value: Any, places: Mapping[str, Any] | None = None) -> None:
         from repro_golden.trace.signals import Signals
 
-        if self._signals is None:
-            self._signals = Signals()
+        self._signals = self._signals or Signals()
         group = value if isinstance(value, Mapping) else {"": value}
         if any_quantized(group.values()) or any_to_open(group.values()):
             value = of_parts(group, name, self._gone)
         if self.operations is not None:
             self.operations.observed(phase, name, value)
-        tap(self.settings, (self._step, phase, name), value, places or (), self._labels.count)
+        self._records.tap((self._step, phase, name), value, places or (), self._labels.count)
         self._signals.take(phase, name, value, places or None)
 
     # -- steps
@@ -235,6 +234,7 @@ class Session:
         if self._hand is None or not self._hand.begun:
             return
         if optimizer is None or (not self._step and self._hand.moved_nothing(optimizer)):
+            self._records.take_back(self._step)
             self._hand, self._signals, self._labels = None, None, Labels()
             for kept in (self._met, self._kept, self._seen):
                 kept.clear()
@@ -350,12 +350,12 @@ class Session:
         if not parameters:
             return False
         self._hand = self._hand or ByHand([], self._gone)
-        self._hand.begin(list(parameters.values()), self.around.led_to(), first=not self._step)
+        self._hand.begin(list(parameters.values()), self.around.led_to())
         if self._begin(self._hand, outermost=True):
             return True
         if self.settings.record:
             self._read("grad", "", self._hand.gradients(self.names.held(self._hand), given))
-        self._hand.begun = True
+        self._hand.hold(first=not self._step)
         return False
 
     def end_by_hand(self, *, end: bool = False) -> None:
@@ -448,7 +448,7 @@ class Session:
             for prefix, reading in list(self._ending()):
                 if tensors := readable(prefix, reading, self._gone).tensors:
                     at = self._step - 1, "update", f"end/{prefix}"
-                    tap(self.settings, at, tensors, reading.places or (), self._labels.count)
+                    self._records.tap(at, tensors, reading.places or (), self._labels.count)
                     self._late().take("update", f"end/{prefix}", tensors, reading.places or None)
         except (AssertionError, RuntimeError, ValueError) as error:
             self.around.unread["the state at the end"] = one_line(f"{type(error).__name__}: {error}")[:100]

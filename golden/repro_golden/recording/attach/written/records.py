@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,7 +18,7 @@ from repro_golden.recording.attach.order import At, dump_name, may_be
 from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.written.raw import RawLog
 
-__all__ = ["Records", "tap"]
+__all__ = ["Records"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a disk, and not of the program or of ours."""
@@ -28,12 +28,12 @@ class Records:
     """Opened at the first step, because ranks are not known before; that the recorder is in is said at once.
 
     Args:
-        out: The folder.
-
+        settings: What is asked for: the folder, and what is perturbed or dumped.
     """
 
-    def __init__(self, out: str) -> None:
-        self._out = Path(out)
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._out = settings, Path(settings.out)
+        self._planted: list[tuple[int, Callable[[], None]]] = []  # in which step, and what takes it back
         self._log: RawLog | None = None
         self._world = 1
         self._main: FrameType | None = None
@@ -121,8 +121,48 @@ class Records:
         if self._log is not None:
             self._log.close()
 
+    def tap(self, at: At, value: Any, parts: Container[str], optimizers: int) -> None:
+        """Perturb or dump, where one of these is the signal that is meant. What no rank has whole is not dumped.
 
-def _dump(out: str, at: At, tensor: torch.Tensor, rank: int) -> None:
+        Args:
+            at: Step, counted from the first that the process makes, phase and name, as they are met.
+            value: The signal, or a mapping of what is added to the name to signals.
+            parts: Those of which this rank has a part.
+            optimizers: How many the program has.
+        """
+        if not self._settings.perturbation and not self._settings.dump:
+            return
+        step, phase, name = self._settings.first + at[0], *at[1:]
+        for key, tensor in (value if isinstance(value, Mapping) else {"": value}).items():
+            if isinstance(tensor, torch.Tensor):
+                self._tap((step, phase, name + key), tensor, optimizers, whole=key not in parts)
+
+    def _tap(self, at: At, tensor: torch.Tensor, optimizers: int, *, whole: bool) -> None:
+        from repro_golden.recording.attach.process import place_of
+
+        step, phase, name = at
+        rank = place_of()[0]
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        mine = at, (step, phase, f"{name}@{rank}")
+        if any(tuple(planted) in mine for planted in self._settings.perturbation) and local.numel():
+            from repro_golden.recording.tap import perturbed_by_one_ulp
+
+            sign = self._out / f"planted-{os.getpid()}"
+            sign.touch()
+            self._planted += [(step, perturbed_by_one_ulp(local)), (step, sign.unlink)]
+        for met in mine if whole and local is tensor else ():
+            if any(may_be((wanted[0], wanted[1], wanted[2]), met, optimizers) for wanted in self._settings.dump):
+                _dump(self._out, met, tensor, rank)
+
+    def take_back(self, step: int) -> None:
+        """Undo what was planted in the step under way, which is none; `step` as of `tap`."""
+        for planted_in, undo in self._planted:
+            if planted_in == self._settings.first + step:
+                undo()
+        self._planted.clear()
+
+
+def _dump(out: Path, at: At, tensor: torch.Tensor, rank: int) -> None:
     """Write all of a signal beside the records; that of the lowest rank will stand: see `order.take_dumps`.
 
     Args:
@@ -135,44 +175,9 @@ def _dump(out: str, at: At, tensor: torch.Tensor, rank: int) -> None:
 
     reading = collector()
     reading.add([tensor], keep=True)
-    folder = Path(out) / "dumps" / f"{rank:05d}-{os.getpid()}"
+    folder = out / "dumps" / f"{rank:05d}-{os.getpid()}"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / dump_name(at)
     part = path.with_suffix(".part")
     part.write_bytes(reading.finish().result()[0][0].values or b"")
     part.replace(path)
-
-
-def tap(settings: Settings, at: At, value: Any, parts: Container[str], optimizers: int) -> None:
-    """Perturb or dump, where one of these is the signal that is meant. What no rank has whole is not dumped.
-
-    Args:
-        settings: What is asked for.
-        at: Step, counted from the first that the process makes, phase and name, as they are met.
-        value: The signal, or a mapping of what is added to the name to signals.
-        parts: Those of which this rank has a part.
-        optimizers: How many the program has.
-    """
-    if not settings.perturbation and not settings.dump:
-        return
-    step, phase, name = settings.first + at[0], *at[1:]
-    for key, tensor in (value if isinstance(value, Mapping) else {"": value}).items():
-        if isinstance(tensor, torch.Tensor):
-            _tap(settings, (step, phase, name + key), tensor, optimizers, whole=key not in parts)
-
-
-def _tap(settings: Settings, at: At, tensor: torch.Tensor, optimizers: int, *, whole: bool) -> None:
-    from repro_golden.recording.attach.process import place_of
-
-    step, phase, name = at
-    rank = place_of()[0]
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    mine = at, (step, phase, f"{name}@{rank}")
-    if any(tuple(planted) in mine for planted in settings.perturbation) and local.numel():
-        from repro_golden.recording.tap import perturbed_by_one_ulp
-
-        perturbed_by_one_ulp(local)
-        (Path(settings.out) / f"planted-{os.getpid()}").touch()
-    for met in mine if whole and local is tensor else ():
-        if any(may_be((wanted[0], wanted[1], wanted[2]), met, optimizers) for wanted in settings.dump):
-            _dump(settings.out, met, tensor, rank)
