@@ -132,6 +132,9 @@ def test_quick_ends_with_the_name(tmp_path: Path, predicate: str) -> None:
     assert answer["seconds"] >= answer["cost"]["seconds"]  # one after the other, the explanation's too
     done = repo.repro(*command, "--quick", "--all", *COMMAND)
     assert done.returncode == 2 and "give one of them" in done.stderr
+    if predicate == "exit":
+        done = repo.repro(*command, "--all", *COMMAND)
+        assert done.returncode == 2 and done.stderr.endswith("of which --when exit knows none: leave it out\n")
 
 
 def test_a_command_that_leaves_no_trace_is_an_error(tmp_path: Path) -> None:
@@ -288,6 +291,7 @@ def test_noisy_metrics_are_weighed(tmp_path: Path) -> None:
     assert result["posterior"][culprit] >= 0.9
     assert result["rates"][0] < 0.5 < result["rates"][1]
     assert "two replays of GOOD differ" in progress
+    assert f"whether commits after {culprit[:10]} move the numbers is not known: verdicts are noisy" in progress
 
 
 @pytest.mark.campaign

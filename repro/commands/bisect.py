@@ -139,5 +139,7 @@ def _refuse(axis: Axis, values: dict[str, Any]) -> None:
         refused += ["--when", "--all", "--confidence", "--try-skips", "--quick"]
     if values["--quick"] and values["--all"]:
         raise ReproError("--quick ends with the first name, and --all goes on from a confirmed one: give one of them")
+    if values["--all"] and values["--when"] == "exit":
+        raise ReproError("--all goes on from a commit's numbers, of which --when exit knows none: leave it out")
     if wrong := next((flag for flag in refused if values[flag]), None):
         raise ReproError(f"{wrong} is not for a search along a {axis.what}: leave it out")

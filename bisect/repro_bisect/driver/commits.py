@@ -170,6 +170,8 @@ class Bisection(Searching[BisectResult]):
             left = Ambiguous(noisy.answer.commits, untried & noisy.answer.commits)
             return self._result("ambiguous", [], ambiguous=left, **details)
         culprit = Culprit(self.history.info(noisy.answer.commit), noisy.own, None)
+        if noise and not isinstance(self.predicate, Exit) and noisy.answer.commit != self.history.bad:
+            self._untold(noisy.answer.commit, "verdicts are noisy; search from it on")
         return self._result("found", [culprit], **details)
 
     def _search_all(self, first: Interval) -> BisectResult:
