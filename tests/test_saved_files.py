@@ -314,6 +314,43 @@ def test_what_another_thread_saves_belongs_to_the_step_that_waits_for_it(tmp_pat
     assert (trace.end or {})["unread"] == {"saved/daemon.pt": other, "saved/memory": other}
 
 
+CHURN = """\
+import io, itertools, sys, threading
+sys.setswitchinterval(1e-6)
+filled, listed, over = [{} for _ in range(5000)], [[] for _ in range(5000)], threading.Event()
+def fill():
+    while not over.is_set():
+        for each in filled: each["x"] = []
+        for each in filled: each.clear()
+        for each in listed: each.append(1)
+        for each in listed: each.clear()
+def build():
+    while not over.is_set():
+        global built
+        built = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(5)])
+        built.more = torch.nn.Linear(1, 1); built.note = torch.ones(1); del built.more, built.note
+def write():
+    for number in itertools.count():
+        if over.is_set(): return
+        torch.save({"x": torch.ones(3)}, f"{number % 7}.tmp"); os.replace(f"{number % 7}.tmp", f"{number % 7}.pt")
+        torch.save({"x": torch.ones(3)}, io.BytesIO()); open("note", "w").close()
+threads = [threading.Thread(target=globals()[name]) for name in sys.argv[1:]]
+for thread in threads: thread.start()
+for _ in range(33): train()
+over.set()
+for thread in threads: thread.join()
+"""
+
+
+@pytest.mark.parametrize("threads", [("fill",), ("fill", "build", "write")], ids="-".join)
+def test_what_other_threads_make_and_change_meanwhile_ends_no_recording(
+    tmp_path: Path, threads: tuple[str, ...]
+) -> None:
+    """Mappings and lists that fill and empty; modules that are built and files that are renamed."""
+    trace = recorded(tmp_path / "churn", CHURN, *threads)
+    assert len(trace.steps) == 33 and trace.end is not None
+
+
 DISTRIBUTED = """\
 import torch.distributed.checkpoint as dcp
 from torch import distributed

@@ -125,7 +125,9 @@ class Beside:
         tensors = [leaf() for _, leaf in self._leaves]
         for root in self._roots:
             modules = [part.module() for part in root.parts]
-            tensors += [tensor for module in modules if module is not None for tensor in module._parameters.values()]
+            tensors += [
+                tensor for module in modules if module is not None for tensor in list(module._parameters.values())
+            ]
         with_grad = {id_of(tensor): tensor for tensor in tensors if tensor is not None and tensor.grad is not None}
         return list(({id_of(p): p for p in known} | with_grad).values())
 
@@ -298,12 +300,12 @@ class Beside:
         self._generators = [(name, g) for name, g in there if id_of(g) not in defaults]
 
     def _find_roots(self, modules: list[torch.nn.Module]) -> None:
-        inner = {id_of(child) for m in modules for child in m._modules.values() if child is not None}
+        inner = {id_of(child) for m in modules for child in list(m._modules.values()) if child is not None}
         roots: list[tuple[torch.nn.Module, bool, list[Part]]] = []
         packed = []
         for root in (m for m in modules if id_of(m) not in inner):
             parts = list(walk(root, "", None, set()))
-            stepped = any(id_of(p) in self._held for _, module, _ in parts for p in module._parameters.values())
+            stepped = any(id_of(p) in self._held for _, module, _ in parts for p in list(module._parameters.values()))
             holders = [Part(weakref.ref(m), path, config) for path, m, config in parts if m._parameters or m._buffers]
             for _, module, _ in parts:
                 self._searched.put(module, True)
@@ -350,7 +352,7 @@ class Beside:
                     self._searched.put(network, True)  # it has nothing, and is not walked through again
                 continue
             known |= {id_of(module) for _, module, _ in parts}
-            stepped = any(id_of(p) in self._held for _, module, _ in parts for p in module._parameters.values())
+            stepped = any(id_of(p) in self._held for _, module, _ in parts for p in list(module._parameters.values()))
             called = unused(name, [(root.name, root) for root in self._roots])
             self._roots.append(Root(called, stepped, holders))
             self._led.add(called)
@@ -371,7 +373,7 @@ class Beside:
         for root in self._roots:
             modules = [part.module() for part in root.parts]
             shapes.append(
-                shapes_of(p for m in modules if m is not None for p in m._parameters.values() if p is not None)
+                shapes_of(p for m in modules if m is not None for p in list(m._parameters.values()) if p is not None)
             )
         several = [counts for counts in shapes if sum(counts.values()) > 1]
         return [counts for number, counts in enumerate(several) if counts not in several[:number]]

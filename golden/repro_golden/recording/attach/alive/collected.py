@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import torch
 
 from repro_golden.fingerprint.kinds import PLAIN_TENSORS
 from repro_golden.recording.attach.alive.names import modules_of
-from repro_golden.recording.attach.alive.reached import is_tensor
+from repro_golden.recording.attach.alive.reached import first_of, is_tensor
 from repro_golden.recording.attach.alive.readings import Tensors
 
 __all__ = ["Alive"]
@@ -45,12 +44,8 @@ class Alive(NamedTuple):
             if known >= 0:
                 places[known].append(item)
         modules, optimizers, tensors, mappings, lists = places
-        containers = []
-        with contextlib.suppress(RuntimeError):  # another thread changes one
-            # a subclass may import half the world when it is asked for its values
-            filled = [m for m in mappings if dict.__len__(m)]
-            containers = [m for m in filled if is_tensor(next(iter(dict.values(m))))]
-        containers += [items for items in lists if items and items is not tensors and is_tensor(items[0])]
+        containers = [m for m, first in zip(mappings, map(first_of, mappings), strict=True) if is_tensor(first)]
+        containers += [items for items in lists if items is not tensors and is_tensor(first_of(items))]
         lists.clear()  # it has itself in it, and would keep all of this alive until garbage is collected
         # a wrapper that is made without torch's own __init__ may have none of its own
         ready = [o for o in optimizers if hasattr(o, "param_groups") and hasattr(o, "state")]

@@ -106,14 +106,14 @@ class Names:
     def _look(self) -> None:
         """Name the parameters and modules of every root: a module that no other module holds."""
         modules = modules_of(gc.get_objects())
-        inner = {id_of(child) for m in modules for child in m._modules.values() if child is not None}
+        inner = {id_of(child) for m in modules for child in list(m._modules.values()) if child is not None}
         parameters: Known[torch.Tensor] = {}
         named: Known[torch.nn.Module] = {}
         for root in (m for m in modules if id_of(m) not in inner):
             seen: set[int] = set()  # within one root the first name stands, as in `named_parameters`
             for path, module, config in walk(root, "", None, set()):
                 _take(named, module, path, config)
-                for key, parameter in module._parameters.items():
+                for key, parameter in list(module._parameters.items()):
                     if parameter is not None and id_of(parameter) not in seen:
                         seen.add(id_of(parameter))
                         name = f"{path}.{key}" if path else key
@@ -146,9 +146,11 @@ def walk(module: torch.nn.Module, path: str, config: Any, seen: set[int]) -> Ite
     seen.add(id_of(module))
     config = module.__dict__.get("config", config)
     yield path, module, config
-    children = [(key, child) for key, child in module._modules.items() if child is not None]
+    children = [(key, child) for key, child in list(module._modules.items()) if child is not None]
     # DDP, FSDP and others: nothing of their own but the one that they wrap
-    wraps = [key for key, _ in children] == ["module"] and not any(p is not None for p in module._parameters.values())
+    wraps = [key for key, _ in children] == ["module"] and not any(
+        p is not None for p in list(module._parameters.values())
+    )
     for key, child in children:
         if wraps or key in _WRAPPED:
             yield from walk(child, path, config, seen)

@@ -59,7 +59,7 @@ def leaves(
         unread: Takes why an object is left out that may hold some.
         nested: Whether objects in objects are looked into: what an optimizer has as an attribute may lead anywhere.
     """
-    if not path and type(value) is dict and all(_is_leaf(*pair) for pair in value.items()):
+    if not path and type(value) is dict and all(_is_leaf(*pair) for pair in list(value.items())):
         return iter(list(value.items()))  # what nearly every optimizer keeps of a parameter
     return _leaves(
         everything(value, path, functools.partial(_opened, nested=nested), called), {} if unread is None else unread

@@ -123,7 +123,7 @@ def _plain(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return all(map(_plain, value))
     if isinstance(value, dict):
-        return all(isinstance(key, str) and _plain(item) for key, item in value.items())
+        return all(isinstance(key, str) and _plain(item) for key, item in list(value.items()))
     return value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device))
 
 

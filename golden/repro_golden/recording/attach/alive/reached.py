@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from typing import Any
 
@@ -13,7 +12,7 @@ from repro_golden.recording.attach.alive.opened import is_foreign
 from repro_golden.recording.attach.alive.variables import NOT_HOLDERS, attributes, variables
 from repro_golden.recording.attach.by_identity import id_of
 
-__all__ = ["Reached", "is_tensor"]
+__all__ = ["Reached", "first_of", "is_tensor"]
 
 _DEPTH, _LONG, _WIDE, _MOST = 4, 64, 1000, 20_000
 """How far attributes of attributes are followed, in which mappings (see `_may_hold`), and to how many values in all.
@@ -74,7 +73,7 @@ class Reached:
                 if kind == _NOTHING or id_of(value) in seen:
                     continue
                 if kind in (_LIST, _MAPPING):
-                    if _holds_tensors(value, kind):
+                    if is_tensor(first_of(value)):
                         known = here.get(id_of(value))
                         if known is None or (len(name), name) < (len(known[0]), known[0]):
                             here[id_of(value)] = name, value
@@ -108,13 +107,14 @@ class Reached:
         return kind
 
 
-def _holds_tensors(container: Any, kind: int) -> bool:
-    if kind == _LIST:
-        return bool(container) and is_tensor(container[0])
-    with contextlib.suppress(RuntimeError, StopIteration):  # another thread changes it
-        # a subclass may import half the world when it is asked for its values
-        return dict.__len__(container) > 0 and is_tensor(next(iter(dict.values(container))))
-    return False
+def first_of(container: Any) -> Any:
+    """The first value of a dict or a list; None where it is empty, or another thread changes it."""
+    try:
+        if issubclass(type(container), dict):  # one may import half the world when it is asked itself
+            return next(iter(dict.values(container)), None)
+        return container[0] if container else None
+    except (IndexError, RuntimeError):
+        return None
 
 
 def _may_hold(mapping: Any) -> bool:
@@ -122,9 +122,7 @@ def _may_hold(mapping: Any) -> bool:
     length = dict.__len__(mapping)
     if length <= _LONG:
         return length > 0
-    with contextlib.suppress(RuntimeError, StopIteration):
-        return length <= _WIDE and not issubclass(type(next(iter(dict.values(mapping)))), NOT_HOLDERS)
-    return False
+    return length <= _WIDE and not issubclass(type(first_of(mapping)), NOT_HOLDERS)
 
 
 def _held(kind: int, holder: Any) -> list[tuple[str, Any]]:
@@ -134,7 +132,7 @@ def _held(kind: int, holder: Any) -> list[tuple[str, Any]]:
         space = object.__getattribute__(holder, "__dict__")
         if len(space) == len(_OWN):
             return []
-        return [(name, value) for name, value in space.items() if name not in _OWN and type(value) not in _PLAIN]
+        return [(name, value) for name, value in list(space.items()) if name not in _OWN and type(value) not in _PLAIN]
     return attributes(holder)
 
 

@@ -17,7 +17,7 @@ __all__ = ["GIVEN_BACK", "all_readable", "is_packed", "readable", "unreadable"]
 
 def is_packed(module: torch.nn.Module) -> bool:
     """Whether its weights are no tensors of Python's: quantized, or constants of a frozen graph."""
-    if any(type(value) is torch.ScriptObject for value in vars(module).values()):
+    if any(type(value) is torch.ScriptObject for value in list(vars(module).values())):
         return True
     frozen = isinstance(module, torch.jit.ScriptModule)
     return frozen and next(itertools.chain(module.parameters(), module.buffers()), None) is None

@@ -362,7 +362,7 @@ def _beside(
     ours = megatron.is_megatron(optimizer)  # whose state may answer as a mapping does, and be none
     whole_state = {} if ours or isinstance(states, Mapping) else {"state": states}
     attributes = {} if ours else vars(optimizer)
-    own = {k: v for k, v in attributes.items() if not k.startswith("_") and k not in _OURS}
+    own = {k: v for k, v in list(attributes.items()) if not k.startswith("_") and k not in _OURS}
     closed = dict[str, str]()
     used = Counter[str]()
     kept = ((True, *pair) for pair in leaves(whole_state or loose, "", called, closed))

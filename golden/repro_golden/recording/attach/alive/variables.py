@@ -164,12 +164,13 @@ def _slot_of_locals(frame: types.FrameType) -> ctypes.c_void_p | None:
 def attributes(holder: Any) -> list[tuple[str, Any]]:
     """What an object refers to by name: its own attributes, or the entries of a mapping."""
     if type(holder) is dict:
-        return [(name, value) for name, value in holder.items() if isinstance(name, str)]
+        return [(name, value) for name, value in list(holder.items()) if isinstance(name, str)]
     try:
         space = object.__getattribute__(holder, "__dict__")
     except AttributeError:
         return []
-    return [(name, value) for name, value in space.items() if isinstance(name, str)] if type(space) is dict else []
+    items = list(space.items()) if type(space) is dict else []  # another thread may change it
+    return [(name, value) for name, value in items if isinstance(name, str)]
 
 
 def _shortest(names: dict[int, str], number: int, name: str) -> None:

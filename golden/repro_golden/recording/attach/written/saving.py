@@ -470,7 +470,7 @@ def _attributes(module: torch.nn.Module) -> dict[str, Any]:
     """Of each part its class and what its state does not hold: numbers, such as a rate of dropout, texts, mappings."""
     return {
         name: {"class": type(part).__qualname__}
-        | {key: value for key, value in vars(part).items() if key[:1] != "_" and isinstance(value, _KEPT)}
+        | {key: value for key, value in list(vars(part).items()) if key[:1] != "_" and isinstance(value, _KEPT)}
         for name, part in module.named_modules()
     }
 
