@@ -49,7 +49,7 @@ def watch(place: str, home: str | None, folder: str, *, tests: bool) -> None:
     process = _Process(place, home, folder, tests)
     hear({"exec": process.ran, "import": process.loaded, "cpython.run_file": process.started})
     if home is not None:
-        hear({"open": process.opened})
+        hear({"open": process.opened, "os.rename": process.renamed, "os.link": process.renamed})
     hear({"subprocess.Popen": lambda _, words, __, variables: process.starts(words, variables)})
     hear(
         {event: lambda _, words, variables: process.starts(words, variables) for event in ("os.exec", "os.posix_spawn")}
@@ -198,9 +198,8 @@ class _Process:
             return
         file = path
         for _ in range(_LINKS):
-            folder, _, name = file.rpartition("/")
-            file = f"{self._folder_of(folder or '/').rstrip('/')}/{name}"
-            if file.startswith(self._own) and not file.startswith(self._others):
+            file = self._placed(file)
+            if self._is_own(file):
                 if writes:
                     self._made.setdefault(file, _stamp(file))
                 elif file[len(self._own) :] in self._listed():
@@ -211,11 +210,31 @@ class _Process:
                 return
             file = os.path.join(os.path.dirname(file), os.readlink(file))  # noqa: PTH115, PTH118, PTH120
 
-    def _folder_of(self, folder: str) -> str:
-        found = self._real.get(folder)
-        if found is None:
-            found = self._real[folder] = os.path.realpath(folder)
-        return found
+    def renamed(self, source: Any, target: Any, *folders: int) -> None:
+        """A file or a folder is about to get another name: what this run has made stays its own."""
+        if folders != (-1, -1):  # a path below one of two folders that are open
+            return
+        old, new = (self._placed(os.path.abspath(os.fsdecode(path))) for path in (source, target))  # noqa: PTH100
+        if not self._is_own(new):
+            return
+        if os.path.isdir(old):  # noqa: PTH112
+            files = [file for file in self._made if file.startswith(f"{old}/")]
+        else:
+            files = [old] if old in self._made or self._origin(old) is None else []  # code of elsewhere is no tree's
+        for file in files:
+            if _stamp(file) != self._made.get(file):
+                self._made.setdefault(known := new + file[len(old) :], _stamp(known))
+
+    def _is_own(self, file: str) -> bool:
+        """Whether a file lies in the user's checkout, in what may be a commit's."""
+        return file.startswith(self._own) and not file.startswith(self._others)
+
+    def _placed(self, path: str) -> str:
+        """A path without links to its folder."""
+        folder, _, name = path.rpartition("/")
+        if (found := self._real.get(folder)) is None:
+            found = self._real[folder] = os.path.realpath(folder or "/").rstrip("/")
+        return f"{found}/{name}"
 
     def _listed(self) -> frozenset[str]:
         """What git tracks in the checkout; of other files nothing is kept, for programs open many."""

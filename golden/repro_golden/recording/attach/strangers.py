@@ -114,12 +114,15 @@ def _said_of(one: Mapping[str, Any], place: str, home: str | None) -> str | None
     other = _strange(path, one["folders"], place, home, tests)
     if other is None:
         return None
+    folder, file = os.path.split(real_file(path))
+    made = os.path.isfile(path) and file not in tracked(folder)  # noqa: PTH113
+    cache = "; name a cache of code that runs make so too, or keep it outside of the checkout" if made else ""
     what = path if name == "__main__" else f"{name} ({path})"
     where = f", where {other} is not the same" if other else ""
     return (
         f"{what} was imported from another working tree, not from the commit under test{where} (an editable "
         "installation, a path in the launch?): let relative paths name the code, in the launch, and as PYTHONPATH=src "
-        "before repro or in subject.env of a case"
+        f"before repro or in subject.env of a case{cache}"
     )
 
 
