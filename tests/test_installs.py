@@ -84,7 +84,7 @@ def test_what_a_killed_run_installed(tmp_path: Path, site: Path) -> None:
     if not (child := os.fork()):
         root = worktrees._folder / "at-1" / "repo"
         root.mkdir(parents=True)
-        (root / "setup.cfg").write_text("name = mine")
+        (root / "setup.cfg").write_text("[metadata]\nname = mine")
         with noted(notes_of(checkout), site, root):
             (site / "mine-0.1.dist-info").rename(site / "~ine-0.1.dist-info")
             editable(site, root, "0.2")
@@ -179,7 +179,7 @@ def test_a_project_of_any_layout(
     (tree / "setup.cfg").unlink()
     if named:
         (tree / named).parent.mkdir(parents=True)
-        (tree / named).write_text("name = mine")
+        (tree / named).write_text("[metadata]\nname = mine" if "cfg" in named else "setup(name='mine')")
     install(site, Path("/home/me/mine"))
     before = content(site)
     with noted(tmp_path / "notes", site, tree):

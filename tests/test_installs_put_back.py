@@ -15,6 +15,7 @@ from repro_golden.replay.children import CancelledError
 from repro_golden.repository import leads
 from repro_golden.repository.checkout import Place
 from repro_golden.repository.leads import noted, settle
+from repro_golden.repository.packages import projects, scripts_in
 from repro_golden.subjects import installs
 
 
@@ -165,7 +166,7 @@ def test_what_setup_py_install_had_of_the_users(tmp_path: Path, site: Path, tree
     script.parent.mkdir(exist_ok=True)
     (about / "PKG-INFO").write_text("Name: mine")
     module.write_text("0.1")
-    script.write_text("# EASY-INSTALL-ENTRY-SCRIPT: 'mine==0.1','console_scripts','run'\n")
+    script.write_text("#!python\n# EASY-INSTALL-ENTRY-SCRIPT: 'mine==0.1','console_scripts','run'\n")
     (site / "easy-install.pth").write_text("./mine-0.1-py3.egg\n" if egg else "/home/me/other\n")
     (about / "top_level.txt").write_text("mine\n")
     before = content(site)
@@ -183,7 +184,7 @@ def test_the_scripts_of_setup_py_develop(tmp_path: Path, site: Path, tree: Path)
     bin_, before = site.parents[2] / "bin", content(site)
     with noted(tmp_path / "state", site, tree):
         for name in ("mine", "miner"):
-            (bin_ / f"{name}-run").write_text(f"# EASY-INSTALL-DEV-SCRIPT: '{name}==0.2','run.py'\n")
+            (bin_ / f"{name}-run").write_text(f"#!python\n# EASY-INSTALL-DEV-SCRIPT: '{name}==0.2','run.py'\n")
         listed(site, tree)
     (site / "easy-install.pth").unlink()
     (bin_ / "miner-run").unlink()
@@ -193,8 +194,51 @@ def test_the_scripts_of_setup_py_develop(tmp_path: Path, site: Path, tree: Path)
 @pytest.mark.parametrize("what", ["dep-1.0", "dep-2.0", "dep-3.egg"])
 def test_what_says_nothing_of_its_folder(tmp_path: Path, site: Path, tree: Path, what: str) -> None:
     """A wheel from a folder and `setup.py install` stay as they are, and the user is told of them."""
-    (tree / "setup.cfg").write_text("name = dep")
+    (tree / "setup.cfg").write_text("[metadata]\nname = dep")
     with pytest.raises(MachineFailureError, match=rf"{what}.* came or changed"), noted(tmp_path / "n", site, tree):
         (site / what).mkdir() if "egg" in what else put(site, what, {"dep.py": "2", "new.py": ""})
     with noted(tmp_path / "n", site, tree):
         pass
+
+
+@pytest.mark.parametrize("cut", [CancelledError, KeyboardInterrupt])
+def test_a_run_that_was_ended_says_so(tmp_path: Path, site: Path, tree: Path, cut: type[BaseException]) -> None:
+    """Whoever ends it knows that by its type; of a package that came meanwhile the next run tells, once."""
+
+    def run() -> None:
+        with noted(tmp_path / "n", site, tree, (CancelledError, KeyboardInterrupt)):
+            put(site, "mine-0.2", {"mine.py": ""})
+            raise cut
+
+    with pytest.raises(cut):
+        run()
+    with pytest.raises(MachineFailureError, match=r"mine-0\.2.* came or changed"), noted(tmp_path / "n", site, tree):
+        pytest.fail("no run goes on over it")
+    with noted(tmp_path / "n", site, tree):
+        pass
+
+
+def test_other_packages_are_asked_for_their_lists_alone(
+    tmp_path: Path, site: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a run installs is taken back at a cost that is that of the project's package, however many others stand."""
+    for number in range(30):
+        put(site, f"other{number}-1.0", {f"other{number}/{name}.py": "" for name in "abcdefgh"})
+    before, asked, resolve = content(site), list[Path](), Path.resolve
+    monkeypatch.setattr(Path, "resolve", lambda path, **how: (asked.append(path), resolve(path, **how))[1])
+    with noted(tmp_path / "n", site, tree):
+        put(site, "mine-0.1", {f"mine/{number}.py": "" for number in range(30)}, tree)
+    assert content(site) == before and len(asked) < 30
+
+
+def test_the_names_of_a_project_are_its_own(tmp_path: Path, site: Path) -> None:
+    """Those of an index, a contract or a dependency are none: a package of such a name would be copied at each run."""
+    (tmp_path / "tree" / "old").mkdir(parents=True)
+    tables = {"project": "A.b", "[tool.poetry.source]": "torch", "tool.poetry": "c", "tool.poetry.scripts": "d"}
+    text = "".join(f'[{table}]\nversion = "1"\n  name = "{name}"\n' for table, name in tables.items())
+    (tmp_path / "tree" / "pyproject.toml").write_text(f"[build-system]\nrequires = []\n{text}")
+    (tmp_path / "tree" / "setup.cfg").write_text("[metadata]\n# name = no\nname: e\n[options]\nname = f\n")
+    (tmp_path / "tree" / "old" / "setup.py").write_text("# name='torch'\nsetup(version='1', name='g', x=name)\n")
+    assert projects(tmp_path / "tree")[0] == {"a-b", "c", "e", "g"}
+    (site.parents[2] / "bin" / "g").write_bytes(b"\x7fELF EASY-INSTALL-DEV-SCRIPT: 'g==1'")
+    assert not [*scripts_in(site, {"g"})]

@@ -39,6 +39,7 @@ from repro_golden.repository.packages import (
     projects,
     readable,
     scripts_in,
+    shared_by,
     size_of,
     text_of,
 )
@@ -99,7 +100,8 @@ def noted(base: Path, site: Path, root: Path, cut: tuple[type[BaseException], ..
         base: Where notes lie.
         site: The folder, which need not be there.
         root: The worktree, whose project may be installed there. All of the repository lie beside it.
-        cut: Exceptions that say that the run was ended, perhaps as it installed.
+        cut: Exceptions that say that the run was ended, perhaps as it installed. They go on as they are: of what is
+            not taken back then, or not told, the next run there tells.
 
     Yields:
         An empty list, which holds behind the block what this repository's runs have installed since it was noted.
@@ -109,7 +111,12 @@ def noted(base: Path, site: Path, root: Path, cut: tuple[type[BaseException], ..
     """
     found, ours = list[str](), str(root.parents[2])
     base.mkdir(parents=True, exist_ok=True)
+    untold = base / f"{digest('site', str(site))}.untold"
     with _turn(base):
+        if untold.exists():
+            line = untold.read_text(encoding="utf-8")
+            untold.unlink()
+            raise MachineFailureError(line)
         path = _path_for(base, site)
         _settle(path)
         try:
@@ -121,25 +128,27 @@ def noted(base: Path, site: Path, root: Path, cut: tuple[type[BaseException], ..
         _drop_copies(base)
         lock = _lock_of(path, ours).open("a")
         fcntl.flock(lock, fcntl.LOCK_SH)
-    mine, unknown = ours, list[str]()
+    stopped, line = False, ""
     try:
         yield found
     except cut:
-        mine = ""
+        stopped = True
         raise
     finally:
         with _turn(base):
             lock.close()
             if path.exists():  # who clears our state away meanwhile has the packages as they are
                 found += sorted({_called(file) for file in _new(_read(path)._replace(ours=[ours]))})
-                unknown = _unknown(_read(path))
-            _settle(path, mine)
-            if unknown:
-                raise MachineFailureError(
-                    f"{', '.join(unknown)} in {site} came or changed while a run was under way, and nothing tells of "
-                    "which folder it is: if the run did that, install again what you had, or uninstall it, and let the "
-                    "command run `pip install -e .` or in another environment; then run the same command again"
-                )
+                line = _unknown(_read(path))
+            try:
+                _settle(path, "" if stopped else ours)
+            except MachineFailureError as error:
+                line = str(error)
+            if line and not stopped:
+                raise MachineFailureError(line)
+            if line:
+                with contextlib.suppress(OSError):  # the disk may be what is full
+                    untold.write_text(line, encoding="utf-8")
 
 
 def settle(base: Path) -> None:
@@ -291,18 +300,23 @@ def _new(note: _Note) -> list[Path]:
     return sorted(path for path in ours if note.led.get(str(path)) != digest("lead", texts[path]))
 
 
-def _unknown(note: _Note) -> list[str]:
-    """The projects' packages that came or changed since, of which nothing says what they are of."""
+def _unknown(note: _Note) -> str:
+    """The line for the projects' packages that came or changed since, of which nothing says what they are of."""
     abouts = [path for path in abouts_in(Path(note.site)) if name_of(path) in note.own]
     abouts = [path for path in abouts if path.suffix != ".dist-info" or (path / "RECORD").exists()]
     abouts = [path for path in abouts if not (path / "direct_url.json").exists()]
-    return [path.name for path in abouts if path.name not in note.stood or _is_changed(path, note)]
+    names = ", ".join(path.name for path in abouts if path.name not in note.stood or _is_changed(path, note))
+    what = (
+        "came or changed while a run was under way, and nothing tells of which folder it is: if the run did that, "
+        "install again what you had, or uninstall it, and let the command run `pip install -e .` or in another "
+        "environment; then run the same command again"
+    )
+    return names and f"{names} in {note.site} {what}"
 
 
 def _is_changed(about: Path, note: _Note) -> bool:
-    kept = note.kept.get(name_of(about), {})
-    pairs = ((path, kept[str(path)]) for path in files_of(about) if str(path) in kept and about in path.parents)
-    return any(path.suffix != ".pyc" and not is_same(path, Path(copy)) for path, copy in pairs)
+    kept = ((Path(path), Path(copy)) for path, copy in note.kept.get(name_of(about), {}).items())
+    return any(about in path.parents and path.suffix != ".pyc" and not is_same(path, copy) for path, copy in kept)
 
 
 def _called(file: Path) -> str:
@@ -352,7 +366,8 @@ def _settle(path: Path, mine: str = "") -> None:
         raise MachineFailureError(
             f"what a run installed cannot be taken back ({_said(error)}): cure that and run the same command again"
         ) from None
-    if lost := sorted({*note.back} & _names(note.stood) - note.kept.keys() - names_in(Path(note.site))):
+    stood = {name_of(Path(about)) for about in note.stood}
+    if lost := sorted({*note.back} & stood - note.kept.keys() - names_in(Path(note.site))):
         raise MachineFailureError(
             f"a run installed its worktree over {', '.join(lost)} in {note.site}, of which no copy was kept (it is "
             f"large, or nothing told it for the project's): install {'it' if len(lost) == 1 else 'them'} again, and "
@@ -360,14 +375,10 @@ def _settle(path: Path, mine: str = "") -> None:
         )
 
 
-def _names(abouts: Iterable[str]) -> set[str]:
-    return {name_of(Path(about)) for about in abouts}
-
-
 def _theirs(note: _Note, new: list[Path]) -> list[Path]:
     """What says of a package that it is installed, of those that runs installed."""
-    files, abouts = {*new}, abouts_in(Path(note.site)) if new else []
-    return [about for about in abouts if not files.isdisjoint([about / "direct_url.json", *files_of(about)])]
+    files, abouts = {*map(str, new)}, abouts_in(Path(note.site)) if new else []
+    return [about for about in abouts if about / "direct_url.json" in new or shared_by(about, files)]
 
 
 def _tells(new: list[Path], name: str) -> bool:
@@ -416,13 +427,13 @@ def _gone(note: _Note) -> set[str]:
 
 def _take_away(note: _Note, new: list[Path], theirs: set[Path]) -> None:
     site, modules = Path(note.site), {file.stem for file in new if file.suffix == ".py"}
-    shared = {file for about in abouts_in(site) if about not in theirs for file in files_of(about)}
-    for file in {file for about in theirs for file in files_of(about)} - shared:
+    files = {str(file) for about in theirs for file in files_of(about)}
+    for file in map(Path, files.difference(*(shared_by(about, files) for about in {*abouts_in(site)} - theirs))):
         file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # it holds something else
             for folder in itertools.takewhile(lambda above: above != site, file.parents):
                 folder.rmdir()
-    for script in scripts_in(site, {canonical(file.stem) for file in new if file.suffix == ".egg-link"}):
+    for _, script in scripts_in(site, {canonical(file.stem) for file in new if file.suffix == ".egg-link"}):
         script.unlink()
     for about in theirs:
         shutil.rmtree(about, ignore_errors=True)

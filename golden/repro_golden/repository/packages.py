@@ -6,7 +6,7 @@ import csv
 import filecmp
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 __all__ = [
@@ -23,16 +23,24 @@ __all__ = [
     "projects",
     "readable",
     "scripts_in",
+    "shared_by",
     "size_of",
     "text_of",
 ]
 
 _ABOUTS = ("*.dist-info", "*.egg-info", "*.egg")
 """What says of a package that it is installed."""
-_SCRIPT = re.compile(r"EASY-INSTALL-[A-Z-]+: '([\w.-]+?)(?:==|')")
+_SCRIPT = re.compile(rb"EASY-INSTALL-[A-Z-]+: '([\w.-]+?)(?:==|')")
 """How a script of `setup.py develop` and `setup.py install` names its package."""
 _SMALL = 1 << 16
 """Bytes of such a script."""
+_TABLE = re.compile(
+    r"^\[ *(?:project|tool\.poetry|metadata) *\].*\n(?:(?!\[).*\n)*?[ \t]*name[ \t]*[=:][ \t]*[\"']?([\w.-]+)",
+    re.MULTILINE,
+)
+_ARGUMENT = re.compile(r"^[^#\n]*?\bname\s*=\s*[\"']([\w.-]+)[\"']", re.MULTILINE)
+_NAMES = {"pyproject.toml": _TABLE, "setup.cfg": _TABLE, "setup.py": _ARGUMENT}
+"""A project's own name in its files; other tables and arguments name indices, contracts and what it depends on."""
 _COMMON = {"__pycache__", "benchmarks", "docs", "examples", "scripts", "setup", "test", "tests", "tools"}
 """Names by which no package is known for a project's."""
 _TOP = re.compile(r"^([\w-]+)(?:/|\.py,)", re.MULTILINE)
@@ -67,32 +75,48 @@ def packages_in(site: Path, abouts: Iterable[Path], names: set[str]) -> dict[str
     for about in abouts:
         if (name := name_of(about)) in names:
             found.setdefault(name, []).extend(files_of(about))
-    for name, files in found.items():
-        files += [path for path in scripts_in(site, {name}) if path not in files]
-    readables = {name: [path for path in files if path.is_symlink() or readable(path)] for name, files in found.items()}
+    for name, script in scripts_in(site, found):
+        found[name].append(script)
+    readables = {
+        name: [path for path in dict.fromkeys(files) if path.is_symlink() or readable(path)]
+        for name, files in found.items()
+    }
     return {name: files for name, files in readables.items() if files}
 
 
 def files_of(about: Path) -> list[Path]:
     """The files of the package that `about` is of, as far as they lie in the environment that holds it."""
-    site, old = about.parent, about / "installed-files.txt"
-    record = old if old.is_file() else about / "RECORD"
-    rows = csv.reader(record.read_text(encoding="utf-8", errors="replace").splitlines()) if record.is_file() else ()
-    paths = [Path(os.path.normpath((about if record == old else site) / row[0])) for row in rows if row and row[0]]
-    paths += [path for path in (about, *sorted(about.rglob("*"))) if path.is_file()]
-    tops = about / "top_level.txt"
-    for top in text_of(tops).split() if about.suffix == ".egg-info" and tops.is_file() and not record.is_file() else ():
+    site, tops, paths = about.parent, about / "top_level.txt", [Path(path) for path in _listed(about)]
+    for top in text_of(tops).split() if about.suffix == ".egg-info" and tops.is_file() and not paths else ():
         paths += [path for path in (site / f"{top}.py", *sorted((site / top).rglob("*"))) if path.is_file()]
-    environment = _environment(site)
-    real = {folder: folder.resolve() for folder in (environment, *(path.parent for path in paths))}
-    inside = (path for path in paths if real[path.parent].is_relative_to(real[environment]))  # a link may lead out
-    return list(dict.fromkeys(path for path in inside if path.is_relative_to(environment)))
+    paths += [path for path in (about, *sorted(about.rglob("*"))) if path.is_file()]
+    environment, folders = _environment(site), {path.parent for path in paths}
+    real, below = environment.resolve(), (folder for folder in folders if folder.is_relative_to(environment))
+    inside = {folder for folder in below if folder.resolve().is_relative_to(real)}  # a link may lead out
+    return list(dict.fromkeys(path for path in paths if path.parent in inside))
 
 
-def scripts_in(site: Path, names: set[str]) -> list[Path]:
-    """The scripts of packages of such names that setuptools made without a list of files."""
-    paths = (path for path in (_environment(site) / "bin").glob("*") if readable(path) and size_of(path) < _SMALL)
-    return [path for path in paths if names & {*map(canonical, _SCRIPT.findall(text_of(path)))}]
+def shared_by(about: Path, files: set[str]) -> set[str]:
+    """Those of some paths that the package has that `about` is of; where it has a list, that says it alone."""
+    return files.intersection(_listed(about) or map(str, files_of(about)))
+
+
+def _listed(about: Path) -> list[str]:
+    """The paths in a package's list of files; none where there is no list."""
+    old = about / "installed-files.txt"
+    record, above = (old, about) if old.is_file() else (about / "RECORD", about.parent)
+    rows = csv.reader(record.read_text(encoding="utf-8", errors="replace").splitlines()) if record.is_file() else ()
+    return [os.path.normpath(os.path.join(above, row[0])) for row in rows if row and row[0]]  # noqa: PTH118
+
+
+def scripts_in(site: Path, names: Collection[str]) -> Iterator[tuple[str, Path]]:
+    """The scripts of packages of such names that setuptools made without a list of files, each with the name."""
+    for path in (_environment(site) / "bin").glob("*") if names else ():
+        if readable(path) and size_of(path) < _SMALL:
+            with path.open("rb") as file:
+                text = file.read() if file.read(2) == b"#!" else b""
+            found = {canonical(name.decode()) for name in _SCRIPT.findall(text)}
+            yield from ((name, path) for name in found.intersection(names))
 
 
 def _environment(site: Path) -> Path:
@@ -115,10 +139,9 @@ def projects(root: Path) -> tuple[set[str], set[str]]:
     for folder, below, files in os.walk(root):
         deep = len(Path(folder).relative_to(root).parts)
         below[:] = [] if deep > 2 else [name for name in below if not name.startswith(".")]
-        if found := {"pyproject.toml", "setup.cfg", "setup.py"} & {*files}:
-            texts = [text_of(path) for file in found if readable(path := Path(folder, file))]
-            named = [name for text in texts for name in re.findall(r"\bname\s*=\s*[\"']?([\w.-]+)", text)]
-            names |= set(map(canonical, named))
+        if found := _NAMES.keys() & {*files}:
+            paths = (path for file in found if readable(path := Path(folder, file)))
+            names |= {canonical(name) for path in paths for name in _NAMES[path.name].findall(text_of(path))}
             places = (path for part in (".", "src", "lib", "python") for path in Path(folder, part).glob("*"))
             modules |= {path.stem for path in places if path.suffix == ".py" or path.is_dir()}
     return names, modules - _COMMON
