@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,11 @@ def same(tmp: Path, a: list[Told], b: list[Told]) -> bool:
         pytest.param({"loss": X}, {"loss": X, "loss#1": Y}, True, id="another-beside-it"),
         pytest.param({"loss": X}, {"loss": Y, "loss#1": Z}, False, id="once-more-and-moved"),
         pytest.param({"loss": X, "loss#1": Y}, {"loss": X}, False, id="once-less"),
+        pytest.param({"loss": X, "loss#1": 0.1235}, {"loss": X}, True, id="once-less-rounded"),
+        pytest.param({"loss": 0.1235, "loss#1": X}, {"loss": X}, True, id="once-less-the-last"),
+        pytest.param({"loss": X, "loss#1": 0.1235}, {"loss": 0.1235}, False, id="rounded-alone"),
+        pytest.param({"loss": X, "loss#1": 0.1235}, {"loss": Y}, False, id="once-less-and-moved"),
+        pytest.param({"loss@0": X, "loss@1": 0.1235}, {"loss@0": X}, False, id="a-rank-less"),
         pytest.param({"loss": X}, {"loss@0": X, "loss@1": Y}, False, id="ranks-part"),
     ],
 )
@@ -86,6 +92,7 @@ def test_what_is_logged_beside_what_was_there_is_no_difference(
         pytest.param([{"loss": X}, {"loss": Y}], [{"~loss": 0.1235}, {"~loss": 0.2346}], True, id="to-more-digits"),
         pytest.param([{"loss": X}, {"loss": Y}], [{"~loss": 0.123}, {"~loss": 0.236}], False, id="to-text-and-moved"),
         pytest.param([{"loss": X}, {"loss": Y}], [{"~loss": 0.123}, {}], True, id="to-text-less-often"),
+        pytest.param([{"loss": X}, {}], [{"~loss": 0.123}, {"~loss": math.nan}], False, id="to-text-not-a-number"),
     ],
 )
 def test_a_metric_is_compared_where_both_tell_it(
@@ -95,6 +102,13 @@ def test_a_metric_is_compared_where_both_tell_it(
     assert same(tmp_path, before, after) is agree
     if agree and any("loss" in step for step in after):
         assert same(tmp_path, after, before)
+
+
+def test_what_is_no_number_is_so_in_lines_of_text(tmp_path: Path) -> None:
+    """A metric that is NaN on purpose and is told as text now moved no number; it agrees on nothing, as before."""
+    a = told(tmp_path / "a", {"loss": X, "acc": math.nan}, {"loss": Y, "acc": math.nan})
+    compared = compare(a, told(tmp_path / "b", {"loss": X, "~acc": math.nan}, {"loss": Y, "~acc": math.nan}))
+    assert compared.divergence is None and not compared.equal and not compared.looked.moved
 
 
 def test_steps_of_one_side_are_named(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from repro_golden.compare.name_matching import content
-from repro_golden.compare.told_metrics import BOTH, ToldMetrics
+from repro_golden.compare.told_metrics import BOTH, ToldMetrics, once_more
 from repro_golden.trace import Trace
 from repro_golden.trace.columns_written import COLUMN, column_of, columns_of, machine_numbers
 from repro_golden.trace.families import (
@@ -447,8 +447,8 @@ def _told_otherwise(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike
             what = metric, "b"
         elif not (before and after) and (why := unlike.told.elsewhere(metric, unlike.index)):
             what = f"{metric}{why}", "a" if before else "b"
-        elif before and _once_more(before, after):
-            what = f"{metric} once more", "b"
+        elif before and (side := once_more(before, after)):
+            what = f"{metric} once more", side
         else:
             continue
         out |= {row.key: what for row in (*before, *after) if column_of(row)}  # the recorder's own must be there
@@ -481,16 +481,6 @@ def _is_kind(row: Row) -> bool:
 
 
 _KIND = re.compile(r"saved/[^/]+/(?:part\.\d+/)?(?:integers|floats|texts|lengths|places)(?:#1)*(?:@\d+)?")
-
-
-def _once_more(before: Sequence[Row], after: Sequence[Row]) -> bool:
-    """Whether a metric is told by the same ranks, with each number of the baseline and others beside them."""
-    tellers = [{_AGAIN.sub("", row.name) for row in rows} for rows in (before, after)]
-    numbers = [Counter((_AGAIN.sub("", row.name), content(row)) for row in rows) for rows in (before, after)]
-    return len(after) > len(before) and tellers[0] == tellers[1] and not numbers[0] - numbers[1]
-
-
-_AGAIN = re.compile(r"#(?:[0-9]+|more)")
 
 
 def _object(row: Row) -> str | None:

@@ -10,15 +10,17 @@ import math
 import re
 import threading
 import weakref
-from collections.abc import Set
+from collections import Counter
+from collections.abc import Sequence, Set
 from decimal import Decimal
 from typing import NamedTuple
 
 from repro_golden.base.canonical import same_float
+from repro_golden.compare.name_matching import content
 from repro_golden.trace import Trace
-from repro_golden.trace.model import StepRecord
+from repro_golden.trace.model import Row, StepRecord
 
-__all__ = ["BOTH", "Moved", "ToldMetrics", "moved_text"]
+__all__ = ["BOTH", "Moved", "ToldMetrics", "moved_text", "once_more"]
 
 _TOLD_SINCE = 20
 """The first recorder that puts each number to its step as today, and under its name of today."""
@@ -87,8 +89,8 @@ class ToldMetrics:
             mine, theirs = (self._a, self._b) if any(sides[0]) else (self._b, self._a)
             if texts := [(x, y) for x, y in zip(mine.steps, theirs.steps, strict=False) if metric in y.shown]:
                 form = _said(theirs).form(metric)
-                same = all(form.of(x.compared.get(metric, math.nan), y.metrics[metric]) for x, y in texts)
-                return " as a number" if same else ""
+                pairs = [(x.compared.get(metric), y.metrics[metric]) for x, y in texts]
+                return " as a number" if all(x is not None and form.of(x, y) for x, y in pairs) else ""
         return ""
 
     def unsure(self, name: str) -> bool:
@@ -177,7 +179,37 @@ class _Form(NamedTuple):
 
     def of(self, value: float, text: float) -> bool:
         """Whether a value would be written so."""
+        if math.isnan(value) or math.isnan(text):
+            return math.isnan(value) and math.isnan(text)
         return abs(value - text) <= 0.5000001 * 10.0**-self.decimals or float(f"{value:.{self.digits}g}") == text
+
+
+def once_more(before: Sequence[Row], after: Sequence[Row]) -> str:
+    """Which side tells a metric more often in a step, where nothing is lost by it: ``a``, ``b`` or ''.
+
+    The same ranks tell it, with each number of the other side and more beside them. What only the baseline, `before`,
+    tells is then a number of the other side with fewer digits.
+    """
+    told = [[(_AGAIN.sub("", row.name), content(row)) for row in rows] for rows in (before, after)]
+    if len(before) == len(after) or {name for name, _ in told[0]} != {name for name, _ in told[1]}:
+        return ""
+    if len(after) > len(before):
+        return "" if Counter(told[0]) - Counter(told[1]) else "b"
+    lost = [(one[0], row.number) for one, row in zip(told[0], before, strict=True) if one not in told[1]]
+    kept = [(one[0], row.number) for one, row in zip(told[1], after, strict=True)]
+    rounded = all(any(name == other and _is_rounded(x, y) for other, y in kept) for name, x in lost)
+    return "a" if rounded and not Counter(told[1]) - Counter(told[0]) else ""
+
+
+_AGAIN = re.compile(r"#(?:[0-9]+|more)")
+
+
+def _is_rounded(value: float | None, of: float | None) -> bool:
+    """Whether a number is another one with fewer digits."""
+    if value is None or of is None:
+        return False
+    form = _Form().with_(value)
+    return form.decimals < _Form().with_(of).decimals and form.of(of, value)
 
 
 class _Said:

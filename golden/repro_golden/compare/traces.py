@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -324,9 +323,8 @@ def _detail(kind: Kind, row: Row, other: Row | None) -> str:
         return f"dtype {row.dtype} became {other.dtype}"
     if kind == "shape" and other:
         return f"shape {list(row.shape)} became {list(other.shape)}"
-    if row.dtype == "metric" and row.values and other and other.values:
-        x, y = struct.unpack("<d", row.values)[0], struct.unpack("<d", other.values)[0]
-        return f"{x!r} became {y!r}"
+    if other and None not in (row.number, other.number):
+        return f"{row.number!r} became {other.number!r}"
     return f"{row.dtype} {list(row.shape)}"
 
 

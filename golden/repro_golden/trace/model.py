@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,6 +87,11 @@ class Row:
         """Whether this row is of all of the tensor."""
         share = self.share
         return share is None or share.whole
+
+    @property
+    def number(self) -> float | None:
+        """The number of a metric; None of what is no metric, or has lost it."""
+        return struct.unpack("<d", self.values)[0] if self.dtype == METRIC and self.values is not None else None
 
     @property
     def key(self) -> tuple[int, str]:

@@ -5,8 +5,6 @@ It needs the standard library alone, so that it can run inside a foreign trainer
 
 from __future__ import annotations
 
-import struct
-
 from repro_golden.base.errors import ReproError
 from repro_golden.trace.frames import Packed, join, pack_rows
 from repro_golden.trace.model import METRIC, PHASES, Row
@@ -48,8 +46,8 @@ class Step:
             self._check(row)
         self.rows.append(row)
         self._loose.append(row)
-        if row.dtype == METRIC and row.values is not None:
-            self.metrics[row.name] = struct.unpack("<d", row.values)[0]
+        if (number := row.number) is not None:
+            self.metrics[row.name] = number
 
     def add_packed(self, packed: Packed) -> None:
         """Take many signals, of a step that `packs`."""

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import stat
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -108,8 +107,8 @@ SHOWN = "?shown/"
 
 def number_of(row: Any) -> float:
     """The number in a metric's row, or in that of a tensor of one element."""
-    if row.dtype == METRIC:
-        return float(struct.unpack("<d", row.values)[0])
+    if row.number is not None:
+        return float(row.number)
     raw = bytearray(row.values or row.sketch)
     try:
         import torch  # only where a program logged a tensor
