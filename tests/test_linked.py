@@ -73,6 +73,24 @@ def test_ignored_data_in_a_search(judged: tuple[Repo, list[str]]) -> None:
     assert (repo.root / "data" / "limit").read_text() == "3" and not repo.git("status", "--short")
 
 
+def test_what_a_program_makes_is_no_missing_input(tmp_path: Path) -> None:
+    """A file that GOOD's run makes, and that the checkout has of an earlier run, is a commit's own to miss."""
+    repo = Repo(tmp_path / "repo")
+    (repo.root / "out").mkdir(parents=True)
+    repo.git("init", "--quiet", "--initial-branch=main")
+    (repo.root / ".gitignore").write_text("out\n")
+    (repo.root / "out" / "model.txt").write_text("earlier")
+    commits = []
+    for name in ("model", "model", "last", "last"):
+        write = f"from pathlib import Path\nPath('out').mkdir()\nPath('out/{name}.txt').touch()\n"
+        (repo.root / "train.py").write_text(f"{write}open('out/model.txt')\n# {len(commits)}\n")
+        commits.append(repo.commit(name))
+    for jobs in ("2", "1"):  # the second one takes GOOD's run from the journal
+        again = repo.repro(*BY_EXIT, "-j", jobs, "--json", "--", sys.executable, "train.py")
+        assert json.loads(again.stdout)["culprit"]["commit"] == commits[2], again.stderr
+    assert (repo.root / "out" / "model.txt").read_text() == "earlier"
+
+
 def test_a_run_that_writes_into_linked_data(judged: tuple[Repo, list[str]]) -> None:
     """A write into a linked file in place ends the search with its name, and its probe is in no journal."""
     repo, _ = judged

@@ -49,8 +49,8 @@ class Company:
 
     def __init__(self) -> None:
         self._changed, self._runs, self._alone = threading.Condition(), list[_Run](), 0
-        self._beside, self._borne_out, self._refuted = 0, set[str](), list[str]()
-        self.doubting = threading.Lock()
+        self._beside, self._borne_out, self._refuted, self._disturbed = 0, set[str](), set[str](), 0
+        self.doubting = threading.RLock()
 
     @contextlib.contextmanager
     def run(self, *, alone: bool, cancel: threading.Event | None = None) -> Iterator[_Run]:
@@ -93,28 +93,30 @@ class Company:
         self._changed.wait(_LOOK)
 
     def believes(self, why: str) -> bool:
-        """Whether a skip beside others need not be tried alone: its kind was, or kinds enough, and stayed skips."""
+        """Whether a skip need not be tried alone: its kind was, or kinds enough, and stayed skips."""
         kind = kind_of(why)
         if kind in self._borne_out:
             return kind not in self._refuted
         return len(self._borne_out) >= _ENOUGH and not self._refuted
 
-    def tried(self, point: str, why: str, again: str) -> None:
-        """Note what became of a skip that was tried alone. One that is none may be chance; many are not.
+    def tried(self, point: str, why: str, again: str, *, beside: bool = True) -> None:
+        """Note what came of a failure that was tried alone. One that is none may be chance; many beside others are not.
 
         Args:
             point: What was tried.
-            why: Why it was skipped beside others.
-            again: Why it is skipped alone; '' where it is not.
+            why: Why it was skipped, or what the machine lacked.
+            again: The same of it alone; '' where it does not fail.
+            beside: Whether others ran beside it at first.
 
         Raises:
-            DisturbedError: too many of the runs beside others were skips, and none alone.
+            DisturbedError: too many of the runs beside others failed, and do not alone.
         """
         if again:
             self._borne_out.add(kind_of(again))
             return
-        self._refuted.append(kind_of(why))
-        if len(self._refuted) > 1 and len(self._refuted) * _OFTEN >= self._beside:
+        self._refuted.add(kind_of(why))
+        self._disturbed += beside
+        if beside and self._disturbed > 1 and self._disturbed * _OFTEN >= self._beside:
             raise DisturbedError(
                 f"{point} can be tested alone, and not beside other probes ({why}), nor could another one before it"
             )

@@ -56,6 +56,8 @@ class Entry:
         undumped: Signals whose whole content was asked for and that are no tensors.
         search: Which search made it; "" in a journal from before that was kept.
         beside: Whether other probes of that search ran at the same time; False from before that was kept.
+        made: See `Outcome`; () from before that was kept.
+        blamed: Likewise.
     """
 
     key: str
@@ -70,6 +72,8 @@ class Entry:
     undumped: tuple[tuple[int, str, str], ...] = ()
     search: str = ""
     beside: bool = False
+    made: tuple[str, ...] = ()
+    blamed: str = ""
 
 
 class Journal:
@@ -100,7 +104,7 @@ class Journal:
                     raw = checked(parse_json(line))  # older lines carry no digest of themselves
                     if raw.pop("format") == FORMAT:
                         raw["undumped"] = tuple(tuple(signal) for signal in raw.get("undumped", ()))
-                        entry = Entry(**raw)
+                        entry = Entry(**raw | {"made": tuple(raw.get("made", ()))})
                         if not (alone and entry.beside):
                             self._entries[entry.key, entry.run] = entry
 

@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from repro_bisect.axes.axis import Axis, short
@@ -15,7 +15,7 @@ from repro_bisect.predicates.predicates import Exit, Own, Predicate, first_viola
 from repro_bisect.probe import left, states
 from repro_bisect.probe.answers import UNTESTABLE, UNTESTABLE_CODE, Answer, Code, Recording, Skip, is_told
 from repro_bisect.probe.around import Surroundings
-from repro_bisect.probe.company import Company
+from repro_bisect.probe.attempts import Attempts, Control
 from repro_bisect.probe.cost import Bill, Cost, Stage
 from repro_bisect.probe.executors import Executor, Outcome, State, Task
 from repro_bisect.probe.journal import Entry, Journal, probe_key
@@ -24,7 +24,7 @@ from repro_bisect.probe.reasons import depends_on_the_question, reason_of
 from repro_bisect.probe.request import Made, Request
 from repro_golden.base.canonical import digest
 from repro_golden.base.clean import without_colours
-from repro_golden.base.errors import AbsentError, ReproError, UnjudgedError
+from repro_golden.base.errors import ReproError, UnjudgedError
 from repro_golden.base.files import scratch_folder, size_of
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
@@ -42,19 +42,6 @@ _CODES = 128
 """Exit codes from here on say nothing of a commit, as `git bisect run` has it."""
 
 
-@dataclass(frozen=True)
-class Control:
-    """What whoever waits for a probe has to do with it.
-
-    Attributes:
-        cancel: Ends the probe without an answer when it is set.
-        progress: Told now and then how many steps are made, and of how many at most.
-    """
-
-    cancel: threading.Event | None = None
-    progress: Callable[[int, int], None] | None = None
-
-
 _FREE = Control()
 
 
@@ -66,6 +53,7 @@ class Prober:
         cost: What was spent.
         machine: Short name of the machine that answers hold for.
         search: What its own probes are kept under in the journal.
+        attempts: What makes them.
         git: In the user's checkout.
     """
 
@@ -113,7 +101,7 @@ class Prober:
         self._golden = first
         self._first = {self.key(history.good): first.trace} if first else {}
         self._tried: set[tuple[str, int]] = set()
-        self._company = Company()
+        self.attempts = Attempts(executor, history.commit(history.good))
 
     def probe(self, asked: Request, control: Control = _FREE) -> Answer:
         """Make a probe, or find it in the journal.
@@ -158,11 +146,11 @@ class Prober:
         around, began = self._around.of(case), time.monotonic()
         stood = around.moment
         with scratch_folder(self._scratch, "states") as folder:
-            outcome = self._run(task, folder, control)
+            outcome = self.attempts.run(task, folder, control)
             trace = trace_in(folder / "trace")
             if outcome.failure is None and around.lasted(stood):
                 states.keep(folder / "states", kept)
-        self._charge("search", len(trace.steps) if trace else 0, time.monotonic() - began)
+        self._charge("search", len(trace.steps) if trace else 0, time.monotonic() - began, outcome.tries)
 
     def operations(
         self,
@@ -198,10 +186,10 @@ class Prober:
         stood = around.moment
         folder = self._scratch / f"operations-{uuid.uuid4().hex[:8]}"
         folder.mkdir()
-        outcome = self._run(task, folder, control)
+        outcome = self.attempts.run(task, folder, control)
         trace, seconds = trace_in(folder / "trace"), round(time.monotonic() - began, 3)
         made = len(trace.steps) if trace else 0
-        self._charge(asked.stage, made, seconds)
+        self._charge(asked.stage, made, seconds, outcome.tries)
         if outcome.failure and not (trace and asked.partial and outcome.ran_itself):
             return Skip(reason_of(outcome.failure, self.git))
         streams = left.streams_of(folder)
@@ -237,6 +225,12 @@ class Prober:
         """Have recordings made anew when they are asked for again: a replay beside them had other numbers."""
         with self._lock:
             self._journal.drop((recording.key, recording.run) for recording in made if recording.key)
+
+    def doubt(self, asked: Request) -> Request:
+        """The same as a run alone, that nothing found before answers."""
+        with self._lock:
+            self._journal.drop([(self.key(asked.point, asked.start), asked.run)])
+        return replace(asked, alone=True)
 
     def disown(self) -> None:
         """Have what this search made beside other probes be made anew: they disturbed each other."""
@@ -335,9 +329,12 @@ class Prober:
             return self._first[key]
         if (entry := self._journal.find(key, asked.run)) is None:
             return None
+        self.attempts.has_made(entry.made)
         # what refused an end in an earlier search is asked again: the file that it lacked, say, is in no key
         earlier = (key, asked.run) not in self._tried
         good, bad = (earlier and asked.point == end for end in (self._history.good, self._history.bad))
+        if earlier and entry.blamed:  # what held a port then may be gone
+            return None
         if entry.skip:
             again = good or bad or depends_on_the_question(entry.skip)
             return None if again else Skip(without_colours(entry.skip), diagnosis=entry.diagnosis)
@@ -367,7 +364,7 @@ class Prober:
         self._tried.add((key, asked.run))
         stood = around.moment
         with scratch_folder(self._scratch, "probe") as folder:
-            outcome = self._run(task, folder, control, alone=asked.alone)
+            outcome = self.attempts.run(task, folder, control, alone=asked.alone)
             trace = trace_in(folder / "trace")
             reason = reason_of(outcome.failure, self.git) if outcome.failure else ""
             own = trace if outcome.ran_itself else None
@@ -382,7 +379,7 @@ class Prober:
                     "exit with 0, 1 to 127, or 125 to skip"
                 )
             steps, seconds = len(trace.steps) if trace else 0, round(time.monotonic() - began, 3)
-            self._charge(asked.stage, steps, seconds)
+            self._charge(asked.stage, steps, seconds, outcome.tries)
             skip = Skip(reason, diagnosis=self._diagnosis(outcome.failure)) if reason and outcome.failure else None
             if skip and task.start and outcome.unready:
                 return replace(skip, unready=True)  # says something of the state, not yet of the commit
@@ -404,34 +401,23 @@ class Prober:
         Raises:
             DisturbedError: see `Company.tried`.
         """
-        with self._company.doubting:
-            if self._company.believes(why):
+        company = self.attempts.company
+        with company.doubting:
+            if company.believes(why):
                 return None
             answer = self._replay(task, replace(asked, alone=True), key, control)
             again = UNTESTABLE if answer == Code(UNTESTABLE_CODE) else answer.reason if isinstance(answer, Skip) else ""
-            self._company.tried(short(task.commit), why, again)
+            company.tried(short(task.commit), why, again)
         return answer
-
-    def _run(self, task: Task, folder: Path, control: Control, *, alone: bool = False) -> Outcome:
-        cancel, progress = control.cancel, control.progress
-        if progress and not isinstance(task.predicate, Exit):  # whose programs leave no trace that could grow
-            progress(0, task.steps)
-        told = None if progress is None else lambda steps: progress(steps, task.steps)
-        try:
-            with self._company.run(alone=alone, cancel=cancel) as run:
-                outcome = replace(self.executor.run(task, folder, cancel, told), beside=run.beside)
-            return self._company.trusted(outcome, short(task.commit))
-        except AbsentError as error:
-            return Outcome(ChildFailure("absent", -1, str(error), str(folder / "log")))
 
     def _diagnosis(self, failure: ChildFailure) -> str:
         log = Path(failure.log)
         return self._examine(log, failure.message) if self._examine and log.is_file() else ""
 
-    def _charge(self, stage: Stage, steps: int, seconds: float) -> None:
+    def _charge(self, stage: Stage, steps: int, seconds: float, tries: int) -> None:
         bill: Bill = getattr(self.cost, stage)
         with self._lock:
-            bill.probes += 1
+            bill.probes += tries
             bill.steps += steps
             bill.seconds += seconds
 
@@ -453,7 +439,7 @@ class Prober:
         reason, known = (skip.reason, skip.diagnosis) if skip else ("", "")
         entry = Entry(
             key, asked.run, commit, reason, steps, seconds, name, outcome.code, known, undumped(trace, asked),
-            self.search, outcome.beside,
+            self.search, outcome.beside, outcome.made, outcome.blamed,
         )  # fmt: skip
         if name and size_of(trace / "dumps") > _DUMPED:  # for this bisect only
             self._unkept[key, asked.run] = Made(commit, self.search, outcome.beside)

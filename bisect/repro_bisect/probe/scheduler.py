@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 from repro_bisect.axes.axis import Axis
 from repro_bisect.predicates.predicates import Predicate
 from repro_bisect.probe.answers import Answer, Recording, Skip
+from repro_bisect.probe.attempts import Control
 from repro_bisect.probe.cost import Cost
 from repro_bisect.probe.executors import State
-from repro_bisect.probe.prober import Control, Prober
+from repro_bisect.probe.prober import Prober
 from repro_bisect.probe.progress import Event, Running, Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.search.first_bad import Search, Verdict
@@ -90,7 +91,6 @@ class Scheduler:
     Attributes:
         case: What is run, with as many steps as are asked for.
         differs_alone: Whether a point differs from itself where no other probe runs.
-        remarks: What every verdict of the search is to be read with.
     """
 
     def __init__(
@@ -105,7 +105,12 @@ class Scheduler:
         self.diagnoses: dict[str, str] = {}
         self.rounds: list[float] = []
         self.differs_alone = False
-        self.remarks = remarks
+        self._remarks = remarks
+
+    @property
+    def remarks(self) -> list[str]:
+        """What every verdict of the search is to be read with."""
+        return [*self._remarks, *self.prober.attempts.remarks]
 
     @property
     def predicate(self) -> Predicate:

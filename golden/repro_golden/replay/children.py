@@ -34,6 +34,7 @@ __all__ = [
     "PortTakenError",
     "Run",
     "RunResult",
+    "SaidError",
     "Stage",
     "base_environment",
     "blame_the_machine",
@@ -121,12 +122,17 @@ class ChildFailure(Exception):  # noqa: N818 - not an error of ours: the subject
         step: The step under way, or -1.
         message: The exception in one line.
         log: The file that holds its output and traceback.
+        code: The exit code that was asked for, where the message says what else than the program is to blame for it.
     """
 
     stage: Stage
     step: int
     message: str
     log: str
+    code: int | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:  # by its arguments alone, of which `replace` gives none by position
+        return type(self), (self.stage, self.step, self.message, self.log, self.code)
 
     def __str__(self) -> str:
         where = f"at {self.stage}"
@@ -306,11 +312,23 @@ _NETWORK = re.compile(
 """What pip, uv, git, curl and their like say where the network or an index fails them."""
 
 
-class PortTakenError(MachineFailureError):
+class SaidError(MachineFailureError):
+    """Nothing but the output tells that it was the machine, and these may be the program's own words.
+
+    Attributes:
+        own: What came of the run if they are: its failure, or the exit code that was asked for.
+    """
+
+    def __init__(self, message: str, own: ChildFailure | int) -> None:
+        super().__init__(message)
+        self.own = own
+
+
+class PortTakenError(SaidError):
     """The port at which ranks were to meet is in use."""
 
 
-def blame_the_machine(code: int, log: Path, who: str = "the trainer") -> None:
+def blame_the_machine(code: int, log: Path, who: str = "the trainer", own: ChildFailure | None = None) -> None:
     """Raise where a child that ended with `code` was ended by the machine and not by itself.
 
     A segmentation fault is the subject's; so is a device that is out of memory.
@@ -319,10 +337,12 @@ def blame_the_machine(code: int, log: Path, who: str = "the trainer") -> None:
         code: Its exit code.
         log: Its output.
         who: What it is called.
+        own: What its failure is else; None where the exit code was asked for.
 
     Raises:
-        PortTakenError: the port is in use.
-        MachineFailureError: a signal to it or to a rank of it, a limit that it was started under, or a full disk.
+        PortTakenError: the output says that the port is in use.
+        SaidError: the output says that a process below it was killed.
+        MachineFailureError: a signal to it, a limit that it was started under, or a full disk.
     """
     number = -code if code < 0 else code - 128  # a shell reports its child's signal so
     output = tail(log)
@@ -334,10 +354,16 @@ def blame_the_machine(code: int, log: Path, who: str = "the trainer") -> None:
     output = last_lines(output)
     for number in (signal.SIGKILL, signal.SIGBUS):
         if _ended_by(number, output):
-            raise _killed("a process of the trainer", number)
+            skip = ChildFailure("start", -1, f"exited with {code}: {last_line(log)}", str(log))
+            raise SaidError(
+                str(_killed("a process of the trainer", number)),
+                own or (code if _failed_beside(number, output) else skip),
+            )
     for text, message in _LACKS.items():
+        if text in output and "port" in message:
+            raise PortTakenError(message, own or code)
         if text in output:
-            raise (PortTakenError if "port" in message else MachineFailureError)(message)
+            raise MachineFailureError(message)
 
 
 _CURES = {
@@ -365,12 +391,24 @@ def _killed(who: str, number: int, code: int = -1) -> MachineFailureError:
 
 
 def _ended_by(number: int, output: str) -> bool:
-    """Whether a launcher says that a process ended by a signal. One that it terminates itself gets another."""
+    """Whether a launcher says that a process ended by a signal. One that it terminates itself gets another.
+
+    Programs and scripts kill what they started, too, when they have failed by themselves and say so: what a launcher
+    says counts at their end, or as the error itself, and what a shell says where there is no other.
+    """
     launchers, shells = _words_of(number)
-    if launchers.search(output):
+    lines = output.splitlines()
+    failed = [n for n, line in enumerate(lines) if _FAILED.match(line)]
+    told = [n for n, line in enumerate(lines) if launchers.search(line)]
+    if any(n in failed or n > max(failed, default=-1) for n in told):
         return True
-    # a script may kill what it started, when its program has failed by itself and said so
-    return bool(shells.search(output)) and not any(map(_FAILED.match, output.splitlines()))
+    return bool(shells.search(output)) and not failed
+
+
+def _failed_beside(number: int, output: str) -> bool:
+    """Whether another error stands beside what launchers say of a signal."""
+    launchers, _ = _words_of(number)
+    return any(_FAILED.match(line) and not launchers.search(line) for line in output.splitlines())
 
 
 @functools.cache
@@ -437,6 +475,9 @@ def watched(place: Place, log: Path, variables: Mapping[str, str], told: Iterabl
     with DiskWatch((log.parent, place.root), {**os.environ, **variables}, told=told) as watch:
         try:
             yield watch
+        except SaidError:
+            watch.blame()
+            raise
         except (MachineFailureError, CancelledError):
             raise
         except OSError as error:

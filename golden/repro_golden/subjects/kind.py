@@ -171,7 +171,7 @@ class Kind(ABC):
             if code:
                 disks.blame()
             if 0 < code < 128 and code != 125:  # it says nothing of a commit that it did not find what no commit holds
-                ended = ChildFailure("start", -1, f"exited with {code}: {last_line(log)}", str(log))
+                ended = ChildFailure("start", -1, f"exited with {code}: {last_line(log)}", str(log), code)
                 if (explained := self._explained(ended, place, last_line(log), sure=True)) is not ended:
                     raise explained
             return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from repro_golden.repository.git import Git
 from repro_golden.repository.linked import in_few_words
 from repro_golden.repository.submodules import cure_for, empty_in
 
-__all__ = ["links_in", "missing_from", "names_cure"]
+__all__ = ["found_missing", "links_in", "made_in", "missing_from", "names_cure"]
 
 _SAYS_SO = re.compile(
     r"no such file|\berrno 2\b|FileNotFoundError|not found|not exist|n't exist|no file\b"
@@ -30,11 +31,12 @@ _QUOTED = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|<([^<>\n]+)>|`([^`\n]+)`")
 _MODULE = re.compile(
     r"No module named '([\w.]+)'|cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'"
 )
+_IN_CHECKOUT = re.compile(r" \(([^\n]+?) is in your checkout, where git ")
 _BUILT = "is built in your checkout"
 _EMPTY = "never fetched, so"
 _NOT_BUILT_HERE = frozenset({"build", "dist", "site-packages", "dist-packages"})
 """Folders that hold copies of what is built."""
-_LINES, _LONGEST = 50, 4096
+_LINES, _LONGEST, _MADE = 50, 4096, 200
 
 
 def missing_from(place: Place, output: str, linked: Sequence[str], *, sure: bool = False) -> str:
@@ -89,6 +91,25 @@ def _in_submodule(root: Path, texts: Collection[str], modules: Sequence[str], *,
 def links_in(message: str) -> list[str]:
     """What a message of `missing_from` says to link."""
     return [shlex.split(link)[0] for link in re.findall(r"`--link (.+?)` before --", message)]
+
+
+def made_in(place: Place) -> tuple[str, ...]:
+    """Files of a worktree that git does not track and the checkout has, too: its program made them, up to `_MADE`."""
+    if place.home is None:
+        return ()
+    try:
+        names = Git(place.root).names("ls-files", "--others", "-z")
+    except (ReproError, OSError):
+        return ()
+    names = [name for name in names if _NOT_BUILT_HERE.isdisjoint(name.split("/"))]
+    made = (name for name in names if not (place.root / name).is_symlink() and os.path.lexists(place.home / name))
+    return tuple(itertools.islice(made, _MADE))
+
+
+def found_missing(message: str) -> tuple[str, str]:
+    """The message before what `missing_from` adds of a file of the checkout, and that file; it and '' where none is."""
+    match = _IN_CHECKOUT.search(message)
+    return (message[: match.start()], match[1]) if match else (message, "")
 
 
 def names_cure(message: str) -> bool:

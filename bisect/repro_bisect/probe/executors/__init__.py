@@ -15,10 +15,11 @@ from repro_bisect.predicates.predicates import Bitwise, Exit, Own, Predicate
 from repro_golden.base.canonical import canonical_json
 from repro_golden.base.errors import UnjudgedError
 from repro_golden.case.file import Case
-from repro_golden.replay.children import ChildFailure, Run
+from repro_golden.replay.children import ChildFailure, Run, SaidError
 from repro_golden.repository.checkout import Place
 from repro_golden.subjects import exit_code, launch
 from repro_golden.subjects.installs import installed_by
+from repro_golden.subjects.missing import made_in
 from repro_golden.subjects.watched import Found
 from repro_golden.trace import Trace, seal
 
@@ -87,12 +88,19 @@ class Outcome:
         code: The program's exit code, where that was what was asked for.
         beside: Whether another one ran at the same time.
         installs: What its program installed where the programs of others run too, by name; '' where it did not.
+        blamed: What of the machine its output tells of, and nothing else does: unless it is so, failure and code are
+            the commit's own.
+        tries: Runs that it took.
+        made: Files that its program left in its worktree, and that the user's checkout has where git holds none.
     """
 
     failure: ChildFailure | None = None
     code: int | None = None
     beside: bool = False
     installs: str = ""
+    blamed: str = ""
+    tries: int = 1
+    made: tuple[str, ...] = ()
 
     @property
     def unready(self) -> bool:
@@ -155,7 +163,7 @@ def perform(
     outcome = Outcome()
     try:
         if isinstance(task.predicate, Exit):
-            return Outcome(code=exit_code(case, place, log, cancel=cancel), installs=installed_by(place))
+            return _left_in(place, Outcome(code=exit_code(case, place, log, cancel=cancel)))
         bits = isinstance(task.predicate, Bitwise)
         run = Run(
             task.steps,
@@ -173,10 +181,18 @@ def perform(
         launch(case, place, [run], log, cancel=cancel, enough=_watched(task, live, trace, progress))
     except ChildFailure as failure:
         outcome = Outcome(failure)
+    except SaidError as said:
+        own = {"code": said.own} if isinstance(said.own, int) else {"failure": said.own}
+        outcome = Outcome(**own, blamed=str(said))
     finally:
         if (trace / "steps.jsonl").exists():
             seal(trace)
-    return replace(outcome, installs=installed_by(place))
+    return _left_in(place, outcome)
+
+
+def _left_in(place: Place, outcome: Outcome) -> Outcome:
+    """An outcome with what its program left where others may find it."""
+    return replace(outcome, installs=installed_by(place), made=made_in(place))
 
 
 def _operations(task: Task, root: Path, folder: Path) -> dict[str, Any] | None:
