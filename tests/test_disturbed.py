@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
@@ -25,7 +26,9 @@ from repro_bisect.probe.journal import Entry, Journal
 from repro_bisect.probe.prober import Prober
 from repro_bisect.probe.reasons import kind_of
 from repro_bisect.probe.request import Request
+from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.replay.children import CancelledError, ChildFailure
+from repro_golden.replay.ranks import free_port
 from repro_golden.repository.checkout import Checkout
 from repro_golden.store.rollouts import RolloutFiles
 
@@ -65,6 +68,24 @@ def test_a_skip_beside_other_probes_is_tried_alone(tmp_path: Path) -> None:
     assert "disturb each other" in result["remarks"][0] and "from the beginning, with -j 1" in said
     runs = len((tmp_path / "lock.runs").read_text())
     assert runs - result["cost"]["probes"] in (0, 1), "what was given up was spent too, but for one that was ended"
+
+
+SERVER = """\
+import socket, sys, time
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.bind(("127.0.0.1", {port}))
+server.listen()
+time.sleep(1)
+sys.exit(code)
+"""
+
+
+@pytest.mark.whole
+def test_a_program_with_a_port_of_its_own(tmp_path: Path) -> None:
+    """Its probes cannot run side by side, so that they run one by one."""
+    result, commits, said = searched(tmp_path, SERVER.format(port=free_port()), "0 0 0 1 1 1")
+    assert result["culprit"]["commit"] == commits[3] and "from the beginning, with -j 1" in said
 
 
 INSTALLS = """\
@@ -113,8 +134,8 @@ def line(length: int) -> Points:
     return Points({f"c{n}": [f"c{n - 1}"] for n in range(length - 1, 0, -1)}, "c0", f"c{length - 1}")
 
 
-def at_first(failing: set[str], culprit: int) -> Told:
-    """Runs, two at once, of a program that cannot be tested the first time at some commits."""
+def at_first(failing: set[str], culprit: int, slots: int = 2) -> Told:
+    """Runs, so many at once, of a program that cannot be tested the first time at some commits."""
     runs = Counter[str]()
 
     def run(task: Task, _: Path) -> Outcome:
@@ -123,7 +144,7 @@ def at_first(failing: set[str], culprit: int) -> Told:
         first = task.commit in failing and runs[task.commit] == 1
         return Outcome(code=125 if first else int(int(task.commit[1:]) >= culprit))
 
-    return Told(run, slots=2)
+    return Told(run, slots=slots)
 
 
 def test_a_failure_by_chance_is_no_disturbance(tmp_path: Path) -> None:
@@ -134,6 +155,86 @@ def test_a_failure_by_chance_is_no_disturbance(tmp_path: Path) -> None:
     assert result.cost.total.probes == executor.runs.total()
     with pytest.raises(DisturbedError, match="nor could another one before it"):
         bisect(axis, at_first({*axis.parents, "c0"}, 11), Exit(), tmp_path / "other")
+
+
+@pytest.mark.parametrize("failing", [["c15"], ["c0", "c15"], ["c15"] * 2])
+def test_a_failure_of_the_machine_beside_others_is_tried_alone(tmp_path: Path, failing: list[str]) -> None:
+    """A port that another probe has is no failure of the machine alone; one is chance, many are disturbance."""
+    left = Counter(failing)
+
+    def run(task: Task, _: Path) -> Outcome:
+        time.sleep(0.05)  # another one has begun
+        left[task.commit] -= 1
+        if left[task.commit] >= 0:
+            raise MachineFailureError("the trainer's port is in use")
+        return Outcome(code=int(int(task.commit[1:]) >= 11))
+
+    axis, executor = line(16), Told(run, slots=2)
+    expected = {1: contextlib.nullcontext(), 2: pytest.raises(DisturbedError, match="port is in use")}[
+        len(set(failing))
+    ]
+    if len(failing) > len(set(failing)):
+        expected = pytest.raises(MachineFailureError, match="port is in use")
+    with expected:
+        result = bisect(axis, executor, Exit(), tmp_path)
+        assert result.culprit and result.culprit.commit == "c11" and not result.remarks
+        assert result.cost.total.probes == executor.runs.total()
+
+
+@pytest.mark.parametrize(("always", "slots"), [(True, 1), (True, 2), (False, 1), (False, 2)])
+def test_words_of_the_machine_are_the_commits_own_if_they_come_again(tmp_path: Path, always: bool, slots: int) -> None:
+    """What a program says each time, alone too, is its exit code, with a remark; what it says once is no verdict."""
+    runs = Counter[str]()
+
+    def run(task: Task, _: Path) -> Outcome:
+        runs[task.commit] += 1
+        bad = int(task.commit[1:]) >= 11
+        said = bad if always else task.commit == "c9" and runs[task.commit] == 1
+        return Outcome(code=int(bad or said), blamed="the port is in use" if said else "")
+
+    result = bisect(line(16), executor := Told(run, slots=slots), Exit(), tmp_path)
+    assert result.culprit and result.culprit.commit == "c11"
+    assert any("the port is in use; so says the output" in remark for remark in result.remarks) == always
+    assert result.cost.total.probes == executor.runs.total()
+    if always:  # what held the port may be gone: an earlier search's word is not taken
+        runs.clear()
+        assert bisect(line(16), Told(run), Exit(), tmp_path).remarks and runs["c11"] > 1
+
+
+def test_an_end_that_tells_of_the_machine_each_time_is_told_so(tmp_path: Path) -> None:
+    """Where it is no exit code either, the refusal keeps what was said, with the cure."""
+
+    def run(task: Task, folder: Path) -> Outcome:
+        failure = ChildFailure("start", -1, "exited with 1", str(folder / "log"))
+        return Outcome(failure, blamed="killed; free memory") if task.commit == "c3" else Outcome(code=0)
+
+    with pytest.raises(ReproError, match=r"BAD cannot be tested: .*exited with 1 \(killed; free memory\)"):
+        bisect(line(4), Told(run), Exit(), tmp_path)
+
+
+def test_words_of_the_machine_at_good_are_the_machines(tmp_path: Path) -> None:
+    """GOOD works: what it says each time is why it does not here."""
+    said = Told(lambda *_: Outcome(code=1, blamed="the port is in use"))
+    with pytest.raises(MachineFailureError, match="the port is in use"):
+        bisect(line(4), said, Exit(), tmp_path)
+
+
+def test_a_skip_that_decides_is_run_once_more(tmp_path: Path) -> None:
+    """One chance failure leaves no suspects, not in a later search either; of each kind one is tried again."""
+    runs, broken = Counter[str](), {"c2", "c3", "c4"}
+
+    def run(task: Task, _: Path) -> Outcome:
+        runs[task.commit] += 1
+        number = int(task.commit[1:])
+        return Outcome(code=125 if task.commit in broken else int(number >= 3))
+
+    result = bisect(line(6), Told(run), Exit(), tmp_path)
+    assert result.outcome == "ambiguous" and runs.total() <= 2 + 5 + 1 + 6, runs  # ends, each, one again, weighing
+    broken.clear()
+    result = bisect(line(6), Told(run), Exit(), tmp_path)
+    assert result.culprit and result.culprit.commit == "c3"
+    result = bisect(line(4), at_first({"c2"}, 2, slots=1), Exit(), tmp_path / "other")
+    assert result.culprit and result.culprit.commit == "c2" and not result.skips
 
 
 def prober(folder: Path, executor: Told, axis: Points, predicate: Exit | Bitwise) -> Prober:

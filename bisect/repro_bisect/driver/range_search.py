@@ -9,7 +9,7 @@ from repro_bisect.axes.axis import short
 from repro_bisect.driver.arrived import lost_of
 from repro_bisect.driver.circumstances import refuse_disturbed
 from repro_bisect.predicates.predicates import Bitwise
-from repro_bisect.probe.answers import UNTESTABLE, UNTESTABLE_CODE, Answer, Code, Skip, judge
+from repro_bisect.probe.answers import UNTESTABLE, UNTESTABLE_CODE, Answer, Code, Skip, is_told, judge
 from repro_bisect.probe.one_step import Shortcut
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import PendingProbe, Scheduler
@@ -65,6 +65,7 @@ class RangeSearch:
         self.scheduler, self.search = scheduler, search
         self.baseline, self.bound, self.shortcut = baseline, bound, shortcut
         self.tested: dict[str, Tested] = {}
+        self._again = set[str]()
         bitwise = isinstance(scheduler.predicate, Bitwise)
         self._sought = _sought(baseline, end) if bitwise and baseline and end else None
 
@@ -72,6 +73,9 @@ class RangeSearch:
         """Search to the end."""
         self._take_what_is_known()
         self.scheduler.drive(self._plan, self._timed, lambda: self.search)
+        while doubtful := self._doubtful():
+            self._try_again(doubtful[0])
+            self.scheduler.drive(self._plan, self._timed, lambda: self.search)
         assert self.search.answer is not None
         return self.search.answer
 
@@ -86,6 +90,32 @@ class RangeSearch:
             if scheduler.history.tree(commit) not in {probe.tree for probe in pending}:  # twins share a probe
                 scheduler.start(commit, self.test)
         return True
+
+    def _doubtful(self) -> list[str]:
+        """Commits whose failure leaves suspects and may have been chance, as none of its kind was tried again."""
+        if not isinstance(self.search.answer, Ambiguous):
+            return []
+        believes = self.scheduler.prober.attempts.company.believes
+        reasons = {commit: self._failure(commit) for commit in self.search.deciding if commit not in self._again}
+        return [commit for commit, why in reasons.items() if why and not is_told(why) and not believes(why)]
+
+    def _failure(self, commit: str) -> str:
+        """Why the run of a commit says nothing of it; '' where it ran, or cannot be run."""
+        history, tested = self.scheduler.history, self.tested.get(commit)
+        if tested is None or history.tree(commit) is None or history.skipped(commit):
+            return ""
+        if tested.answer == Code(UNTESTABLE_CODE):
+            return UNTESTABLE
+        return tested.answer.reason if isinstance(tested.answer, Skip) else ""
+
+    def _try_again(self, commit: str) -> None:
+        """Run once more, alone, what failed, this time or in an earlier search."""
+        why, prober = self._failure(commit), self.scheduler.prober
+        self.scheduler.say(f"{short(commit)} decides ({why}): running it again")
+        (answer,) = self.scheduler.ask(prober.doubt(Request(commit, self.bound, self.baseline)))
+        self.take(commit, Tested(answer, self.baseline, self.bound))
+        self._again.update(c for c, tested in self.tested.items() if tested is self.tested[commit])
+        prober.attempts.company.tried(short(commit), why, self._failure(commit), beside=False)
 
     def _timed(self, pending: PendingProbe, tested: Tested) -> None:
         self.scheduler.rounds.append(pending.seconds)
@@ -190,7 +220,8 @@ class RangeSearch:
         """The commit and the suspects with the same code: they share one probe."""
         tree = self.scheduler.history.tree(commit)
         known, suspects = self.search.verdicts, self.search.suspects
-        others = (c for c in self.search.dag if c != commit and c not in known and c in suspects)
+        open_ = (c for c in self.search.dag if known.get(c, Verdict.SKIP) is Verdict.SKIP)
+        others = (c for c in open_ if c != commit and c in suspects)
         return [commit, *(c for c in others if self.scheduler.history.tree(c) == tree)]
 
 

@@ -171,6 +171,11 @@ class Search(Generic[Commit]):
             self.suspects, frozenset(c for c in self.presumed if self.dag.index[c] in self._state.splitters)
         )
 
+    @property
+    def deciding(self) -> list[Commit]:
+        """Skipped commits that would tell suspects apart, could they be tested."""
+        return [self.dag.order[i] for i, _ in self._skips if i in self._state.splitters]
+
     def next(
         self, k: int = 1, under_way: Iterable[Commit] = (), costs: Mapping[Commit, float] | None = None
     ) -> list[Commit]:
