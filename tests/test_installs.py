@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import sys
 import venv
@@ -22,6 +23,7 @@ from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.repository.leads import noted, notes_of
 from repro_golden.repository.worktrees import Worktrees
 from repro_golden.subjects import exit_code, installs
+from repro_golden.subjects.pythons import ran_in
 
 
 def copied(site: Path, source: Path) -> None:
@@ -269,3 +271,20 @@ def test_a_python_of_the_worktrees_own(tmp_path: Path) -> None:
     own = f"{{python}} -m venv --without-pip env && env/bin/python {install}"
     case = toy(own, lock=[], python="env", command="{python} -c 'import sys; sys.exit(\"/tree/\" not in sys.prefix)'")
     assert exit_code(case, place, tmp_path / "log") == 0
+
+
+def test_an_environment_that_a_variable_names(tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run installs there is taken back too, though no word tells of it: `uv run` takes it so, and says so."""
+    repo = Repo(tmp_path / "repo")
+    repo.root.mkdir()
+    repo.git("init", "--quiet", "--initial-branch=main")
+    repo.commit("Start")
+    venv.create(tmp_path / "env", symlinks=True)
+    python, place = str(tmp_path / "env" / "bin" / "python"), Place(tree, home=repo.root)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_PROJECT_ENVIRONMENT", str(tmp_path / "env"))
+    install = 'import os, site; open(site.getsitepackages()[0] + "/mine.pth", "w").write(os.getcwd() + "/src")'
+    case = toy("", lock=[], command=f"sh -c '$UV_PROJECT_ENVIRONMENT/bin/python -c \"$0\"' {shlex.quote(install)}")
+    assert exit_code(case, place, tmp_path / "log") == 0
+    assert installs.installed_by(place) == "mine.pth" and not [*(tmp_path / "env").rglob("mine.pth")]
+    assert ran_in(place) == [python]

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from conftest import Repo
+from test_surroundings import Bisect, bisect, history  # noqa: F401
 
 from repro_golden.case.command_line import CommandLine
 from repro_golden.case.python_of import Interpreter, is_ours, python_of
+from repro_golden.subjects.environments import builds
 
 
 def executable(path: Path, text: str = "") -> Path:
@@ -110,3 +112,28 @@ def test_a_bisect_runs_the_program_where_the_user_would(tmp_path: Path, monkeypa
     assert done.returncode == 0 and f"commit {commits[2]}" in done.stdout, done.stdout + done.stderr
     assert done.stderr.count(f"repro: the program runs in {venv}/bin/python") == 1
     assert done.stdout.strip().endswith("python train.py")
+
+
+def environment(folder: Path) -> tuple[Path, Path]:
+    """A Python of its own, and the folder of its packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    return folder / "bin" / "python", next(folder.glob("lib/python3*/site-packages"))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_python_that_no_word_names(tmp_path: Path, bisect: Bisect, named: bool) -> None:  # noqa: F811
+    """A probe is used again while the environment that its processes said they ran in has the same packages.
+
+    Of one that no variable names the first search knows nothing before its first probe, which serves it alone.
+    """
+    repo, commits = history(tmp_path, "__import__('dep').LIMIT")
+    python, site = environment(tmp_path / "venv")
+    script = tmp_path / "train.sh"
+    script.write_text(f"exec {'$HOME_OF/bin/python' if named else python} judge.py\n")
+    found = []
+    for limit in (2, 2, 3):
+        (site / "dep.py").write_text(f"LIMIT = {limit}\n")
+        builds.asked.cache_clear()  # as another process
+        found.append(bisect(repo, "sh", str(script), **({"HOME_OF": str(tmp_path / "venv")} if named else {})))
+    assert [one["culprit"]["commit"] for one in found] == [commits[2], commits[2], commits[3]]
+    assert [one["cost"]["probes"] for one in found[1:]] == [0 if named else 1, found[0]["cost"]["probes"]]

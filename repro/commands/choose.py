@@ -105,7 +105,7 @@ def case_of(checkout: Checkout, name: str | None, line: CommandLine) -> Case:
     line.check(beside=name)
     if line.words:
         case = line.case(checkout.root)
-        say_python(case)
+        say_python(case, line)
         return case
     return find_case(checkout.root, name)
 
@@ -124,6 +124,11 @@ def asked(root: Path, line: CommandLine, when: str | None = None) -> str:
     return f"-{digest('asked', case, when or '')[:8]}" if case or when else ""
 
 
-def say_python(case: Case) -> None:
-    """Say which Python a command's program runs in: where there are several, it decides what is compared."""
-    print(one_line(f"repro: the program runs in {case.subject.own_python or sys.executable}"), file=sys.stderr)
+def say_python(case: Case, line: CommandLine) -> None:
+    """Say which Python a command's program runs in: where there are several, it decides what is compared.
+
+    Of a program that starts one by itself (`uv run`, a script) it is said which one PATH has for it.
+    """
+    python = case.subject.own_python or sys.executable
+    text = f"the program runs in {python}" if line.names_python else f"the program finds {python} on PATH"
+    print(one_line(f"repro: {text}"), file=sys.stderr)

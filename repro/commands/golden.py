@@ -97,7 +97,7 @@ def _record(case: str | None, options: Options, as_json: bool, line: CommandLine
         if case is None:
             raise ReproError("a golden run needs a name: repro golden record NAME -- CMD")
         file, this_case = line.new_file(checkout.root, case), line.case(checkout.root, case)
-        say_python(this_case)
+        say_python(this_case, line)
 
         def written(steps: int) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)

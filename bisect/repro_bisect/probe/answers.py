@@ -62,6 +62,7 @@ class Recording:
         run: Likewise.
         lasting: Whether all was as it is in keys while it was made.
         beside: Whether other probes ran at the same time.
+        pythons: See `Outcome.pythons`.
     """
 
     trace: Trace
@@ -71,6 +72,7 @@ class Recording:
     run: int = 0
     lasting: bool = True
     beside: bool = False
+    pythons: Sequence[str] = ()
 
 
 Answer: TypeAlias = Trace | Code | Skip

@@ -10,18 +10,18 @@ import fcntl
 import functools
 import os
 import uuid
-from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from repro_bisect.probe.reasons import MOVED
-from repro_golden.base.canonical import digest_framed, frame, parse_json
+from repro_golden.base.canonical import digest, digest_framed, frame, parse_json
 from repro_golden.base.errors import MachineFailureError
 from repro_golden.trace.model import RECORDER, checked, to_checked_line
 
 __all__ = ["Entry", "Journal", "probe_key"]
 
-FORMAT = 2
+FORMAT = 3
 _RESERVED = 15
 """Numbers of replays up to this one are those that searches ask for by themselves."""
 
@@ -58,6 +58,7 @@ class Entry:
         beside: Whether other probes of that search ran at the same time; False from before that was kept.
         made: See `Outcome`; () from before that was kept.
         blamed: Likewise.
+        pythons: What stands for the interpreters that it ran in beside those that its key holds, by their paths.
     """
 
     key: str
@@ -74,6 +75,7 @@ class Entry:
     beside: bool = False
     made: tuple[str, ...] = ()
     blamed: str = ""
+    pythons: Mapping[str, str] = field(default_factory=dict)
 
 
 class Journal:
@@ -82,6 +84,7 @@ class Journal:
     Attributes:
         folder: Where it lies.
         search: What stands for whoever has it open in the entries that they make.
+        are: Says whether interpreters are what they were for an entry; where they are not it is not found.
     """
 
     def __init__(self, folder: Path, *, fresh: bool = False, alone: bool = False) -> None:
@@ -96,6 +99,7 @@ class Journal:
         self.search = uuid.uuid4().hex[:16]
         self._file = folder / "journal.jsonl"
         self._entries: dict[tuple[str, int], Entry] = {}
+        self.are: Callable[[Mapping[str, str]], bool] = lambda _: True
         if fresh:
             return
         with contextlib.suppress(FileNotFoundError):
@@ -114,14 +118,27 @@ class Journal:
 
     def count(self, keys: Collection[str]) -> int:
         """How many finished probes there are of these keys, without those that are to be made anew."""
-        return sum(entry.key in keys and entry.skip != MOVED for entry in self._entries.values())
+        known = [entry for entry in self._entries.values() if entry.key in keys and entry.skip != MOVED]
+        return sum(self.are(entry.pythons) for entry in known)
 
     def find(self, key: str, run: int) -> Entry | None:
         """The newest finished probe of a key, if its trace is still there."""
         entry = self._entries.get((key, run))
         if entry and entry.folder and not (self.trace_path(entry) / "steps.jsonl").exists():
             return None
-        return entry
+        return entry if entry and self.are(entry.pythons) else None
+
+    def ran_in(self, case: str) -> list[str]:
+        """The interpreters that probes of a case said they ran in; see `met`."""
+        entry = self._entries.get((_case_key(case), 0))
+        return sorted(entry.pythons) if entry else []
+
+    def met(self, case: str, pythons: Iterable[str]) -> None:
+        """Keep that probes of a case, by its digest, ran in interpreters: the next search looks at them first."""
+        known = self.ran_in(case)
+        both = dict.fromkeys([*known, *pythons], "")
+        if len(both) > len(known):
+            self.add(Entry(_case_key(case), 0, "", MOVED, 0, 0.0, "", search=self.search, pythons=both), None)
 
     def unused_run(self, key: str) -> int:
         """A number of no replay of a key, whoever made it, and that no search asks for by itself."""
@@ -180,6 +197,10 @@ class Journal:
                 f"cannot write the journal {self._file}: {error.strerror}; free space, then run the same command again"
             ) from error
         self._entries[entry.key, entry.run] = entry
+
+
+def _case_key(case: str) -> str:
+    return digest("ran in", case)
 
 
 def _to_disk(folder: Path, *, inside: bool = True) -> None:

@@ -66,7 +66,9 @@ def same_step(one: Trace, straight: Trace, step: int) -> bool:
 
 def state_key(scheduler: Scheduler, point: str) -> str:
     """What decides a saved state of a point beside its step: the run that makes it, and how it is saved."""
-    return digest("state", scheduler.prober.key(point), *scheduler.case.subject.state_lines)
+    prober = scheduler.prober
+    others = [fact for python in sorted(prober.expected.items()) for fact in python]
+    return digest("state", prober.key(point), *scheduler.case.subject.state_lines, *others)
 
 
 def chosen_steps(case: Case) -> list[int]:

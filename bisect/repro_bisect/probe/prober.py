@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +55,7 @@ class Prober:
         search: What its own probes are kept under in the journal.
         attempts: What makes them.
         git: In the user's checkout.
+        ran_in: Interpreters that probes said they ran in, beside those that keys hold.
     """
 
     def __init__(
@@ -95,13 +96,16 @@ class Prober:
         self.search = self._journal.search
         self._lock, self._examine = threading.Lock(), examine
         self.git = checkout.git
-        self._around = Surroundings(checkout, case, rollouts, identity, executor)
+        ran_in = self._journal.ran_in(case.digest)
+        self._around = Surroundings(checkout, case, rollouts, identity, executor, ran_in)
+        self._journal.are = self._around.pythons.are
         self.cost = cost or Cost()
         self._unkept: dict[tuple[str, int], Made] = {}
         self._golden = first
         self._first = {self.key(history.good): first.trace} if first else {}
         self._tried: set[tuple[str, int]] = set()
         self.attempts = Attempts(executor, history.commit(history.good))
+        self.ran_in = set[str]()
 
     def probe(self, asked: Request, control: Control = _FREE) -> Answer:
         """Make a probe, or find it in the journal.
@@ -146,9 +150,10 @@ class Prober:
         around, began = self._around.of(case), time.monotonic()
         stood = around.moment
         with scratch_folder(self._scratch, "states") as folder:
-            outcome = self.attempts.run(task, folder, control)
+            outcome = self._run(task, folder, control)
             trace = trace_in(folder / "trace")
-            if outcome.failure is None and around.lasted(stood):
+            ran_in = outcome.pythons
+            if outcome.failure is None and around.expects(ran_in) and around.lasted(stood, ran_in):
                 states.keep(folder / "states", kept)
         self._charge("search", len(trace.steps) if trace else 0, time.monotonic() - began, outcome.tries)
 
@@ -186,7 +191,7 @@ class Prober:
         stood = around.moment
         folder = self._scratch / f"operations-{uuid.uuid4().hex[:8]}"
         folder.mkdir()
-        outcome = self.attempts.run(task, folder, control)
+        outcome = self._run(task, folder, control)
         trace, seconds = trace_in(folder / "trace"), round(time.monotonic() - began, 3)
         made = len(trace.steps) if trace else 0
         self._charge(asked.stage, made, seconds, outcome.tries)
@@ -197,9 +202,10 @@ class Prober:
             return Skip(f"it ends before step {steps[0]}")
         if not streams:
             return Skip(f"no operation of step {steps[0]} was recorded")
-        lasting, size = around.lasted(stood), size_of(folder / left.FOLDER) + size_of(trace.directory / "dumps")
+        lasting = around.lasted(stood, outcome.pythons)
+        size = size_of(folder / left.FOLDER) + size_of(trace.directory / "dumps")
         if outcome.failure or size > _DUMPED or any(stream.problem for stream in streams):
-            return Recording(trace, streams, seconds, lasting=lasting, beside=outcome.beside)
+            return Recording(trace, streams, seconds, lasting=lasting, beside=outcome.beside, pythons=outcome.pythons)
         left.seal(folder)
         (folder / left.FOLDER).rename(trace.directory / left.FOLDER)
         key = self._operations_key(asked, steps, values, changed)
@@ -255,7 +261,8 @@ class Prober:
         trace, commit = recording.trace, self._history.commit(asked.point)
         key, steps = self.key(asked.point, asked.start), len(trace.steps)
         if not recording.key:
-            lasting, seconds, outcome = recording.lasting, recording.seconds, Outcome(beside=recording.beside)
+            lasting, seconds = recording.lasting, recording.seconds
+            outcome = Outcome(beside=recording.beside, pythons=recording.pythons)
             kept = self._keep(commit, asked, key, None, steps, seconds, trace.directory, outcome, lasting=lasting)
             return replace(recording, trace=Trace(kept))
         lasting = trace.directory.parent == self._journal.folder / "probes"  # both entries name the one folder
@@ -264,7 +271,7 @@ class Prober:
         with self._lock:
             entry = Entry(
                 key, asked.run, commit, "", steps, recording.seconds, name, undumped=undumped(trace.directory, asked),
-                search=made.search if made else "", beside=recording.beside,
+                search=made.search if made else "", beside=recording.beside, pythons=made.pythons if made else {},
             )  # fmt: skip
             self._journal.add(entry, None, lasting=lasting)
         return recording
@@ -305,6 +312,11 @@ class Prober:
             if run > asked.run and own and own.commit == commit and self.known(again) is not None:
                 return again
         return self.anew(asked)
+
+    @property
+    def expected(self) -> Mapping[str, str]:
+        """What stands for interpreters that the program may run in, of which keys say nothing."""
+        return self._around.pythons.expected
 
     def reuse(self) -> None:
         """Count an answer that `known` gave, and that was used."""
@@ -364,14 +376,14 @@ class Prober:
         self._tried.add((key, asked.run))
         stood = around.moment
         with scratch_folder(self._scratch, "probe") as folder:
-            outcome = self.attempts.run(task, folder, control, alone=asked.alone)
+            outcome = self._run(task, folder, control, alone=asked.alone)
             trace = trace_in(folder / "trace")
             reason = reason_of(outcome.failure, self.git) if outcome.failure else ""
             own = trace if outcome.ran_itself else None
             if reason and own and (asked.partial or (not asked.start and self._violates(own, asked))):
                 reason = ""  # it crashed only after its numbers had moved
-            lasting = around.lasted(stood)
-            if asked.keep and not outcome.failure and lasting:
+            lasting = around.lasted(stood, outcome.pythons)
+            if asked.keep and not outcome.failure and lasting and around.expects(outcome.pythons):
                 states.keep(folder / "states", asked.keep[1])
             if outcome.code is not None and not 0 <= outcome.code < _CODES:
                 raise ReproError(
@@ -410,6 +422,11 @@ class Prober:
             company.tried(short(task.commit), why, again)
         return answer
 
+    def _run(self, task: Task, folder: Path, control: Control, *, alone: bool = False) -> Outcome:
+        outcome = self.attempts.run(task, folder, control, alone=alone)
+        self.ran_in.update(outcome.pythons)
+        return outcome
+
     def _diagnosis(self, failure: ChildFailure) -> str:
         log = Path(failure.log)
         return self._examine(log, failure.message) if self._examine and log.is_file() else ""
@@ -439,7 +456,7 @@ class Prober:
         reason, known = (skip.reason, skip.diagnosis) if skip else ("", "")
         entry = Entry(
             key, asked.run, commit, reason, steps, seconds, name, outcome.code, known, undumped(trace, asked),
-            self.search, outcome.beside, outcome.made, outcome.blamed,
+            self.search, outcome.beside, outcome.made, outcome.blamed, self._around.pythons.facts(outcome.pythons),
         )  # fmt: skip
         if name and size_of(trace / "dumps") > _DUMPED:  # for this bisect only
             self._unkept[key, asked.run] = Made(commit, self.search, outcome.beside)
@@ -447,6 +464,7 @@ class Prober:
         if name and not lasting:  # its trace goes with this search, which is who may use it
             entry = replace(entry, folder=str(self._scratch / name))
         with self._lock:
+            self._journal.met(self.case.digest, outcome.pythons)
             self._journal.add(entry, trace if name else None, lasting=lasting)
         return self._journal.trace_path(entry)
 

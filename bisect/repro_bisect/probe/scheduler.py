@@ -105,6 +105,7 @@ class Scheduler:
         self.diagnoses: dict[str, str] = {}
         self.rounds: list[float] = []
         self.differs_alone = False
+        self._told = set[str]()
         self._remarks = remarks
 
     @property
@@ -190,6 +191,7 @@ class Scheduler:
             self.say("")
         for future in futures:
             self.pending_probes.pop(future, None)
+        self._tell_pythons()
         return [future.result() for future in futures]
 
     def _finished(self, search: Search[str] | None) -> Iterator[tuple[PendingProbe, Any]]:
@@ -197,10 +199,17 @@ class Scheduler:
         done, _ = wait(self.pending_probes, timeout=PULSE, return_when=FIRST_COMPLETED)
         for future in done:
             pending = self.pending_probes.pop(future)
+            self._tell_pythons()
             with contextlib.suppress(CancelledError):
                 yield pending, future.result()
         if not done:
             self.say("", search)
+
+    def _tell_pythons(self) -> None:
+        """Tell which Pythons the program was seen to run in that no word of it tells."""
+        for python in sorted(self.prober.ran_in - self._told):
+            self._told.add(python)
+            self.say(f"the program runs in {python}, which its command does not name")
 
     def clear(self) -> None:
         """End everything under way, and wait until it has ended."""

@@ -44,6 +44,12 @@ class CommandLine:
     pass_env: Sequence[str] = ()
     link: Sequence[Path] = ()
 
+    @property
+    def names_python(self) -> bool:
+        """Whether its words tell which interpreter runs; else that is what PATH or an environment gives it."""
+        python = python_of(self.words, Path.cwd(), os.environ)
+        return python is not None and python.at is not None
+
     def check(self, beside: str | None = None) -> None:
         """Refuse what does not go together.
 

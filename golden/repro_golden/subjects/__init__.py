@@ -9,9 +9,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
-from repro_golden.recording.attach.identify import Built, build
+from repro_golden.recording.attach.identify import Built, build, marked
 from repro_golden.replay.children import Run, RunResult
 from repro_golden.repository.checkout import Place
 from repro_golden.subjects.command import CommandKind
@@ -19,6 +20,7 @@ from repro_golden.subjects.core import CoreKind
 from repro_golden.subjects.environments import builds, overlays
 from repro_golden.subjects.environments.builds import Who
 from repro_golden.subjects.kind import Kind
+from repro_golden.subjects.pythons import build_in
 from repro_golden.subjects.trainers import TRAINERS, TrainerKind
 from repro_golden.trace import Trace
 
@@ -30,6 +32,7 @@ __all__ = [
     "kind_of",
     "launch",
     "loaded_by",
+    "packages_in",
     "packages_of",
     "try_out",
     "who_is",
@@ -129,7 +132,20 @@ def build_of(case: Case, root: Path, *, again: bool = False) -> Built:
         root: The user's checkout.
         again: Whether to pass over what this process remembers of interpreters.
     """
-    if again:
+    _remember(not again)
+    return kind_of(case).build(root)
+
+
+def packages_in(case: Case, python: str, root: Path, *, again: bool = False) -> Built:
+    """The same of an interpreter that a child said it runs in; without a digest where nothing is known of that."""
+    _remember(not again)
+    try:
+        return build_in(case, python, root)
+    except ReproError:
+        return Built("", marked([python]))
+
+
+def _remember(before: bool) -> None:
+    if not before:
         for remembered in (build, builds.asked, overlays.edited):
             remembered.cache_clear()
-    return kind_of(case).build(root)

@@ -46,6 +46,7 @@ from repro_golden.subjects.environments.builds import Environment, Who, held, id
 from repro_golden.subjects.environments.overlays import Overlay, held_overlay
 from repro_golden.subjects.installs import left_alone, taken_back
 from repro_golden.subjects.kind import Kind, Perturbation
+from repro_golden.subjects.pythons import build_in, environments_named, said_to
 from repro_golden.trace import Header, Trace
 
 __all__ = ["AdditionOf", "CommandKind"]
@@ -222,8 +223,8 @@ class CommandKind(Kind):
 
     def build(self, root: Path) -> Built:
         """See `subjects.build_of`."""
-        own, (_, variables, _) = super().build(root), self._surroundings(root)
-        builds = [own, *(_build_of(self.case, other, variables, root) for other in self.other_pythons(root))]
+        own = super().build(root)
+        builds = [own, *(_build_of(self.case, other, root) for other in self.other_pythons(root))]
         marks = {place: mark for one in builds for place, mark in one.marks.items()}
         return Built(digest("builds", *(one.digest for one in builds)), marks) if builds[1:] else own
 
@@ -320,9 +321,10 @@ def _prepared(job: _Job, cancel: threading.Event | None) -> Iterator[_Job]:
     In a worktree that takes what builds a commit, and what tells that it cannot be tested; the user's checkout is
     theirs. What is built serves all versions of `subject.packages`, and so is built in the environment below them.
     """
-    done, shared = job.place.beside / _SET_UP, [job.python]
+    done, known, home = job.place.beside / _SET_UP, [job.python], job.place.home or job.place.root
     with contextlib.suppress(ReproError):  # a Python by a relative path is the checkout's, which a node may not have
-        shared += CommandKind(job.case).other_pythons(job.place.home or job.place.root)
+        known += CommandKind(job.case).other_pythons(home)
+    shared = [*known, *environments_named(job.case, home)]
     if job.place.home is not None and job.subject.setup and not job.built and not done.exists():
         alone = left_alone(job.python, job.subject.setup, job.place.root, job.variables)
         with taken_back(shared, job.place, job.variables), alone:
@@ -330,7 +332,11 @@ def _prepared(job: _Job, cancel: threading.Event | None) -> Iterator[_Job]:
         done.parent.mkdir(exist_ok=True)
         done.touch()
         job = replace(job)  # which finds a Python that the setup has made in the worktree
-    with _overlaid(job, cancel) as overlaid, taken_back([overlaid.python, *shared], job.place, overlaid.variables):
+    with (
+        _overlaid(job, cancel) as overlaid,
+        taken_back([overlaid.python, *shared], job.place, overlaid.variables),
+        said_to(job.raw, job.place, [overlaid.python, *known]),
+    ):
         if job.place.home is not None and job.subject.check:
             _step(overlaid, "import", job.subject.check, cancel)
         yield overlaid
@@ -484,10 +490,10 @@ def _refuse(job: _Job, done: int, code: int, short: str = "") -> None:
         raise ChildFailure("record", done, short, str(job.log))
 
 
-def _build_of(case: Case, python: str, variables: Mapping[str, str], root: Path) -> Built:
+def _build_of(case: Case, python: str, root: Path) -> Built:
     """What stands for another interpreter and all that it could import; of one that does not answer, for its file."""
     try:
-        return identity_in(case, python, variables, root).find_build()
+        return build_in(case, python, root)
     except ReproError:
         marks, status = marked([python]), Path(python).stat()
         return Built(f"{python} {status.st_size} {status.st_mtime_ns}", marks)

@@ -30,6 +30,7 @@ __all__ = [
     "folders_of",
     "found_outside",
     "outside_of",
+    "paths_in",
     "seen",
     "variables_digest",
     "variables_of_key",
@@ -242,8 +243,8 @@ def _named(case: Case, root: Path) -> tuple[set[Path], set[Path]]:
     subject = case.subject
     words = subject.words + [value for name, value in subject.env.items() if name not in ("PATH", "PYTHONPATH")]
     words += implicit_files(base_environment(case) | subject.env, root) if subject.program else []
-    named = {path for word in words for path in _paths(word, root)}
-    return named, set(_paths(subject.env.get("PYTHONPATH", ""), root)) - named
+    named = {path for word in words for path in paths_in(word, root)}
+    return named, set(paths_in(subject.env.get("PYTHONPATH", ""), root)) - named
 
 
 def _met(case: Case, root: Path) -> tuple[set[Path], set[Path]]:
@@ -294,7 +295,7 @@ _DATABASES = (".db", ".sqlite", ".sqlite3")
 def _inherited(case: Case, root: Path) -> set[Path]:
     """What the variables that a program inherits name by absolute paths: files, and folders that hold little."""
     variables = {k: v for k, v in base_environment(case).items() if not _cannot_matter(k, v)}
-    pairs = [(name, path) for name, value in variables.items() if name != "PATH" for path in _paths(value, root)]
+    pairs = [(name, path) for name, value in variables.items() if name != "PATH" for path in paths_in(value, root)]
     there = {path for name, path in pairs if not _is_written(name, path) and path.suffix.lower() not in _DATABASES}
     named = {p for p in there if p.parent not in _SYSTEM and ".git" not in p.parts and not _is_everything(p, root)}
     return {path for path in named if not os.path.isdir(path) or _is_small(path)}  # noqa: PTH112 - raises nothing
@@ -325,7 +326,7 @@ _STARTS = re.compile(r"(?<![\w.~/+}-])~?/|(?<=^-\w)/")
 _ENDS = re.compile(r"""[=:,;|&()<>\[\]{}"'`@!?*#%\s]|\Z""")
 
 
-def _paths(word: str, root: Path) -> Iterator[Path]:
+def paths_in(word: str, root: Path) -> Iterator[Path]:
     """The absolute paths in a word that are there, such as ``--data=/a``, ``/a:/b``, ``x=[/a,/b]`` and ``@/a``.
 
     A path goes on as long as something of that name is there; of a pattern, such as ``/a/part-*``, its folder counts.

@@ -170,7 +170,7 @@ def _entries(
         try:
             if line.words:  # what it passes on is said by who calls, not by HEAD
                 case = line.case(checkout.root)
-                say_python(case)
+                say_python(case, line)
             else:
                 case = cases.replayed(find_case(checkout.root, case_name))
             result = compare_commits(checkout, case, *ends, watch, options, name=name)

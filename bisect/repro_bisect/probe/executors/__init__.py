@@ -20,6 +20,7 @@ from repro_golden.repository.checkout import Place
 from repro_golden.subjects import exit_code, launch
 from repro_golden.subjects.installs import installed_by
 from repro_golden.subjects.missing import made_in
+from repro_golden.subjects.pythons import ran_in
 from repro_golden.subjects.watched import Found
 from repro_golden.trace import Trace, seal
 
@@ -92,6 +93,7 @@ class Outcome:
             the commit's own.
         tries: Runs that it took.
         made: Files that its program left in its worktree, and that the user's checkout has where git holds none.
+        pythons: The interpreters that its processes ran in, beside those that its key holds.
     """
 
     failure: ChildFailure | None = None
@@ -101,6 +103,7 @@ class Outcome:
     blamed: str = ""
     tries: int = 1
     made: tuple[str, ...] = ()
+    pythons: Sequence[str] = ()
 
     @property
     def unready(self) -> bool:
@@ -126,6 +129,15 @@ class Executor(Protocol):
         Args:
             case: The case.
             again: Whether to pass over what is remembered of interpreters.
+        """
+
+    def packages(self, case: Case, python: str, *, again: bool = False) -> Found:
+        """What an interpreter could import where probes run; without facts where it is gone, or does not answer.
+
+        Args:
+            case: The case whose programs run in it.
+            python: Its path.
+            again: As in `surroundings`.
         """
 
     def run(
@@ -192,7 +204,7 @@ def perform(
 
 def _left_in(place: Place, outcome: Outcome) -> Outcome:
     """An outcome with what its program left where others may find it."""
-    return replace(outcome, installs=installed_by(place), made=made_in(place))
+    return replace(outcome, installs=installed_by(place), made=made_in(place), pythons=ran_in(place))
 
 
 def _operations(task: Task, root: Path, folder: Path) -> dict[str, Any] | None:

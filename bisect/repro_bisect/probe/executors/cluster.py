@@ -23,7 +23,7 @@ from repro_bisect.axes.axis import Axis
 from repro_bisect.predicates.predicates import Finite, Own
 from repro_bisect.probe.executors import Outcome, Task
 from repro_bisect.probe.executors.bundles import Bundle, commits_of, pack, pack_commits, unpack
-from repro_bisect.probe.executors.node import Job, probe, surroundings
+from repro_bisect.probe.executors.node import Job, packages, probe, surroundings
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.extras import require
@@ -31,7 +31,7 @@ from repro_golden.base.files import scratch_folder
 from repro_golden.base.trust import VARIABLE
 from repro_golden.case.file import Case
 from repro_golden.case.identity import BITS_VARIABLES, Identity
-from repro_golden.recording.attach.identify import marked
+from repro_golden.recording.attach.identify import Built, marked
 from repro_golden.replay.children import CancelledError
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.git import lfs_store
@@ -109,8 +109,15 @@ class Cluster:
         Raises:
             MachineFailureError: a node does not answer.
         """
+        return self._found(surroundings, case, again)
+
+    def packages(self, case: Case, python: str, *, again: bool = False) -> Found:
+        """See `Executor.packages`; on some nodes there may be none."""
+        return self._found(packages, case, python, again)
+
+    def _found(self, function: Callable[..., Built], *given: object) -> Found:
         hosts = self._hosts()
-        built = self._on_each(surroundings, dict.fromkeys(hosts, (case, again)))
+        built = self._on_each(function, dict.fromkeys(hosts, given))
         held = {node: self._ray.put(list(one.marks)) for node, one in built.items()}  # tens of thousands of places
 
         def named(marks: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
@@ -119,8 +126,9 @@ class Cluster:
         def look() -> dict[str, str]:
             return named(self._on_each(marked, {node: (held[node],) for node in self._hosts() if node in held}))
 
-        facts = digest("nodes", self._name, *sorted({one.digest for one in built.values()}))
-        return Found((facts,), named({node: one.marks for node, one in built.items()}), look)
+        digests = sorted({one.digest for one in built.values()})
+        facts = (digest("nodes", self._name, *digests),) if any(digests) else ()
+        return Found(facts, named({node: one.marks for node, one in built.items()}), look)
 
     def _hosts(self) -> dict[str, str]:
         """The name of each node's host, by the node's id."""

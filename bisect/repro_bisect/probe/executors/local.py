@@ -22,7 +22,7 @@ from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.submodules import fetched
 from repro_golden.repository.worktrees import Worktrees, name_for
 from repro_golden.repository.written import deciding
-from repro_golden.subjects import build_of
+from repro_golden.subjects import build_of, packages_in
 from repro_golden.subjects.surroundings import seen
 from repro_golden.subjects.watched import Found
 
@@ -60,6 +60,11 @@ class Local:
 
         facts = seen(case, built.digest), name_for(self._checkout), *written
         return Found(facts, built.marks | {_WRITTEN: written}, look)
+
+    def packages(self, case: Case, python: str, *, again: bool = False) -> Found:
+        """See `Executor.packages`."""
+        built = packages_in(case, python, self._root, again=again)
+        return Found((built.digest,) if built.digest else (), built.marks, lambda: marked(built.marks))
 
     def _written(self) -> tuple[str, ...]:
         git, common = self._checkout.git, self._checkout.common

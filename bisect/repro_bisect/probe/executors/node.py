@@ -31,7 +31,7 @@ from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.repository.git import Git
 from repro_golden.repository.worktrees import Worktrees
 from repro_golden.repository.written import deciding
-from repro_golden.subjects import build_of
+from repro_golden.subjects import build_of, packages_in
 from repro_golden.subjects.core import environment
 from repro_golden.subjects.surroundings import seen
 
@@ -105,6 +105,12 @@ def surroundings(case: Case, again: bool) -> Built:
             built = Built("", {})
             digests = [seen(case, str(error).replace(folder, "")), *written]
     return Built(digest("node", *digests) if written else digests[0], built.marks)
+
+
+def packages(case: Case, python: str, again: bool) -> Built:
+    """What stands for an interpreter of this node; without a digest where nothing is known of that."""
+    with tempfile.TemporaryDirectory(prefix="repro-asked-") as folder:
+        return packages_in(case, python, Path(folder), again=again)
 
 
 @contextlib.contextmanager

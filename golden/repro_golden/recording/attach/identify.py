@@ -209,7 +209,7 @@ def build(root: Path) -> Built:
     marks = marked([sys.executable, f"{sys.prefix}/pyvenv.cfg", *map(os.path.abspath, sys.path)])
     facts = [sys.executable, sys.version, sys.prefix, sys.base_prefix]
     folders, root = set[Path | None](_linked(marks)), root.resolve()
-    brought = dict[str, set[str]]()
+    brought = {site: set[str]() for site in _sites()}
     for key, (_, version, dist) in sorted(_installed(marks).items()):
         if key == _OURS:
             continue
@@ -279,9 +279,14 @@ def _beside(site: Path, brought: set[str], marks: dict[str, str]) -> Iterator[st
             yield f"{path.name} {_content(path, status)}"
 
 
+def _sites() -> list[str]:
+    """The folders of packages on the search path."""
+    return [site for site in sys.path if Path(site).name in _SITES and os.path.isdir(site)]  # noqa: PTH112
+
+
 def _linked(marks: dict[str, str]) -> Iterator[Path]:
     """The folders that a ``.pth`` file puts on the search path."""
-    for site in (site for site in sys.path if Path(site).name in _SITES and os.path.isdir(site)):  # noqa: PTH112
+    for site in _sites():
         for path in sorted(Path(site).glob("*.pth")):  # where Python looks for them, and no checkpoints lie
             marks.setdefault(str(path), mark(str(path)))
             with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,6 @@
-"""Code that a process runs and files of the checkout that it opens, which may not be of the commit under test.
+"""What a process is and meets: its Python, code that it runs and files of the checkout that it opens.
+
+Code and files may not be of the commit under test, and the Python may be another than its case tells.
 
 Python's audit events tell of both when they happen. So it counts in every process: one that is forked, replaced or
 killed ends without `atexit`. A line for each is written at once, and judged when the program has ended (`strangers`).
@@ -20,10 +22,12 @@ if TYPE_CHECKING:
     from repro_golden.recording.attach.installed import Copy
     from repro_golden.recording.attach.working_trees import Origin
 
-__all__ = ["FILES", "TRACKED", "is_deaf", "watch"]
+__all__ = ["FILES", "PYTHONS", "TRACKED", "is_deaf", "watch"]
 
 FILES = "met-*.jsonl"
 """What each process that met something leaves in the folder of its raw records."""
+PYTHONS = "python-*.json"
+"""There too: the interpreter of each process."""
 TRACKED = "tracked"
 """There too, before the program starts: the files that git tracks in the checkout, each with a NUL behind it."""
 
@@ -31,6 +35,12 @@ _KEPT = ("site-packages", "dist-packages")
 """An environment inside a checkout is none of its code."""
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
 _STANDARD = os.path.dirname(os.__file__)  # noqa: PTH120
+_HOOKS = tuple(
+    f"{what}_{of}"
+    for what in ("build", "get_requires_for_build", "prepare_metadata_for_build")
+    for of in ("editable", "sdist", "wheel")
+)
+"""What an installer has a Python do that builds a package (PEP 517, PEP 660), in an environment for that alone."""
 _LINKS = 40
 """Links of a path that a system follows."""
 
@@ -46,6 +56,7 @@ def watch(place: str, home: str | None, folder: str, *, tests: bool) -> None:
     """
     import atexit
 
+    _say_python(folder)
     process = _Process(place, home, folder, tests)
     hear({"exec": process.ran, "import": process.loaded, "cpython.run_file": process.started})
     if home is not None:
@@ -270,6 +281,19 @@ class _Process:
             os.close(file)
 
 
+def _say_python(folder: str) -> None:
+    """Write down which interpreter this process is; one that builds a package runs none of the program."""
+    if any(hook in word for word in sys.orig_argv[1:3] for hook in _HOOKS):
+        return
+    import json
+
+    with contextlib.suppress(Exception):  # the program goes on
+        own = sys.executable if _is_python(sys.executable or "") else os.path.join(sys.prefix, "bin", "python")  # noqa: PTH118
+        name = os.path.join(folder, PYTHONS.replace("*", _called()))  # noqa: PTH118
+        with open(name, "w", encoding="utf-8") as file:  # noqa: PTH123
+            json.dump(own, file)
+
+
 def _environments() -> Sequence[str]:
     """Where the packages of this Python are, also without links; no checkout, which may have programs of its own."""
     prefixes = {sys.prefix, os.path.realpath(sys.prefix)}
@@ -283,8 +307,7 @@ def is_deaf(words: Sequence[str], bare: bool) -> bool:
         words: Program and arguments.
         bare: Whether its environment is without our variables.
     """
-    name = os.path.basename(words[0]) if words else ""  # noqa: PTH119
-    if not name.startswith("python") or name[len("python") :].strip("0123456789.t"):
+    if not words or not _is_python(words[0]):
         return False
     options = iter(words[1:])
     for word in options:
@@ -300,6 +323,12 @@ def is_deaf(words: Sequence[str], bare: bool) -> bool:
                     next(options, None)  # its argument
                 break
     return bare
+
+
+def _is_python(program: str) -> bool:
+    """Whether a program is called as a Python is."""
+    name = os.path.basename(program)  # noqa: PTH119
+    return name.startswith("python") and not name[len("python") :].strip("0123456789.t")
 
 
 def _is_bare(variables: Any) -> bool:

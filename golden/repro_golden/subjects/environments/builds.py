@@ -40,6 +40,7 @@ from repro_golden.trace import Header
 __all__ = [
     "Environment",
     "Who",
+    "build_for",
     "environment_changes",
     "held",
     "identity_in",
@@ -384,8 +385,13 @@ def identity_in(case: Case, python: str, variables: Mapping[str, str], root: Pat
     raw = asked(python, named, str(root), "say", numbers)
     return Who(
         Identity.from_mapping(raw["identity"]), raw["packages"], raw["modules"],
-        lambda: Built(*asked(python, named, str(root), "say_build", ())),
+        lambda: build_for(python, variables, root),
     )  # fmt: skip
+
+
+def build_for(python: str, variables: Mapping[str, str], root: Path) -> Built:
+    """What stands for a Python and the content of all that it could import; raises as `identity_in` does."""
+    return Built(*asked(python, tuple(sorted(variables.items())), str(root), "say_build", ()))
 
 
 @functools.lru_cache(maxsize=32)

@@ -1,0 +1,107 @@
+"""The interpreters of a case's processes, beside those that its key holds: processes say themselves what they run in.
+
+`uv run`, `conda run -n x` and a script that activates an environment run another one than the words of a command tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case
+from repro_golden.case.python_of import same_python
+from repro_golden.recording.attach.identify import Built
+from repro_golden.recording.attach.met import PYTHONS
+from repro_golden.replay.children import base_environment
+from repro_golden.repository.checkout import Place
+from repro_golden.subjects.argv import interpreter, variables_of
+from repro_golden.subjects.environments.builds import build_for
+from repro_golden.subjects.environments.releases import asked
+from repro_golden.subjects.surroundings import paths_in
+
+__all__ = ["build_in", "environments_named", "ran_in", "said_to"]
+
+_RAN_IN = "ran in"
+"""A file beside a worktree, with the interpreters that its processes said they are."""
+_ITSELF = "import json\nprint(json.dumps(sys.executable))"
+_UNKNOWN = "a Python that did not say which it is"
+_OF_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
+"""What lies in the folder of an environment."""
+
+
+@contextlib.contextmanager
+def said_to(raw: Path, place: Place, known: Sequence[str]) -> Iterator[None]:
+    """Note which other interpreters than those that are known processes of the block say that they are.
+
+    What a run makes in its worktree is the commit's own.
+
+    Args:
+        raw: Folder of their raw records.
+        place: Where they run; in the user's checkout nothing is noted.
+        known: The interpreters that the key of a probe holds.
+    """
+    try:
+        yield
+    finally:
+        if place.home and (others := sorted(_others(raw, place.root, known))):
+            place.beside.mkdir(exist_ok=True)
+            (place.beside / _RAN_IN).write_text(json.dumps(sorted({*ran_in(place), *others})), encoding="utf-8")
+
+
+def ran_in(place: Place) -> list[str]:
+    """The other interpreters that runs in a worktree ran in."""
+    path = place.beside / _RAN_IN
+    return list(json.loads(path.read_text(encoding="utf-8"))) if place.home and path.exists() else []
+
+
+def build_in(case: Case, python: str, root: Path) -> Built:
+    """What stands for such an interpreter and all that it could import.
+
+    Args:
+        case: The case.
+        python: The interpreter.
+        root: The user's checkout.
+
+    Raises:
+        ReproError: it is gone, or does not answer.
+    """
+    if not Path(python).exists():
+        raise ReproError(f"there is no {python} any more")
+    program = case.subject.program
+    assert program is not None
+    own = interpreter(program, root)
+    variables = variables_of(case, program, own, {"root": str(root), "python": own})
+    return build_for(python, variables, root)
+
+
+def environments_named(case: Case, root: Path) -> list[str]:
+    """The interpreters of environments that the program's variables and words name by absolute paths."""
+    subject = case.subject
+    words = [value for name, value in (base_environment(case) | subject.env).items() if name != "PATH"]
+    folders = {path for word in [*words, *subject.words] for path in paths_in(word, root)}
+    homes = [folder for folder in folders if any(os.path.exists(folder / name) for name in _OF_ENVIRONMENTS)]  # noqa: PTH110 - raises nothing
+    return sorted(str(home / "bin" / "python") for home in homes if os.access(home / "bin" / "python", os.X_OK))
+
+
+def _others(raw: Path, root: Path, known: Sequence[str]) -> Iterator[str]:
+    for text in {path.read_text(encoding="utf-8") for path in raw.glob(PYTHONS)}:
+        try:
+            python = str(json.loads(text))
+        except ValueError:  # cut short: of one that nobody finds nothing is used again
+            python = _UNKNOWN
+        own = any(Path(python).is_relative_to(top) for top in (root, root.resolve()))
+        if not own and not any(same_python(python, name) for one in known for name in (one, _behind(one))):
+            yield python
+
+
+@functools.cache
+def _behind(python: str) -> str:
+    """The interpreter that a script starts in its place, such as a shim of pyenv's."""
+    with contextlib.suppress(ReproError):
+        return str(asked(python, _ITSELF))
+    return python
