@@ -77,7 +77,7 @@ def test_a_python_that_no_word_names_is_said(repo: Repo) -> None:
     words = ["bisect", f"HEAD..{good}", "--when", "exit", "--", "sh", "run.sh"]
     done = warm_kit.run([sys.executable, "-m", "repro", *words], repo.root, shell)
     assert done.returncode == 2  # HEAD is no ancestor; the Python is said before anything is run
-    assert "repro: the program runs in venv/bin/python" in done.stderr
+    assert "repro: the program finds venv/bin/python on PATH" in done.stderr
 
 
 def test_what_only_changes_the_telling_is_left_out(repo: Repo) -> None:

@@ -14,6 +14,7 @@ from test_surroundings import Bisect, bisect, history  # noqa: F401
 from repro_golden.case.command_line import CommandLine
 from repro_golden.case.python_of import Interpreter, is_ours, python_of
 from repro_golden.subjects.environments import builds
+from repro_golden.subjects.pythons import is_one_of
 
 
 def executable(path: Path, text: str = "") -> Path:
@@ -118,6 +119,14 @@ def environment(folder: Path) -> tuple[Path, Path]:
     """A Python of its own, and the folder of its packages."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     return folder / "bin" / "python", next(folder.glob("lib/python3*/site-packages"))
+
+
+def test_a_python_behind_a_script(tmp_path: Path) -> None:
+    """A process of a shim's (pyenv) says what that starts; one of an environment beside it is another."""
+    shim = executable(tmp_path / "shims" / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python, _ = environment(tmp_path / "venv")
+    assert is_one_of(sys.executable, [str(shim)]) and is_one_of(f"{python}3", [str(python)])
+    assert not is_one_of(str(python), [str(shim), sys.executable])
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -33,7 +33,9 @@ from repro_golden.store.golden import GoldenRun, Store
 from repro_golden.store.pulled import pointer_of
 from repro_golden.store.rollouts import Rollouts, place_of
 from repro_golden.subjects import identity_of, kind_of
+from repro_golden.subjects.argv import interpreter
 from repro_golden.subjects.environments.cache import forget
+from repro_golden.subjects.pythons import is_one_of
 
 __all__ = ["Options", "check_rollouts", "commits_of", "fetched_rollouts", "session", "undisturbed"]
 
@@ -230,4 +232,15 @@ def _golden_of(
         raise ReproError("it was recorded here, and nodes have variables and packages of their own")
     if same and current and (change := changed_since(golden, case, checkout)):
         raise ReproError(f"it was recorded with other {change}")
+    if same and current and (python := _other_python(golden, case, checkout)):
+        raise ReproError(f"it was recorded in {python}, and does not say what that held")
     return golden if same and current and not golden.noisy else None
+
+
+def _other_python(golden: GoldenRun, case: Case, checkout: Checkout) -> str:
+    """The interpreter that a golden run was recorded in, where it is not the case's own; '' of older ones."""
+    about = golden.trace.header.subject
+    python = str(about.get("python", ""))
+    if not python or "environment" in about or not case.subject.program:  # one from lock files is part of the code
+        return ""
+    return "" if is_one_of(python, [interpreter(case.subject, checkout.root)]) else python

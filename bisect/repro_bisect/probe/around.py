@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -102,6 +102,13 @@ class Pythons:
     def facts(self, pythons: Iterable[str]) -> dict[str, str]:
         """What stands for some of them, as far as that is known."""
         return {python: fact for python in pythons for fact in self.of(python).facts}
+
+    def in_words(self, ran_in: Sequence[str]) -> Iterator[str]:
+        """What a program runs in, as it is told."""
+        known = self.facts(ran_in)
+        yield from (f"{python}, which its command does not name" for python in known)
+        if len(known) < len(ran_in):
+            yield "a Python that is gone when it ends, or does not answer: no later search uses its probes"
 
     def are(self, facts: Mapping[str, str]) -> bool:
         """Whether interpreters are what they were for another search."""

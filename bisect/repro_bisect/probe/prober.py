@@ -55,7 +55,7 @@ class Prober:
         search: What its own probes are kept under in the journal.
         attempts: What makes them.
         git: In the user's checkout.
-        ran_in: Interpreters that probes said they ran in, beside those that keys hold.
+        ran_in: In words, what probes said they ran in, beside the interpreters that keys hold.
     """
 
     def __init__(
@@ -424,7 +424,7 @@ class Prober:
 
     def _run(self, task: Task, folder: Path, control: Control, *, alone: bool = False) -> Outcome:
         outcome = self.attempts.run(task, folder, control, alone=alone)
-        self.ran_in.update(outcome.pythons)
+        self.ran_in.update(self._around.pythons.in_words(outcome.pythons))
         return outcome
 
     def _diagnosis(self, failure: ChildFailure) -> str:
@@ -464,7 +464,7 @@ class Prober:
         if name and not lasting:  # its trace goes with this search, which is who may use it
             entry = replace(entry, folder=str(self._scratch / name))
         with self._lock:
-            self._journal.met(self.case.digest, outcome.pythons)
+            self._journal.met(self.case.digest, entry.pythons)
             self._journal.add(entry, trace if name else None, lasting=lasting)
         return self._journal.trace_path(entry)
 

@@ -207,9 +207,9 @@ class Scheduler:
 
     def _tell_pythons(self) -> None:
         """Tell which Pythons the program was seen to run in that no word of it tells."""
-        for python in sorted(self.prober.ran_in - self._told):
-            self._told.add(python)
-            self.say(f"the program runs in {python}, which its command does not name")
+        for where in sorted(self.prober.ran_in - self._told):
+            self._told.add(where)
+            self.say(f"the program runs in {where}")
 
     def clear(self) -> None:
         """End everything under way, and wait until it has ended."""

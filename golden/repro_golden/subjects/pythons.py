@@ -24,7 +24,7 @@ from repro_golden.subjects.environments.builds import build_for
 from repro_golden.subjects.environments.releases import asked
 from repro_golden.subjects.surroundings import paths_in
 
-__all__ = ["build_in", "environments_named", "ran_in", "said_to"]
+__all__ = ["build_in", "environments_named", "is_one_of", "ran_in", "said_to"]
 
 _RAN_IN = "ran in"
 """A file beside a worktree, with the interpreters that its processes said they are."""
@@ -95,8 +95,13 @@ def _others(raw: Path, root: Path, known: Sequence[str]) -> Iterator[str]:
         except ValueError:  # cut short: of one that nobody finds nothing is used again
             python = _UNKNOWN
         own = any(Path(python).is_relative_to(top) for top in (root, root.resolve()))
-        if not own and not any(same_python(python, name) for one in known for name in (one, _behind(one))):
+        if not own and not is_one_of(python, known):
             yield python
+
+
+def is_one_of(python: str, known: Sequence[str]) -> bool:
+    """Whether an interpreter is one of those that are known, or what one of them starts in its place."""
+    return any(same_python(python, name) for one in known for name in (one, _behind(one)))
 
 
 @functools.cache

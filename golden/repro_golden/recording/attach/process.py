@@ -48,6 +48,7 @@ def facts() -> dict[str, Any]:
         "world": world,
         "pid": os.getpid(),
         "group": _training(world),
+        "python": sys.executable,
         "argv": sys.orig_argv,
         "variables": _variables(),
         "identity": collect(os.environ, threads=threads, ranks=world).to_mapping(),

@@ -37,7 +37,7 @@ def environment_for(settings: Settings, environ: Mapping[str, str]) -> dict[str,
 
 def said_of(about: Mapping[str, Any]) -> dict[str, Any]:
     """What a trace's header tells of the process beside its identity."""
-    return {key: about[key] for key in ("argv", "variables", "switches", "groups")}
+    return {key: about[key] for key in ("python", "argv", "variables", "switches", "groups")}
 
 
 def run_traced(
