@@ -13,10 +13,12 @@ from typing import TypeAlias
 from repro_bisect.probe.executors import Executor
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
+from repro_golden.case.python_of import same_python
 from repro_golden.recording.attach.identify import marked
 from repro_golden.repository.checkout import Checkout
 from repro_golden.store.rollouts import Rollouts, rollouts_of
 from repro_golden.subjects import identity_of
+from repro_golden.subjects.argv import interpreter
 from repro_golden.subjects.environments.overlays import sources_of
 from repro_golden.subjects.pythons import environments_named
 from repro_golden.subjects.surroundings import found_outside
@@ -153,7 +155,7 @@ class Surroundings:
         self._lock = threading.Lock()
         self.pythons = Pythons(
             lambda python, again: executor.packages(case, python, again=again),
-            lambda: [*ran_in, *environments_named(case, checkout.root)],
+            lambda: [*ran_in, *_others(case, checkout.root)],
         )
 
     def of(self, case: Case) -> Around:
@@ -187,6 +189,12 @@ class Surroundings:
     def changed(self) -> list[str]:
         """Places that were not the same all the time."""
         return sorted(self.pythons.changed.union(*(part.changed for part in self._parts.values())))
+
+
+def _others(case: Case, root: Path) -> list[str]:
+    """The interpreters that variables and words name by environments, beside the case's own."""
+    own = interpreter(case.subject, root)
+    return [python for python in environments_named(case, root) if not same_python(python, own)]
 
 
 def _sources(case: Case, root: Path) -> Found:

@@ -82,6 +82,8 @@ def build_in(case: Case, python: str, root: Path) -> Built:
 def environments_named(case: Case, root: Path) -> list[str]:
     """The interpreters of environments that the program's variables and words name by absolute paths."""
     subject = case.subject
+    if not subject.program:  # it starts no other
+        return []
     words = [value for name, value in (base_environment(case) | subject.env).items() if name != "PATH"]
     folders = {path for word in [*words, *subject.words] for path in paths_in(word, root)}
     homes = [folder for folder in folders if any(os.path.exists(folder / name) for name in _OF_ENVIRONMENTS)]  # noqa: PTH110 - raises nothing
