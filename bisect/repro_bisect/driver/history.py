@@ -91,7 +91,7 @@ class _History:
         self.survey = Survey()
         self.steps = self.scheduler.case.steps
         self.noise = self.ended = ""
-        self.remarks: list[str] = []
+        self.remarks = [*scheduler.remarks]
 
     def run(self) -> HistoryResult:
         """Both ends, the searches, and a replay of both sides of every change."""
@@ -342,7 +342,7 @@ class _History:
             golden=str(self.golden.directory) if self.golden else None,
             renames=self._renames(),
             ended=self.ended,
-            remarks=[*self.scheduler.remarks, *self.remarks],
+            remarks=self.remarks,
             looked=looked_between(self.scheduler.predicate, *(self._trace(p) for p in (self.axis.good, self.axis.bad))),
             ends=[self.axis.info(self.axis.good), self.axis.info(self.axis.bad)],
         )

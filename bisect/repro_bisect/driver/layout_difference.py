@@ -119,7 +119,7 @@ class _Replays:
         self.scheduler, self.axis, self.case, self.tolerance = scheduler, axis, case, tolerance
         self.began = time.monotonic()
         self.steps = scheduler.case.steps
-        self.remarks: list[str] = []
+        self.remarks = [*scheduler.remarks]
         self.twins: list[tuple[Header, Header]] = []
 
     def run(self) -> LayoutResult:
@@ -273,5 +273,5 @@ class _Replays:
             cost=self.scheduler.cost,
             seconds=time.monotonic() - self.began,
             machine=self.scheduler.machine,
-            remarks=[*self.scheduler.remarks, *self.remarks],
+            remarks=self.remarks,
         )

@@ -24,6 +24,10 @@ from repro_golden.trace.families import group
 __all__ = ["RangeSearch", "Tested", "verdict_of_code"]
 
 
+_TRIES = 3
+"""Failures that leave suspects that are run once more, in a search."""
+
+
 @dataclass(frozen=True)
 class Tested:
     """What came of testing a commit.
@@ -65,7 +69,7 @@ class RangeSearch:
         self.scheduler, self.search = scheduler, search
         self.baseline, self.bound, self.shortcut = baseline, bound, shortcut
         self.tested: dict[str, Tested] = {}
-        self._again = set[str]()
+        self._again, self._tries = set[str](), 0
         bitwise = isinstance(scheduler.predicate, Bitwise)
         self._sought = _sought(baseline, end) if bitwise and baseline and end else None
 
@@ -93,7 +97,7 @@ class RangeSearch:
 
     def _doubtful(self) -> list[str]:
         """Commits whose failure leaves suspects and may have been chance, as none of its kind was tried again."""
-        if not isinstance(self.search.answer, Ambiguous):
+        if not isinstance(self.search.answer, Ambiguous) or self._tries >= _TRIES:
             return []
         believes = self.scheduler.prober.attempts.company.believes
         reasons = {commit: self._failure(commit) for commit in self.search.deciding if commit not in self._again}
@@ -111,6 +115,7 @@ class RangeSearch:
     def _try_again(self, commit: str) -> None:
         """Run once more, alone, what failed, this time or in an earlier search."""
         why, prober = self._failure(commit), self.scheduler.prober
+        self._tries += 1
         self.scheduler.say(f"{short(commit)} decides ({why}): running it again")
         (answer,) = self.scheduler.ask(prober.doubt(Request(commit, self.bound, self.baseline)))
         self.take(commit, Tested(answer, self.baseline, self.bound))

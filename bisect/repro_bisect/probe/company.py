@@ -12,7 +12,7 @@ from repro_bisect.probe.reasons import kind_of
 from repro_golden.base.errors import NotVerifiableError
 from repro_golden.replay.children import CancelledError
 
-__all__ = ["Company", "DisturbedError"]
+__all__ = ["Company", "DisturbedError", "InCompany"]
 
 _LOOK = 0.1
 """Seconds between two looks whether a run that waits is still wanted."""
@@ -34,7 +34,7 @@ class DisturbedError(NotVerifiableError):
 
 
 @dataclass(eq=False)
-class _Run:
+class InCompany:
     """A run under way, and whether another one was it at the same time."""
 
     beside: bool = False
@@ -48,18 +48,18 @@ class Company:
     """
 
     def __init__(self) -> None:
-        self._changed, self._runs, self._alone = threading.Condition(), list[_Run](), 0
+        self._changed, self._runs, self._alone = threading.Condition(), list[InCompany](), 0
         self._beside, self._borne_out, self._refuted, self._disturbed = 0, set[str](), set[str](), 0
         self.doubting = threading.RLock()
 
     @contextlib.contextmanager
-    def run(self, *, alone: bool, cancel: threading.Event | None = None) -> Iterator[_Run]:
+    def run(self, *, alone: bool, cancel: threading.Event | None = None) -> Iterator[InCompany]:
         """A run, once those are through that want to be alone; such a one, once no other is under way.
 
         Raises:
             CancelledError: `cancel` was set before its turn.
         """
-        mine = _Run()
+        mine = InCompany()
         with self._changed:
             self._alone += alone
         try:

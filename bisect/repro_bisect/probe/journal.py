@@ -57,7 +57,6 @@ class Entry:
         search: Which search made it; "" in a journal from before that was kept.
         beside: Whether other probes of that search ran at the same time; False from before that was kept.
         made: See `Outcome`; () from before that was kept.
-        blamed: Likewise.
         pythons: What stands for the interpreters that it ran in beside those that its key holds, by their paths.
     """
 
@@ -74,7 +73,6 @@ class Entry:
     search: str = ""
     beside: bool = False
     made: tuple[str, ...] = ()
-    blamed: str = ""
     pythons: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -341,12 +341,10 @@ class Prober:
             return self._first[key]
         if (entry := self._journal.find(key, asked.run)) is None:
             return None
-        self.attempts.has_made(entry.made)
+        self.attempts.has_made(entry.commit, entry.made)
         # what refused an end in an earlier search is asked again: the file that it lacked, say, is in no key
         earlier = (key, asked.run) not in self._tried
         good, bad = (earlier and asked.point == end for end in (self._history.good, self._history.bad))
-        if earlier and entry.blamed:  # what held a port then may be gone
-            return None
         if entry.skip:
             again = good or bad or depends_on_the_question(entry.skip)
             return None if again else Skip(without_colours(entry.skip), diagnosis=entry.diagnosis)
@@ -456,7 +454,7 @@ class Prober:
         reason, known = (skip.reason, skip.diagnosis) if skip else ("", "")
         entry = Entry(
             key, asked.run, commit, reason, steps, seconds, name, outcome.code, known, undumped(trace, asked),
-            self.search, outcome.beside, outcome.made, outcome.blamed, self._around.pythons.facts(outcome.pythons),
+            self.search, outcome.beside, outcome.made, self._around.pythons.facts(outcome.pythons),
         )  # fmt: skip
         if name and size_of(trace / "dumps") > _DUMPED:  # for this bisect only
             self._unkept[key, asked.run] = Made(commit, self.search, outcome.beside)

@@ -91,6 +91,7 @@ class Scheduler:
     Attributes:
         case: What is run, with as many steps as are asked for.
         differs_alone: Whether a point differs from itself where no other probe runs.
+        remarks: What every verdict of the search is to be read with.
     """
 
     def __init__(
@@ -106,12 +107,7 @@ class Scheduler:
         self.rounds: list[float] = []
         self.differs_alone = False
         self._told = set[str]()
-        self._remarks = remarks
-
-    @property
-    def remarks(self) -> list[str]:
-        """What every verdict of the search is to be read with."""
-        return [*self._remarks, *self.prober.attempts.remarks]
+        self.remarks = remarks
 
     @property
     def predicate(self) -> Predicate:

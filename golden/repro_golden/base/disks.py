@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from repro_golden.base.errors import MachineFailureError
+from repro_golden.base.errors import MachineFailureError, ShortageError
 
 __all__ = ["FULL", "DiskWatch", "reserved"]
 
@@ -132,14 +132,14 @@ class DiskWatch:
         for room in self._rooms.values():
             room.sample()
             if room.full:
-                raise MachineFailureError(
+                raise ShortageError(
                     f"no space was left on the disk of {room.folder} while the program ran ({_told(room)} now): {_CURE}"
                 )
             if (number := _refusal(room.folder)) is not None:
                 raise MachineFailureError(f"cannot write to {room.folder} ({os.strerror(number)}): {_CURE}")
         for name, file in self._files.items():
             if _count(file, name) > self._counts[name]:
-                raise MachineFailureError(f"{_TOLD[name]} and run again")
+                raise ShortageError(f"{_TOLD[name]} and run again")
 
 
 _CURE = "free some space and run the same command again"

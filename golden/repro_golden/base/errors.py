@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "AbsentError", "MachineFailureError", "NotShownError", "NotVerifiableError", "RefusedError", "ReproError",
-    "UnjudgedError",
+    "ShortageError", "UnjudgedError",
 ]  # fmt: skip
 
 
@@ -56,3 +56,7 @@ class AbsentError(ReproError):
 
 class MachineFailureError(ReproError):
     """git, DVC, the disk or a worker failed. Never a verdict on a commit: the search stops and can be resumed."""
+
+
+class ShortageError(MachineFailureError):
+    """The machine had too little of what programs that run at once share: memory, room, processes, a port."""

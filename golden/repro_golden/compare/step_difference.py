@@ -447,8 +447,8 @@ def _told_otherwise(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike
             what = metric, "b"
         elif not (before and after) and (why := unlike.told.elsewhere(metric, unlike.index)):
             what = f"{metric}{why}", "a" if before else "b"
-        elif before and (side := once_more(before, after)):
-            what = f"{metric} once more", side
+        elif before and once_more(before, after):
+            what = f"{metric} once more", "b"
         else:
             continue
         out |= {row.key: what for row in (*before, *after) if column_of(row)}  # the recorder's own must be there

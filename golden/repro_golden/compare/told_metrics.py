@@ -15,7 +15,7 @@ from collections.abc import Sequence, Set
 from decimal import Decimal
 from typing import NamedTuple
 
-from repro_golden.base.canonical import same_float
+from repro_golden.base.canonical import encode_float, same_float
 from repro_golden.compare.name_matching import content
 from repro_golden.trace import Trace
 from repro_golden.trace.model import Row, StepRecord
@@ -26,8 +26,6 @@ _TOLD_SINCE = 20
 """The first recorder that puts each number to its step as today, and under its name of today."""
 _EARLY_UNTIL = {False: 19, True: 20}
 """The first that puts none a step too early: without patterns, and with them, in a dict beside a number of theirs."""
-_ROUNDS_SINCE = 21
-"""The first that puts what is told once in a round of several optimizers to its first step."""
 BOTH = "ab"
 """The side of a metric that both tell and nobody can compare."""
 _SOME = " of some steps"
@@ -49,8 +47,7 @@ class ToldMetrics:
         self._unsure: dict[str, bool] = {}
         patterns = any(trace.header.subject.get("observe", {}).get("metrics") for trace in (a, b))
         self._early = _recorders_part(a, b, _EARLY_UNTIL[patterns])
-        self._in_rounds = _in_rounds_part(a, b)
-        self.otherwise = self._in_rounds or _recorders_part(a, b, _TOLD_SINCE)
+        self.otherwise = _recorders_part(a, b, _TOLD_SINCE)
         """Whether one recorder alone put some numbers to another step, or under other names."""
 
     def metric(self, name: str) -> str:
@@ -85,6 +82,8 @@ class ToldMetrics:
         sides = [[metric in step for step in _said(trace).steps[: self._count]] for trace in (self._a, self._b)]
         if any(map(all, zip(*sides, strict=True))) or (self.otherwise and all(map(any, sides))):
             return _SOME
+        if all(map(any, sides)):
+            return " in another step of a round" if self._same_in_rounds(metric) else ""
         if any(sides[0]) != any(sides[1]):
             mine, theirs = (self._a, self._b) if any(sides[0]) else (self._b, self._a)
             if texts := [(x, y) for x, y in zip(mine.steps, theirs.steps, strict=False) if metric in y.shown]:
@@ -92,6 +91,22 @@ class ToldMetrics:
                 pairs = [(x.compared.get(metric), y.metrics[metric]) for x, y in texts]
                 return " as a number" if all(x is not None and form.of(x, y) for x, y in pairs) else ""
         return ""
+
+    def _same_in_rounds(self, metric: str) -> bool:
+        """Whether both tell the same of it in each round of several optimizers in which both tell it.
+
+        Behind whose step of a round a number is told is no matter of the training.
+        """
+        both = (self._a, self._b)
+        rounds = {frozenset(trace.as_made(index)) for index in range(self._count) for trace in both}
+        pairs = [[self._told_in(trace, metric, steps) for trace in both] for steps in rounds if len(steps) > 1]
+        told = [pair for pair in pairs if all(pair)]
+        return bool(told) and all(before == after for before, after in told)
+
+    def _told_in(self, trace: Trace, metric: str, steps: Set[int]) -> list[tuple[str, str]]:
+        """Names and numbers that tell a metric in some steps."""
+        told = (pair for step in steps if step < self._count for pair in trace.steps[step].compared.items())
+        return sorted((name, str(encode_float(number))) for name, number in told if self.metric(name) == metric)
 
     def unsure(self, name: str) -> bool:
         """Whether a number stands in another step because of who recorded it, or under another name.
@@ -111,7 +126,7 @@ class ToldMetrics:
         after = [any(f"{metric}#after" in step.metrics for step in trace.steps) for trace in (self._a, self._b)]
         if not all(map(any, sides)):
             return False
-        if self._early or self._in_rounds:
+        if self._early:
             return sides[0] != sides[1] or after[0] != after[1]
         first, other = (side.index(True) for side in sides)  # a step late is what a pass tells that made its steps
         return first > other if self._a.header.recorder < self._b.header.recorder else other > first
@@ -121,11 +136,6 @@ def _recorders_part(a: Trace, b: Trace, since: int) -> bool:
     """Whether one of two recorders is later than the other, which is earlier than `since`."""
     old, new = sorted((a.header.recorder, b.header.recorder))
     return old < min(new, since)
-
-
-def _in_rounds_part(a: Trace, b: Trace) -> bool:
-    """Whether the recorders of two traces of several optimizers put what a round tells to other steps."""
-    return _recorders_part(a, b, _ROUNDS_SINCE) and any("rounds" in (trace.end or {}) for trace in (a, b))
 
 
 def _a_step_early(a: Trace, b: Trace, name: str) -> bool:
@@ -184,32 +194,14 @@ class _Form(NamedTuple):
         return abs(value - text) <= 0.5000001 * 10.0**-self.decimals or float(f"{value:.{self.digits}g}") == text
 
 
-def once_more(before: Sequence[Row], after: Sequence[Row]) -> str:
-    """Which side tells a metric more often in a step, where nothing is lost by it: ``a``, ``b`` or ''.
-
-    The same ranks tell it, with each number of the other side and more beside them. What only the baseline, `before`,
-    tells is then a number of the other side with fewer digits.
-    """
-    told = [[(_AGAIN.sub("", row.name), content(row)) for row in rows] for rows in (before, after)]
-    if len(before) == len(after) or {name for name, _ in told[0]} != {name for name, _ in told[1]}:
-        return ""
-    if len(after) > len(before):
-        return "" if Counter(told[0]) - Counter(told[1]) else "b"
-    lost = [(one[0], row.number) for one, row in zip(told[0], before, strict=True) if one not in told[1]]
-    kept = [(one[0], row.number) for one, row in zip(told[1], after, strict=True)]
-    rounded = all(any(name == other and _is_rounded(x, y) for other, y in kept) for name, x in lost)
-    return "a" if rounded and not Counter(told[1]) - Counter(told[0]) else ""
+def once_more(before: Sequence[Row], after: Sequence[Row]) -> bool:
+    """Whether a metric is told by the same ranks, with each number of the baseline and others beside them."""
+    tellers = [{_AGAIN.sub("", row.name) for row in rows} for rows in (before, after)]
+    numbers = [Counter((_AGAIN.sub("", row.name), content(row)) for row in rows) for rows in (before, after)]
+    return len(after) > len(before) and tellers[0] == tellers[1] and not numbers[0] - numbers[1]
 
 
 _AGAIN = re.compile(r"#(?:[0-9]+|more)")
-
-
-def _is_rounded(value: float | None, of: float | None) -> bool:
-    """Whether a number is another one with fewer digits."""
-    if value is None or of is None:
-        return False
-    form = _Form().with_(value)
-    return form.decimals < _Form().with_(of).decimals and form.of(of, value)
 
 
 class _Said:

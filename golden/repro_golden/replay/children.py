@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from repro_golden.base.credentials import handed_on
 from repro_golden.base.disks import FULL, DiskWatch, reserved
-from repro_golden.base.errors import MachineFailureError
+from repro_golden.base.errors import MachineFailureError, ShortageError
 from repro_golden.base.processes import tree_of
 from repro_golden.base.trust import VARIABLE, trust_of
 from repro_golden.case.file import Case
@@ -34,7 +34,6 @@ __all__ = [
     "PortTakenError",
     "Run",
     "RunResult",
-    "SaidError",
     "Stage",
     "base_environment",
     "blame_the_machine",
@@ -312,23 +311,11 @@ _NETWORK = re.compile(
 """What pip, uv, git, curl and their like say where the network or an index fails them."""
 
 
-class SaidError(MachineFailureError):
-    """Nothing but the output tells that it was the machine, and these may be the program's own words.
-
-    Attributes:
-        own: What came of the run if they are: its failure, or the exit code that was asked for.
-    """
-
-    def __init__(self, message: str, own: ChildFailure | int) -> None:
-        super().__init__(message)
-        self.own = own
-
-
-class PortTakenError(SaidError):
+class PortTakenError(ShortageError):
     """The port at which ranks were to meet is in use."""
 
 
-def blame_the_machine(code: int, log: Path, who: str = "the trainer", own: ChildFailure | None = None) -> None:
+def blame_the_machine(code: int, log: Path, who: str = "the trainer") -> None:
     """Raise where a child that ended with `code` was ended by the machine and not by itself.
 
     A segmentation fault is the subject's; so is a device that is out of memory.
@@ -337,12 +324,10 @@ def blame_the_machine(code: int, log: Path, who: str = "the trainer", own: Child
         code: Its exit code.
         log: Its output.
         who: What it is called.
-        own: What its failure is else; None where the exit code was asked for.
 
     Raises:
-        PortTakenError: the output says that the port is in use.
-        SaidError: the output says that a process below it was killed.
-        MachineFailureError: a signal to it, a limit that it was started under, or a full disk.
+        PortTakenError: the port is in use.
+        MachineFailureError: a signal to it or to a rank of it, a limit that it was started under, or a full disk.
     """
     number = -code if code < 0 else code - 128  # a shell reports its child's signal so
     output = tail(log)
@@ -354,16 +339,10 @@ def blame_the_machine(code: int, log: Path, who: str = "the trainer", own: Child
     output = last_lines(output)
     for number in (signal.SIGKILL, signal.SIGBUS):
         if _ended_by(number, output):
-            skip = ChildFailure("start", -1, f"exited with {code}: {last_line(log)}", str(log))
-            raise SaidError(
-                str(_killed("a process of the trainer", number)),
-                own or (code if _failed_beside(number, output) else skip),
-            )
+            raise _killed("a process of the trainer", number)
     for text, message in _LACKS.items():
-        if text in output and "port" in message:
-            raise PortTakenError(message, own or code)
         if text in output:
-            raise MachineFailureError(message)
+            raise (PortTakenError if "port" in message else ShortageError)(message)
 
 
 _CURES = {
@@ -376,39 +355,27 @@ _CURES = {
 """What helps against signals that the machine or a person sends."""
 
 
-def _killed(who: str, number: int, code: int = -1) -> MachineFailureError:
+def _killed(who: str, number: int, code: int = -1) -> ShortageError:
     """What is said of a signal; one that only an exit code tells of may be the program's own number."""
     name, cure = signal.Signals(number).name, _CURES[signal.Signals(number)]
     limited = resource.getrlimit(resource.RLIMIT_CPU)[0] != resource.RLIM_INFINITY  # at the hard limit it is SIGKILL
     if number == signal.SIGKILL and limited:
         cure += ", raise the limit on processor time (ulimit -t)"
     if code < 0:
-        return MachineFailureError(f"{who} was killed by {name}; {cure} and run again")
-    return MachineFailureError(
+        return ShortageError(f"{who} was killed by {name}; {cure} and run again")
+    return ShortageError(
         f"{who} exited with {code}, which a shell says of a program that {name} ended: {cure} and run again; "
         "if it is a number of its own, exit with less than 128"
     )
 
 
 def _ended_by(number: int, output: str) -> bool:
-    """Whether a launcher says that a process ended by a signal. One that it terminates itself gets another.
-
-    Programs and scripts kill what they started, too, when they have failed by themselves and say so: what a launcher
-    says counts at their end, or as the error itself, and what a shell says where there is no other.
-    """
+    """Whether a launcher says that a process ended by a signal. One that it terminates itself gets another."""
     launchers, shells = _words_of(number)
-    lines = output.splitlines()
-    failed = [n for n, line in enumerate(lines) if _FAILED.match(line)]
-    told = [n for n, line in enumerate(lines) if launchers.search(line)]
-    if any(n in failed or n > max(failed, default=-1) for n in told):
+    if launchers.search(output):
         return True
-    return bool(shells.search(output)) and not failed
-
-
-def _failed_beside(number: int, output: str) -> bool:
-    """Whether another error stands beside what launchers say of a signal."""
-    launchers, _ = _words_of(number)
-    return any(_FAILED.match(line) and not launchers.search(line) for line in output.splitlines())
+    # a script may kill what it started, when its program has failed by itself and said so
+    return bool(shells.search(output)) and not any(map(_FAILED.match, output.splitlines()))
 
 
 @functools.cache
@@ -475,9 +442,6 @@ def watched(place: Place, log: Path, variables: Mapping[str, str], told: Iterabl
     with DiskWatch((log.parent, place.root), {**os.environ, **variables}, told=told) as watch:
         try:
             yield watch
-        except SaidError:
-            watch.blame()
-            raise
         except (MachineFailureError, CancelledError):
             raise
         except OSError as error:

@@ -357,11 +357,10 @@ def _overlaid(job: _Job, cancel: threading.Event | None) -> Iterator[_Job]:
 def _step(job: _Job, stage: Any, text: str, cancel: threading.Event | None) -> None:
     code = _started(job, job.child(text, job.variables if stage == "build" else job.watched), cancel)
     if code:
-        failure = ChildFailure(stage, -1, f"{text} exited with {code}: {last_line(job.log)}", str(job.log))
-        blame_the_machine(code, job.log, own=failure)
+        blame_the_machine(code, job.log)
         if stage == "build":
             blame_the_network("subject.setup", job.log)
-        raise failure
+        raise ChildFailure(stage, -1, f"{text} exited with {code}: {last_line(job.log)}", str(job.log))
 
 
 def _started(job: _Job, child: Child, cancel: threading.Event | None, enough: Any = None) -> int:
@@ -443,13 +442,12 @@ def _gathered(
     except MachineFailureError:
         raise
     except ReproError as error:
-        itself = bool(code and not wrong)  # else it was ended by us, or did all that it was to
-        failure = ChildFailure(_stage_of(error, steps, itself), steps, str(error), str(job.log))
         if not (wrong or parted):  # else it was ended by us
+            blame_the_machine(code, job.log)
             if steps == 0 or not job.recorded:
                 _refuse(job, steps, code)
-            blame_the_machine(code, job.log, own=failure)
-        raise failure from None
+        itself = bool(code and not wrong)  # else it was ended by us, or did all that it was to
+        raise ChildFailure(_stage_of(error, steps, itself), steps, str(error), str(job.log)) from None
     if not parted and collected.steps < run.steps:
         _refuse(job, collected.steps, code, collected.short)
     return RunResult(collected.steps, parted, collected.terminal, [])
@@ -482,10 +480,8 @@ def _refuse(job: _Job, done: int, code: int, short: str = "") -> None:
     What was not recorded would else count as not trained.
     """
     if code:
-        message = f"exited with {code}: {last_line(job.log)}"
-        failure = ChildFailure("step" if done else "start", done, message, str(job.log))
-        blame_the_machine(code, job.log, own=failure)
-        raise failure
+        blame_the_machine(code, job.log)
+        raise ChildFailure("step" if done else "start", done, f"exited with {code}: {last_line(job.log)}", str(job.log))
     if short:
         raise ChildFailure("record", done, short, str(job.log))
 

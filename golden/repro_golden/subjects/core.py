@@ -202,16 +202,14 @@ _OLDEST_TORCH = (2, 9)
 
 def _result(path: Path, runs: Sequence[Run], code: int, log: Path) -> list[RunResult]:
     if not path.exists():
-        failure = ChildFailure(*_died_at(runs), f"exited with {code}: {last_line(log)}", str(log))
-        blame_the_machine(code, log, own=failure)
-        raise failure
+        blame_the_machine(code, log)
+        raise ChildFailure(*_died_at(runs), f"exited with {code}: {last_line(log)}", str(log))
     raw = json.loads(path.read_text(encoding="utf-8"))
     if refusal := raw.get("refused"):
         raise (MachineFailureError if raw.get("machine") else ReproError)(refusal)
-    if said := raw.get("failure"):
-        failure = ChildFailure(said["stage"], said["step"], said["message"], str(log))
-        blame_the_machine(code, log, own=failure)
-        raise failure
+    if failure := raw.get("failure"):
+        blame_the_machine(code, log)
+        raise ChildFailure(failure["stage"], failure["step"], failure["message"], str(log))
     return [RunResult(r["steps"], r["diverged"], r["terminal"], r["seconds"]) for r in raw["runs"]]
 
 
@@ -434,16 +432,14 @@ def _judged(lost: Lost, growing: Sequence[_Growing]) -> Exception:
     if refusal := report.get("refused"):
         kind = MachineFailureError if report.get("machine") else ReproError
         return kind(f"{who}: {refusal}")
-    if said := report.get("failure"):
-        failure = ChildFailure(said["stage"], said["step"], f"{who}: {said['message']}", str(lost.log))
-    else:
-        message = f"{who} exited with {lost.code}: {last_line(lost.log)}"
-        failure = ChildFailure(*_came_to(lost.rank, growing), message, str(lost.log))
     try:
-        blame_the_machine(lost.code or 0, lost.log, f"{who} of the trainer", failure)
+        blame_the_machine(lost.code or 0, lost.log, f"{who} of the trainer")
     except MachineFailureError as machine:
         return machine
-    return failure
+    if failure := report.get("failure"):
+        return ChildFailure(failure["stage"], failure["step"], f"{who}: {failure['message']}", str(lost.log))
+    message = f"{who} exited with {lost.code}: {last_line(lost.log)}"
+    return ChildFailure(*_came_to(lost.rank, growing), message, str(lost.log))
 
 
 def _came_to(rank: int, growing: Sequence[_Growing]) -> tuple[Stage, int]:

@@ -31,7 +31,7 @@ _QUOTED = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|<([^<>\n]+)>|`([^`\n]+)`")
 _MODULE = re.compile(
     r"No module named '([\w.]+)'|cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'"
 )
-_IN_CHECKOUT = re.compile(r" \(([^\n]+?) is in your checkout, where git ")
+_IN_CHECKOUT = re.compile(r" \(([^\n()]+) is in your checkout, where git ")
 _BUILT = "is built in your checkout"
 _EMPTY = "never fetched, so"
 _NOT_BUILT_HERE = frozenset({"build", "dist", "site-packages", "dist-packages"})

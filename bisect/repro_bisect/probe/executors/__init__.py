@@ -15,7 +15,7 @@ from repro_bisect.predicates.predicates import Bitwise, Exit, Own, Predicate
 from repro_golden.base.canonical import canonical_json
 from repro_golden.base.errors import UnjudgedError
 from repro_golden.case.file import Case
-from repro_golden.replay.children import ChildFailure, Run, SaidError
+from repro_golden.replay.children import ChildFailure, Run
 from repro_golden.repository.checkout import Place
 from repro_golden.subjects import exit_code, launch
 from repro_golden.subjects.installs import installed_by
@@ -89,8 +89,6 @@ class Outcome:
         code: The program's exit code, where that was what was asked for.
         beside: Whether another one ran at the same time.
         installs: What its program installed where the programs of others run too, by name; '' where it did not.
-        blamed: What of the machine its output tells of, and nothing else does: unless it is so, failure and code are
-            the commit's own.
         tries: Runs that it took.
         made: Files that its program left in its worktree, and that the user's checkout has where git holds none.
         pythons: The interpreters that its processes ran in, beside those that its key holds.
@@ -100,7 +98,6 @@ class Outcome:
     code: int | None = None
     beside: bool = False
     installs: str = ""
-    blamed: str = ""
     tries: int = 1
     made: tuple[str, ...] = ()
     pythons: Sequence[str] = ()
@@ -193,9 +190,6 @@ def perform(
         launch(case, place, [run], log, cancel=cancel, enough=_watched(task, live, trace, progress))
     except ChildFailure as failure:
         outcome = Outcome(failure)
-    except SaidError as said:
-        own = {"code": said.own} if isinstance(said.own, int) else {"failure": said.own}
-        outcome = Outcome(**own, blamed=str(said))
     finally:
         if (trace / "steps.jsonl").exists():
             seal(trace)

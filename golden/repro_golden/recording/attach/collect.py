@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
@@ -14,7 +14,7 @@ from repro_golden.base.canonical import same_float
 from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import slowest
 from repro_golden.recording.attach.merging import merge_rows
-from repro_golden.recording.attach.order import IN_ORDER, At, take_dumps, told_apart, told_in
+from repro_golden.recording.attach.order import IN_ORDER, At, take_dumps, told_apart
 from repro_golden.recording.attach.rounds import Rounds, read, written
 from repro_golden.recording.attach.shut_out import unseen_for
 from repro_golden.recording.attach.trainings import largest, one_at_a_time
@@ -110,24 +110,19 @@ class _Rank:
 
         What lives beside the optimizers is theirs in common: as it was after the step that was made last, it stands
         with the one that is last in order. Of a file that was written after several of them, the last content counts.
-        A metric that is told in one of them alone stands with the first: behind whose step it is told is no matter of
-        the training.
         """
-        times = Counter(metric for _, rows in self._window.values() for metric in set(map(told_in, rows)) - {""})
-        told, beside = list[Row](), list[Row]()
+        beside: list[Row] = []
         for label, (step, rows) in self._window.items():
-            anew = {file_of(row.phase, row.name) for row in rows} | {None}
-            beside = [row for row in beside if file_of(row.phase, row.name) not in anew]
-            own = list[Row]()
-            for row in rows:
-                theirs = beside if family(row.phase, row.name) in BESIDE else own
-                (told if times[told_in(row)] == 1 else theirs).append(row)
-            self._window[label] = step, own
+            common = [row for row in rows if family(row.phase, row.name) in BESIDE]
+            anew = {file_of(row.phase, row.name) for row in rows}
+            unchanged = [row for row in beside if file_of(row.phase, row.name) not in anew | {None}]
+            beside = unchanged + common
+            self._window[label] = step, [row for row in rows if family(row.phase, row.name) not in BESIDE]
         order, first = [], min((step for step, _ in self._window.values()), default=0)
         for place, (label, (step, rows)) in enumerate(sorted(self._window.items()), 1):
             number = self._numbers.setdefault(label, len(self._numbers))
             numbered = [replace(r, name=told_apart(r.phase, r.name, number)) for r in rows] if number else rows
-            self.ready.append((label, numbered + told * (place == 1) + beside * (place == len(self._window))))
+            self.ready.append((label, numbered + beside if place == len(self._window) else numbered))
             order.append([step - first, number])
         if order:
             self._ordered(order)

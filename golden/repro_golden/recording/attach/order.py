@@ -7,10 +7,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from repro_golden.trace.families import BESIDE, family, plain
-from repro_golden.trace.model import METRIC, Row, dump_path
+from repro_golden.trace.model import dump_path
 from repro_golden.trace.rounds import Order, Rounds
 
-__all__ = ["IN_ORDER", "At", "as_met", "as_planted", "dump_name", "may_be", "take_dumps", "told_apart", "told_in"]
+__all__ = ["IN_ORDER", "At", "as_met", "as_planted", "dump_name", "may_be", "take_dumps", "told_apart"]
 
 At = tuple[int, str, str]
 """Step, phase and name of a signal."""
@@ -24,11 +24,6 @@ def told_apart(phase: str, name: str, number: int) -> str:
     if not number or not (begin or phase in ("grad", "update")):
         return name
     return f"{begin}optimizer.{number}/{name.removeprefix(begin)}"
-
-
-def told_in(row: Row) -> str:
-    """The metric that a row has of what the program told, one for all numbers of a name; '' for any other row."""
-    return row.name.partition("#")[0] if row.dtype == METRIC and row.phase == "loss" else ""
 
 
 def _read_as(phase: str, name: str, number: int) -> str:

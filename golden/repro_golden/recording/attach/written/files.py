@@ -10,15 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Any, TypeVar
+from typing import Any
 
 from repro_golden.recording.attach.by_identity import ByIdentity, id_of
 from repro_golden.recording.attach.written.places import Bytes, Place, bytes_in
 from repro_golden.recording.attach.written.saving import MADE_UP, Written, below, content
 
 __all__ = ["Files"]
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Content:
@@ -72,17 +70,6 @@ class _Memory:
     by: int
 
 
-def _alone(method: F) -> F:
-    """One thread at a time: audit events come in whatever thread opens or renames a file."""
-
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with self.lock:
-            return method(self, *args, **kwargs)
-
-    return call  # type: ignore[return-value]
-
-
 class Files:
     """Of what is written to a file in one step, the last content counts, under the name that the file has in the end.
 
@@ -114,7 +101,6 @@ class Files:
                 reads no tensors.
         """
         self._trained = trained or self._trained
-        self.lock = threading.RLock()  # another thread may have had it
         # by path and place in the file, in the order of their first writing
         self._written: dict[str, dict[int, _Content]] = {}
         # the same of all steps, those last written at the end
@@ -126,21 +112,16 @@ class Files:
         self._ended = False
 
     @property
-    @_alone
     def unread(self) -> dict[str, str]:
         """What was seen and not read, and why."""
-        late = [(_name(path), held) for path, parts in self._written.items() for held in parts.values()]
+        late = [(_name(path), held) for path, parts in list(self._written.items()) for held in list(parts.values())]
         late += [("memory", memory.held) for memory in self._memory]
         return (
             self._unread
             | {f"saved/{name}": _LATE[held.thread in (None, threading.main_thread())] for name, held in late}
-            | {
-                f"file {PurePath(path).name}": "written by other means than torch.save"
-                for path in list(self._others.paths)
-            }
+            | {f"file {name}": "written by other means than torch.save" for name in self._others.names}
         )
 
-    @_alone
     def take(self, place: Place, value: Any, *, recording: bool) -> None:
         """The program has saved something by torch or safetensors.
 
@@ -181,7 +162,6 @@ class Files:
         if self._noted and not self._trained:
             self._note({})
 
-    @_alone
     def joined(self, thread: threading.Thread) -> None:
         """A thread has ended, and this one has waited for it."""
         for held in self._waiting():
@@ -192,7 +172,6 @@ class Files:
         """The program has ended by itself, and all its threads but those that it never waits for."""
         self._ended = True
 
-    @_alone
     def rows(self, trains: Callable[[int], bool]) -> list[Any]:
         """What was written in the step; the k-th one more of a name, in another folder, is ``name.k``.
 
@@ -212,9 +191,10 @@ class Files:
             now = {at: held for at, held in sorted(parts.items()) if due(held)}
             if not now:
                 continue
-            self._written[path] = {at: held for at, held in parts.items() if at not in now}
-            if not self._written[path]:
-                del self._written[path]
+            if left := {at: held for at, held in parts.items() if at not in now}:
+                self._written[path] = left
+            else:
+                self._written.pop(path, None)  # another thread may have renamed it
             name = _name(path)
             again = f".{names[name]}" if names[name] else ""
             names[name] += 1
@@ -259,7 +239,7 @@ class Files:
 
     def _waiting(self) -> list[_Content]:
         """What was saved since the step before."""
-        parts = [held for parts in self._written.values() for held in parts.values()]
+        parts = [held for parts in list(self._written.values()) for held in list(parts.values())]
         return parts + [memory.held for memory in self._memory]
 
     def _put(self, path: str, place: Place, held: _Content) -> None:
@@ -279,27 +259,26 @@ class Files:
         if len(self._known) > _KNOWN:
             self._known.pop(next(iter(self._known)))
 
-    @_alone
     def _moved(self, before: str, after: str) -> None:
         """The program renames a file or folder; notes follow it."""
 
         def now(path: str) -> str:
             return after + path[len(before) :] if below(path, before) else path
 
-        for path in [path for path in self._known if below(path, before)]:
+        for path in [path for path in tuple(self._known) if below(path, before)]:
             self._written.pop(path, None)
-            self._written[now(path)] = dict(self._known[path])
-            self._remember(now(path), self._known.pop(path))
+            known = self._known.pop(path, {})
+            self._written[now(path)] = dict(known)
+            self._remember(now(path), known)
             if why := self._unread.pop(f"saved/{_name(path)}", ""):
                 self._unread[f"saved/{_name(now(path))}"] = why
         moved = {now(path): why for path, why in self._noted.items()}
         if moved != self._noted:
             self._note(moved)
 
-    @_alone
     def _copied(self, before: str, after: str) -> bool:
         """The program copies or links a file or a folder of files that it has written: they are there twice."""
-        copied = [path for path in self._known if below(path, before)]
+        copied = [path for path in tuple(self._known) if below(path, before)]
         for path in copied:
             now = after + path[len(before) :]
             self._written[now] = dict(self._known[path])
@@ -307,7 +286,6 @@ class Files:
             self._others.paths.pop(now, None)
         return bool(copied)
 
-    @_alone
     def _emptied(self, path: str) -> None:
         """The program begins to write a file anew."""
         self._known.pop(path, None)

@@ -129,7 +129,7 @@ class Written:
     @property
     def names(self) -> set[str]:
         """What they are called."""
-        return {PurePath(path).name for path in self.paths}
+        return {PurePath(path).name for path in list(self.paths)}
 
     def _opened(self, file: Any, mode: Any, flags: Any) -> None:
         writes = isinstance(mode, str) and bool(set("wax+") & set(mode))
