@@ -129,7 +129,7 @@ class Journal:
     def ran_in(self, case: str) -> list[str]:
         """The interpreters that probes of a case said they ran in; see `met`."""
         entry = self._entries.get((_case_key(case), 0))
-        return sorted(entry.pythons) if entry else []
+        return [python for python in sorted(entry.pythons) if Path(python).exists()] if entry else []
 
     def met(self, case: str, pythons: Iterable[str]) -> None:
         """Keep that probes of a case, by its digest, ran in interpreters: the next search looks at them first."""

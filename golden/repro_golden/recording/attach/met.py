@@ -41,6 +41,8 @@ _HOOKS = tuple(
     for of in ("editable", "sdist", "wheel")
 )
 """What an installer has a Python do that builds a package (PEP 517, PEP 660), in an environment for that alone."""
+_BUILDS = "REPRO_BUILDS"
+"""A variable of such a process, which those that it starts inherit."""
 _LINKS = 40
 """Links of a path that a system follows."""
 
@@ -282,14 +284,18 @@ class _Process:
 
 
 def _say_python(folder: str) -> None:
-    """Write down which interpreter this process is; one that builds a package runs none of the program."""
+    """Write down which interpreter this process is; one that builds a package, or is started by it, runs no program."""
     if any(hook in word for word in sys.orig_argv[1:3] for hook in _HOOKS):
+        os.environ[_BUILDS] = "1"
+    if _BUILDS in os.environ:
         return
     import json
+    import zlib
 
     with contextlib.suppress(Exception):  # the program goes on
         own = sys.executable if _is_python(sys.executable or "") else os.path.join(sys.prefix, "bin", "python")  # noqa: PTH118
-        name = os.path.join(folder, PYTHONS.replace("*", _called()))  # noqa: PTH118
+        which = f"{_called()}-{zlib.crc32(own.encode()):08x}"  # a process may become another Python
+        name = os.path.join(folder, PYTHONS.replace("*", which))  # noqa: PTH118
         with open(name, "w", encoding="utf-8") as file:  # noqa: PTH123
             json.dump(own, file)
 
