@@ -355,4 +355,4 @@ def test_a_golden_run_says_what_ran(tmp_path: Path) -> None:
     (repo.root / "log.txt").write_text("x")
     repo.git("add", "train.py", "log.txt")
     done = repo.repro("golden", "approve", "toy", "--reason", "log")
-    assert done.returncode == 2 and "the code of toy was changed while it was recorded" in done.stderr
+    assert done.returncode == 2 and "changed while it was recorded (log.txt, train.py)" in done.stderr

@@ -293,6 +293,7 @@ def commanded(command: str) -> Case:
 def test_what_an_inherited_variable_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file and a folder of few files count; what programs write from run to run and large folders do not."""
     counts = {"CONF": "hp.json", "DATA_DIR": "data", "METRICS_CONF": "metrics.yaml", "SAVED_MODEL": "sm",
+              "EXPERIMENT_CONFIG": "exp.json", "WHAT": "run.toml",
               "LD_LIBRARY_PATH": f"lib:{tmp_path}/lib64"}  # fmt: skip
     passes = {"LOGFILE": "x", "RUN_FILE": "train.log", "HF_HOME": "hf", "XDG_CACHE_HOME": "c", "WANDB_DIR": "w",
               "OLDPWD": "old", "VIRTUAL_ENV": "many", "NO": "repo/.git/config", "CKPT_DIR": "ck", "ZDOTDIR": "zsh",
@@ -301,7 +302,7 @@ def test_what_an_inherited_variable_names(tmp_path: Path, monkeypatch: pytest.Mo
               "SLURM_TMPDIR": "st", "PLACE": "tb", "REPORT_DIR": "rep"}  # fmt: skip
     for name, value in (counts | passes).items():
         monkeypatch.setenv(name, f"{tmp_path}/{value}")
-    files = ["hp.json", "metrics.yaml", "sm/w", "data/deep/rows", "lib/a.so", "lib64/b.so"]
+    files = ["hp.json", "metrics.yaml", "exp.json", "run.toml", "sm/w", "data/deep/rows", "lib/a.so", "lib64/b.so"]
     others = ["x", "train.log", "hf/a", "c/a", "w/a", "old/a", "many/0", "repo/.git/config", "ck/a", "zsh/a", "tune.db",
               "study.sqlite3", "mpl/a", "runs/a", "board/a", "prof/a", "fi/a", "st/a", "tb/a", "rep/a"]  # fmt: skip
     for name in [*files, *others, *(f"many/{n}" for n in range(1001))]:

@@ -288,6 +288,8 @@ _WRITTEN_INTO = _WRITTEN | {
     "temp", "tensorboard", "tmpdir",
 }  # fmt: skip
 """Those of folders: a file that is called so may be settings. What is saved, or a workspace, may be read too."""
+_SETTINGS = frozenset(("cfg", "conf", "config", "ini", "settings", "toml", "yaml", "yml"))
+"""Words of files that are settings, whatever else they are called."""
 _DATABASES = (".db", ".sqlite", ".sqlite3")
 """Endings of files that programs write from run to run."""
 
@@ -303,8 +305,10 @@ def _inherited(case: Case, root: Path) -> set[Path]:
 
 def _is_written(name: str, path: Path) -> bool:
     """Whether a variable and the path that it names are called like what programs write from run to run."""
-    words = _WRITTEN_INTO if os.path.isdir(path) else _WRITTEN  # noqa: PTH112 - raises nothing
-    return not words.isdisjoint(re.split(r"[\W_]+", f"{name} {path.name}".lower()))
+    words = {*re.split(r"[\W_]+", f"{name} {path.name}".lower())}
+    if os.path.isdir(path):  # noqa: PTH112 - raises nothing
+        return not words.isdisjoint(_WRITTEN_INTO)
+    return words.isdisjoint(_SETTINGS) and not words.isdisjoint(_WRITTEN)
 
 
 def _is_small(folder: Path) -> bool:
