@@ -15,9 +15,8 @@ from test_surroundings import Bisect, bisect, history  # noqa: F401
 from repro_golden.case.command_line import CommandLine
 from repro_golden.case.python_of import Interpreter, is_ours, python_of
 from repro_golden.recording.attach import met
-from repro_golden.repository.checkout import Place
 from repro_golden.subjects.environments import builds
-from repro_golden.subjects.pythons import is_one_of, ran_in, said_to
+from repro_golden.subjects.pythons import is_one_of
 
 
 def executable(path: Path, text: str = "") -> Path:
@@ -157,23 +156,13 @@ def test_what_a_process_says_of_its_python(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(sys, "executable", python)
         met._say_python(str(tmp_path))
     assert {json.loads(path.read_text()) for path in tmp_path.glob(met.PYTHONS)} == {"/a/bin/python", "/b/bin/python3"}
+    monkeypatch.setattr(sys, "orig_argv", ["python", "tools/build_wheel.py", "all"])
     monkeypatch.setattr(sys, "executable", "/c/bin/python")
-    monkeypatch.setenv("REPRO_BUILDS", "")
-    monkeypatch.setattr(sys, "orig_argv", ["python", "_in_process.py", "build_editable", str(tmp_path)])
     met._say_python(str(tmp_path))
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "cmake"])
-    met._say_python(str(tmp_path))
-    assert len([*tmp_path.glob(met.PYTHONS)]) == 2
-
-
-def test_an_environment_that_a_run_makes_is_its_own(tmp_path: Path) -> None:
-    """So is one of uv's for a script, which is called by the script's path; one that was there is not."""
-    place = Place(tmp_path / "tree", "c", home=tmp_path)
-    place.root.mkdir()
-    raw, before = tmp_path / "raw", environment(tmp_path / "before")[0]
-    raw.mkdir()
-    with said_to(raw, place, [sys.executable]):
-        made = environment(tmp_path / "made")[0]
-        for number, python in enumerate((before, made)):
-            (raw / met.PYTHONS.replace("*", str(number))).write_text(json.dumps(str(python)))
-    assert ran_in(place) == [str(before)]
+    for hook in (["_in_process.py", "build_editable", str(tmp_path)], ["-c", "hook.build_wheel('.')"]):
+        monkeypatch.setenv("REPRO_BUILDS", "")
+        monkeypatch.delenv("REPRO_BUILDS")
+        for words in (hook, ["-m", "cmake"]):
+            monkeypatch.setattr(sys, "orig_argv", ["python", *words])
+            met._say_python(str(tmp_path))
+    assert len([*tmp_path.glob(met.PYTHONS)]) == 3

@@ -100,7 +100,7 @@ class Attempts:
             return outcome
         if self._made is None and outcome.beside:
             with self.company.run(alone=True, cancel=control.cancel):
-                pass  # GOOD begins beside BAD, and may be making it
+                self._made = self._made or frozenset()  # GOOD began beside BAD, and may have made it
         if not any(made == name or made.startswith(f"{name}/") for made in self._made or ()):
             return outcome
         own = replace(failure, message=message) if failure.code is None else None

@@ -121,14 +121,10 @@ def _record(checkout: Checkout, case: Case, store: Store, options: Options, say:
         noise = recording.settle(results, options, golden)
         results = [*checks, *sound, *results]
         linked.check()
-        now = checkout.ran(case)
-        if now.tree != ran.tree:
-            files = checkout.git.names("diff", "--name-only", "-z", "HEAD", none=128)
-            which = f" ({', '.join(files[:3])}{' and others' * (len(files) > 3)})" if files else ""
-            raise ReproError(
-                f"the code of {case.name} was changed while it was recorded{which}: record it again; a program that "
-                "writes a file which git tracks is to write it into {out}"
-            )
+        if (now := checkout.ran(case)).tree != ran.tree:
+            cure = "record it again, and let a program that writes a file which git tracks write it to {out}"
+            which = in_few_words(checkout.uncommitted(case)) or "now as committed"
+            raise ReproError(f"the code of {case.name} was changed while it was recorded ({which}): {cure}")
         if not ran.tree:
             say(f"  note: no key stands for the code, nor says whether it was changed meanwhile: {ran.unknown}")
         code = {"commit": ran.commit or None, "tree": ran.tree or None, "untracked": ran.beside(now)}

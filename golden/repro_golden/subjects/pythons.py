@@ -9,7 +9,6 @@ import contextlib
 import functools
 import json
 import os
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -39,19 +38,18 @@ _OF_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
 def said_to(raw: Path, place: Place, known: Sequence[str]) -> Iterator[None]:
     """Note which other interpreters than those that are known processes of the block say that they are.
 
-    What a run makes in its worktree is the commit's own, and so is an environment that it makes elsewhere.
+    What a run makes in its worktree is the commit's own. An environment that it makes elsewhere is not: other runs may
+    take it up.
 
     Args:
         raw: Folder of their raw records.
         place: Where they run; in the user's checkout nothing is noted.
         known: The interpreters that the key of a probe holds.
     """
-    began = time.time_ns()
     try:
         yield
     finally:
-        others = [python for python in _others(raw, place.root, known) if not _is_made_since(python, began)]
-        if place.home and others:
+        if place.home and (others := sorted(_others(raw, place.root, known))):
             place.beside.mkdir(exist_ok=True)
             (place.beside / _RAN_IN).write_text(json.dumps(sorted({*ran_in(place), *others})), encoding="utf-8")
 
@@ -102,13 +100,6 @@ def _others(raw: Path, root: Path, known: Sequence[str]) -> Iterator[str]:
         own = any(Path(python).is_relative_to(top) for top in (root, root.resolve()))
         if not own and not is_one_of(python, known):
             yield python
-
-
-def _is_made_since(python: str, began: int) -> bool:
-    """Whether an environment was made after a moment, in nanoseconds."""
-    with contextlib.suppress(OSError):
-        return (Path(python).parents[1] / _OF_ENVIRONMENTS[0]).stat().st_mtime_ns >= began
-    return False
 
 
 def is_one_of(python: str, known: Sequence[str]) -> bool:

@@ -285,7 +285,8 @@ class _Process:
 
 def _say_python(folder: str) -> None:
     """Write down which interpreter this process is; one that builds a package, or is started by it, runs no program."""
-    if any(hook in word for word in sys.orig_argv[1:3] for hook in _HOOKS):
+    how, what = [*sys.orig_argv[1:3], "", ""][:2]
+    if what in _HOOKS or (how == "-c" and any(hook in what for hook in _HOOKS)):  # as pip and build do, and uv
         os.environ[_BUILDS] = "1"
     if _BUILDS in os.environ:
         return
