@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 from conftest import Repo
-from test_surroundings import Bisect, bisect, history  # noqa: F401
+from test_surroundings import Bisect, bisect, commanded, history  # noqa: F401
 
+from repro_bisect.probe.around import Around, Pythons
 from repro_golden.case.command_line import CommandLine
 from repro_golden.case.python_of import Interpreter, is_ours, python_of
 from repro_golden.recording.attach import met
 from repro_golden.subjects.environments import builds
 from repro_golden.subjects.pythons import is_one_of
+from repro_golden.subjects.watched import Found
 
 
 def executable(path: Path, text: str = "") -> Path:
@@ -166,3 +168,19 @@ def test_what_a_process_says_of_its_python(tmp_path: Path, monkeypatch: pytest.M
             monkeypatch.setattr(sys, "orig_argv", ["python", *words])
             met._say_python(str(tmp_path))
     assert len([*tmp_path.glob(met.PYTHONS)]) == 3
+
+
+def test_what_a_probe_rests_on_is_what_was_known_of_its_pythons() -> None:
+    """One that was met first, or is gone, is no reason to keep a state or an answer; none met is none to ask for."""
+    found = {"/a": Found(("1",), {}, dict), "/b": Found(("2",), {}, dict), "/gone": Found((), {}, dict)}
+    around = Around(commanded("x"), [], Pythons(lambda python, _: found[python], lambda: ["/a"]))
+    began = around.moment
+    assert around.expects([]) and around.expects(["/a"]) and not around.expects(["/a", "/b"])
+    assert around.lasted(began, []) and around.lasted(began, ["/a"])
+    assert not around.lasted(began, ["/b"]) and around.lasted(around.moment, ["/b"])
+    assert not around.lasted(around.moment, ["/gone"])
+    assert (
+        around.pythons.are({"/b": "2"})
+        and not around.pythons.are({"/b": "1"})
+        and not around.pythons.are({"/gone": ""})
+    )

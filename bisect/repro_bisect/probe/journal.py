@@ -56,7 +56,7 @@ class Entry:
         undumped: Signals whose whole content was asked for and that are no tensors.
         search: Which search made it; "" in a journal from before that was kept.
         beside: Whether other probes of that search ran at the same time; False from before that was kept.
-        made: See `Outcome`; () from before that was kept.
+        made: See `Outcome`.
         pythons: What stands for the interpreters that it ran in beside those that its key holds, by their paths.
     """
 
@@ -106,7 +106,7 @@ class Journal:
                     raw = checked(parse_json(line))  # older lines carry no digest of themselves
                     if raw.pop("format") == FORMAT:
                         raw["undumped"] = tuple(tuple(signal) for signal in raw.get("undumped", ()))
-                        entry = Entry(**raw | {"made": tuple(raw.get("made", ()))})
+                        entry = Entry(**raw | {"made": tuple(raw["made"])})
                         if not (alone and entry.beside):
                             self._entries[entry.key, entry.run] = entry
 

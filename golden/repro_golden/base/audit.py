@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from types import TracebackType
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-__all__ = ["hear"]
+__all__ = ["hear", "of_a_handler"]
 
 _heard: dict[str, list[Callable[..., object]]] = {}
 
@@ -31,19 +30,27 @@ def hear(events: Mapping[str, Callable[..., object]]) -> None:
                 try:
                     does(*arguments)
                 except Exception as error:
-                    if _is_of_a_handler(error.__traceback__):
+                    if of_a_handler(error):
                         raise
 
     if first:  # a function and no bound method, with which each `id`, which is an event too, takes longer
         sys.addaudithook(hook)
 
 
-def _is_of_a_handler(trace: TracebackType | None) -> bool:
-    """Whether a function was called with the frame that called it, as handlers of signals are."""
-    while trace is not None and trace.tb_next is not None:
-        before, trace = trace.tb_frame, trace.tb_next
-        values = list(trace.tb_frame.f_locals.values())
-        values += [item for value in values if type(value) is tuple for item in value]
-        if any(value is before for value in values):
+def of_a_handler(error: Exception) -> bool:
+    """Whether a signal handler of the program raised it while we were at work.
+
+    What we ask of the program's objects may raise too, from the same files: a handler is told by one of its arguments,
+    the frame that it interrupted.
+    """
+    interrupted, trace = None, error.__traceback__
+    while trace is not None:
+        given: Iterable[Any] = () if interrupted is None else trace.tb_frame.f_locals.values()
+        if any(each is interrupted or (type(each) is tuple and _holds(each, interrupted)) for each in given):
             return True
+        interrupted, trace = trace.tb_frame, trace.tb_next
     return False
+
+
+def _holds(several: tuple[Any, ...], item: Any) -> bool:
+    return any(each is item for each in several)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+
+from repro_golden.base.audit import of_a_handler
 
 __all__ = ["harmless", "without_collection"]
 
@@ -29,7 +31,7 @@ def harmless(method: F) -> F:
             with self.lock, _disable_current_modes(), torch._C.DisableTorchFunction():
                 return method(self, *args, **kwargs)
         except Exception as error:
-            if _of_a_handler(error):
+            if of_a_handler(error):
                 self.dead = True
                 raise
             self.fail(error)
@@ -57,22 +59,3 @@ def without_collection(method: F) -> F:
             gc.enable()
 
     return call  # type: ignore[return-value]
-
-
-def _of_a_handler(error: Exception) -> bool:
-    """Whether a signal handler of the program raised it while we were at work.
-
-    What we ask of the program's objects may raise too, from the same files: a handler is told by one of its arguments,
-    the frame that it interrupted.
-    """
-    interrupted, trace = None, error.__traceback__
-    while trace is not None:
-        given: Iterable[Any] = () if interrupted is None else trace.tb_frame.f_locals.values()
-        if any(each is interrupted or (type(each) is tuple and _holds(each, interrupted)) for each in given):
-            return True
-        interrupted, trace = trace.tb_frame, trace.tb_next
-    return False
-
-
-def _holds(several: tuple[Any, ...], item: Any) -> bool:
-    return any(each is item for each in several)
