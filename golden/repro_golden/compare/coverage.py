@@ -18,7 +18,7 @@ from repro_golden.trace.columns_written import COLUMN, column_named, column_of
 from repro_golden.trace.families import UNREAD, family, file_of, group, plain
 from repro_golden.trace.model import DIGEST, METRIC
 
-__all__ = ["RATES", "Coverage", "coverage_of", "kind_of", "only_bounds"]
+__all__ = ["RATES", "Coverage", "coverage_of", "earlier_of", "kind_of", "only_bounds"]
 
 _SHOWN = 4
 """Objects of a kind that a sentence names, beside those that it never leaves out."""
@@ -55,6 +55,7 @@ class Coverage:
         shown: Metrics that were read from free text, which are not compared by bits.
         moved: Of these, in two that agree, those that differ by more than the digits that are shown.
         left_out: Metrics that nobody compares, since by their names or values they are the clock's or the machine's.
+        earlier: Files that were read and last changed while other code ran, by path, with whose that was.
         logged: Whether there is any metric beside the optimizers' own learning rates.
         judged: What was judged, in words, where that is less than the bits of all these.
     """
@@ -78,13 +79,16 @@ class Coverage:
     shown: Sequence[str] = ()
     moved: Sequence[Moved] = ()
     left_out: Sequence[str] = ()
+    earlier: Mapping[str, str] = field(default_factory=dict)
     logged: bool = True
     judged: str = ""
 
     @property
     def but(self) -> str:
         """What goes behind the words of an agreement that does not hold for all that was seen; '' where it does."""
-        return f", but {_TEXT}" if self.moved else ""
+        files = [f"{file}, which it reads, was last changed while {self.earlier[file]} ran" for file in self.earlier]
+        reasons = [_TEXT] * bool(self.moved) + ([_listed(files, 1 - _SHOWN)] if files else [])
+        return f", but {' and '.join(reasons)}" if reasons else ""
 
     @property
     def nothing(self) -> bool:
@@ -129,6 +133,12 @@ class Coverage:
         if self.moved:
             judged = f"`--when metric:{self.moved[0].metric!r}` would judge the first"
             parts.append(f"{_TEXT}: {_listed(map(str, self.moved))}; {judged}")
+        if self.earlier:
+            files = [f"{file} ({whose})" for file, whose in self.earlier.items()]
+            parts.append(
+                f"read, and last changed while other code ran: {_listed(files)}; give each run its own by {{out}}, or "
+                "`touch` what is the same for all"
+            )
         if self.shown:
             parts.append(f"read from lines of text, and not compared by bits: {_listed(self.shown)}")
         if self.left_out:
@@ -161,12 +171,13 @@ def coverage_of(
     shown = sorted({name for step in trace.steps for name in step.shown} - metrics)
     logged = any(not RATES.fullmatch(name) for name in (*metrics, *shown))
     end, left_out = (trace.end or {}).get("unread", {}), (trace.end or {}).get("machine", ())
+    earlier = earlier_of(trace)
     try:
         steps = [trace.rows(index) for index in _telling(trace)]
     except ReproError:  # a golden run of which only the step log was fetched
         return Coverage(
             metrics=len(metrics), unread=end, alone=objects, columns_alone=columns_alone, unsure=unsure, shown=shown,
-            logged=logged, left_out=left_out, moved=moved,
+            logged=logged, left_out=left_out, moved=moved, earlier=earlier,
         )  # fmt: skip
     kinds: Counter[str] = Counter()
     files = set[str]()
@@ -207,8 +218,14 @@ def coverage_of(
         shown=shown,
         moved=moved,
         left_out=left_out,
+        earlier=earlier,
         logged=logged,
     )
+
+
+def earlier_of(*traces: Trace) -> dict[str, str]:
+    """What runs read that was last changed while other code ran, by path, with whose that was."""
+    return {file: whose for trace in traces for file, whose in (trace.end or {}).get("earlier", {}).items()}
 
 
 def _again(steps: Sequence[Sequence[Row]]) -> set[tuple[str, str]]:

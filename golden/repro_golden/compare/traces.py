@@ -6,7 +6,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from repro_golden.base.errors import NotShownError, NotVerifiableError, ReproErr
 from repro_golden.base.observed import tellings
 from repro_golden.case.file import Bound, Compare
 from repro_golden.case.identity import Difference, Identity
-from repro_golden.compare.coverage import Coverage, coverage_of, only_bounds
+from repro_golden.compare.coverage import Coverage, coverage_of, earlier_of, only_bounds
 from repro_golden.compare.endings import ended_early
 from repro_golden.compare.name_matching import content
 from repro_golden.compare.renames import NOTHING, Renames, aligned, first_other_chain
@@ -196,7 +196,7 @@ def compare(a: Trace, b: Trace, rule: Compare | None = None, *, prefix: bool = F
     )
     bounded = rule is not None and rule.mode == "bounds"
     looked = (
-        only_bounds(rule.bounds)
+        replace(only_bounds(rule.bounds), earlier=earlier_of(b))
         if rule and bounded
         else coverage_of(b, alignment.alone, moved=[] if divergence else moved_text(a, b))
     )

@@ -13,6 +13,7 @@ from typing import Any
 from repro_golden.base.canonical import same_float
 from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import slowest
+from repro_golden.recording.attach.earlier_runs import read_in
 from repro_golden.recording.attach.merging import merge_rows
 from repro_golden.recording.attach.order import IN_ORDER, At, take_dumps, told_apart
 from repro_golden.recording.attach.rounds import Rounds, read, written
@@ -269,6 +270,7 @@ class Gathering:
             if self._others:
                 seen["a training beside it"] = f"resources.other_ranks = {self._others}"
             closing["unread"] = {name: why for name, why in seen.items() if _plain_file(name) not in self._bytes}
+            closing |= {"earlier": earlier} if (earlier := read_in(self._raw)) else {}
             orders = [rank.rounds for rank in self._ranks]
             if any(order != IN_ORDER for rounds in orders for _, order in rounds):
                 closing["rounds"] = orders if any(rounds != orders[0] for rounds in orders) else orders[:1]

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from repro_golden.base.audit import hear
+from repro_golden.recording.attach.earlier import MET, Reads, spans_in
 from repro_golden.recording.attach.noted import notes
 
 if TYPE_CHECKING:
@@ -61,6 +62,10 @@ def watch(place: str, home: str | None, folder: str, *, tests: bool) -> None:
     _say_python(folder)
     process = _Process(place, home, folder, tests)
     hear({"exec": process.ran, "import": process.loaded, "cpython.run_file": process.started})
+    if spans := spans_in(folder):
+        environments = [*_environments(), sys.base_prefix, _OURS, _STANDARD]
+        reads = Reads(spans, home and place, home or place, process.tracked, environments, process.read)
+        hear({"open": reads.opened})
     if home is not None:
         hear({"open": process.opened, "os.rename": process.renamed, "os.link": process.renamed})
     hear({"subprocess.Popen": lambda _, words, __, variables: process.starts(words, variables)})
@@ -115,7 +120,7 @@ class _Process:
                     self._module(os.path.abspath(file), name)  # noqa: PTH100
                 elif name not in self._known:
                     for folder in self._folders_from_elsewhere(module):
-                        self._write(self._about(folder, name))
+                        self._tell(self._about(folder, name))
                         self._known.add(name)
 
     def _folders_from_elsewhere(self, module: object) -> Iterator[str]:
@@ -135,12 +140,12 @@ class _Process:
         if path in self._known:
             return
         if copy := self._copy(path):
-            self._write(self._about(spelled, name) | {"path": path, "site": copy.site})
+            self._tell(self._about(spelled, name) | {"path": path, "site": copy.site})
             self._known.add(path)
             return
         if path.startswith(self._meant) or any(part in path for part in _KEPT):
             if path in self._read:  # through a link of the tree's
-                self._write({"path": path})
+                self._tell({"path": path})
                 self._known.add(path)
             return
         if path in self._foreign:
@@ -151,7 +156,7 @@ class _Process:
         if self._origin(file) is None:
             self._foreign.add(path)
         elif file not in self._known and not self._is_made(file):
-            self._write(self._about(spelled, name) | {"path": file})
+            self._tell(self._about(spelled, name) | {"path": file})
             self._known |= {path, file}
 
     def _is_made(self, file: str) -> bool:
@@ -215,8 +220,8 @@ class _Process:
             if self._is_own(file):
                 if writes:
                     self._made.setdefault(file, _stamp(file))
-                elif file[len(self._own) :] in self._listed():
-                    self._write({"read": path, "file": file})
+                elif file[len(self._own) :] in self.tracked():
+                    self._tell({"read": path, "file": file})
                     self._read.add(path)
                 return
             if not os.path.islink(file):  # noqa: PTH114
@@ -249,7 +254,11 @@ class _Process:
             found = self._real[folder] = os.path.realpath(folder or "/").rstrip("/")
         return f"{found}/{name}"
 
-    def _listed(self) -> frozenset[str]:
+    def read(self, file: str, whose: str) -> None:
+        """A file was read that was last changed while other code ran."""
+        self._write({file: whose}, MET)
+
+    def tracked(self) -> frozenset[str]:
         """What git tracks in the checkout; of other files nothing is kept, for programs open many."""
         if self._tracked is None:
             with open(os.path.join(self._folder, TRACKED), "rb") as file:  # noqa: PTH118, PTH123
@@ -272,13 +281,16 @@ class _Process:
         with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
             json.dump({f"the code of `{line[:80]}`": why}, file)
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _tell(self, line: dict[str, Any]) -> None:
+        self._write(line | {"tests": self._tests})
+
+    def _write(self, line: dict[str, Any], files: str = FILES) -> None:
         import json
 
-        name = os.path.join(self._folder, FILES.replace("*", _called()))  # noqa: PTH118
+        name = os.path.join(self._folder, files.replace("*", _called()))  # noqa: PTH118
         file = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
-            os.write(file, json.dumps(line | {"tests": self._tests}).encode() + b"\n")
+            os.write(file, json.dumps(line).encode() + b"\n")
         finally:
             os.close(file)
 

@@ -26,15 +26,14 @@ _MAIN = ("__main__", "__mp_main__")
 """What each process calls its own file: another module tells more."""
 
 
-def prepare(folder: Path, home: Path | None) -> None:
+def prepare(folder: Path, checkout: Path) -> None:
     """Tell the processes of a program which files git tracks in the user's checkout.
 
     Args:
         folder: Of their raw records.
-        home: The checkout, where the working tree under test is another.
+        checkout: The checkout.
     """
-    if home is not None:
-        (folder / TRACKED).write_bytes(os.fsencode("\0".join(sorted(_known(os.path.realpath(home))))))
+    (folder / TRACKED).write_bytes(os.fsencode("\0".join(sorted(_known(os.path.realpath(checkout))))))
 
 
 _listed: dict[str, tuple[dict[str, str], frozenset[str]]] = {}
