@@ -112,7 +112,24 @@ def test_equal_ends_prune_what_lies_between(tmp_path: Path) -> None:
     edit(repo, "scale = 1.0 + 1e-6\n", f"{SCALE}    # as it was\n", "Do not scale")
     done = repo.repro("history", f"{good}..HEAD")
     assert done.returncode == 0 and "none of 2 commits" in done.stdout and "`--every`" in done.stdout
-    assert "3 probes" in done.stdout, "nothing but the ends was tested"
+    assert "4 probes" in done.stdout, "nothing but the ends was tested, each of them twice"
+
+
+@pytest.mark.whole
+def test_an_end_that_agrees_by_chance_does_not_agree(tmp_path: Path) -> None:
+    """Every second replay of BAD has other numbers: BAD is FLAKY, exit 3, and nothing is said to agree."""
+    repo = start(tmp_path / "repo")
+    every_second = (
+        f"runs = open({str(tmp_path / 'runs')!r}, 'a+')\n"
+        "if step == 0: runs.write('.')\n"
+        "runs.seek(0)\n"
+        "scale = 1.0 + 1e-3 * (len(runs.read()) % 2 == 0)\n"
+    )
+    last = edit(repo, SCALE, every_second.replace("\n", "\n    ").rstrip(" "), "Count runs")
+    result, progress = history(repo, "HEAD~1..HEAD", "-j", "1", code=3)
+    assert (named(result), named(result, "flaky"), result["agree"]) == ([], [last], False), progress
+    done = repo.repro("history", "HEAD~1..HEAD", "-j", "1")
+    assert "agree bit for bit" not in done.stdout and done.returncode == 3
 
 
 @pytest.mark.campaign

@@ -102,7 +102,7 @@ class _History:
         return self._result(self.survey.entries, agree)
 
     def _ends(self) -> bool:
-        """GOOD twice, BAD once; whether they agree."""
+        """GOOD twice, BAD once; whether they agree. BAD's second replay comes with those of what is found."""
         good, bad = self.axis.good, self.axis.bad
         once = "its golden run is at hand; replaying it once" if self.golden else "replaying it twice"
         self.scheduler.say(f"GOOD {short(good)}: {once}; BAD {short(bad)}: once")
@@ -166,7 +166,9 @@ class _History:
         jobs: list[_Job] = [probe.job for probe in pending]
         under_way = [self.axis.tree(job.point) for job in jobs if not job.signal]
         asked = [job for entry in survey.entries for job in self._replays(entry)]
-        if self.flaky and self.axis.tree(self.axis.bad) not in self.flaky:  # does the noise last to the end?
+        bad = self.axis.tree(self.axis.bad)
+        once = survey.done and bad not in [self.axis.tree(job.point) for job in asked]  # it may agree by chance
+        if (self.flaky or once) and bad not in self.flaky:  # noise may last to the end
             asked.insert(0, _Job(self.axis.bad, again=True))
         started = {self._name(job) for job in jobs}
         for job in asked:
@@ -332,7 +334,7 @@ class _History:
             skips={point: self.scheduler.skips[point] for point in in_order(self.scheduler.skips, self.axis.parents)},
             subjects=self.axis.subjects(list(dict.fromkeys(named))),
             points=len(self.axis.parents),
-            agree=agree,
+            agree=agree and self.axis.tree(self.axis.bad) not in self.flaky,
             every=self.every,
             noise=self.noise,
             steps=self.steps,
