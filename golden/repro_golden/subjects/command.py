@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import shlex
 import tempfile
 import threading
@@ -20,9 +19,9 @@ from repro_golden.base.processes import ExecError
 from repro_golden.case.file import Case, CommandSubject
 from repro_golden.case.python_of import named_by, same_python
 from repro_golden.compare.renames import Parting
-from repro_golden.recording.attach import earlier_runs, strangers
+from repro_golden.recording.attach import strangers
 from repro_golden.recording.attach.collect import Gathering, OtherRanksError, read_terminal
-from repro_golden.recording.attach.earlier_runs import Code
+from repro_golden.recording.attach.earlier_runs import among_others
 from repro_golden.recording.attach.identify import Built, marked
 from repro_golden.recording.attach.order import as_planted
 from repro_golden.recording.attach.run import environment_for, said_of
@@ -128,13 +127,6 @@ class _Job:
         variables |= told(ours, self.subject) | dict(self.place.variables)
         variables |= own_caches(variables, self.raw / "caches", self.place.home or self.place.root)
         return self.addition.variables(variables) if self.addition else variables
-
-    @property
-    def code(self) -> Code:
-        """What runs: with changes of its own a working tree is what it is while this process lives."""
-        place = self.place
-        code = place.tree or place.commit or f"changed {os.getpid()}"
-        return Code(f"{code} {self.case.digest}", place.commit[:10] if place.commit else "a working tree with changes")
 
     def child(self, text: str, variables: Mapping[str, str]) -> Child:
         command = words(text, self.tokens, self.subject.shell)
@@ -374,18 +366,14 @@ def _step(job: _Job, stage: Any, text: str, cancel: threading.Event | None) -> N
 
 def _started(job: _Job, child: Child, cancel: threading.Event | None, enough: Any = None) -> int:
     strangers.prepare(job.raw, job.place.home or job.place.root)
-    with contextlib.ExitStack() as exits:
-        with contextlib.suppress(ReproError):  # no checkout
-            state, code = find_checkout(job.place.root).state, job.code
-            earlier_runs.prepare(job.raw, state, code)
-            exits.enter_context(earlier_runs.noted(state, code))
-        try:
-            ended = child.run(cancel, enough)
-        except ExecError as error:
-            raise ChildFailure("start", -1, str(error), str(job.log)) from None
+    try:
+        with among_others(job.raw, job.place, job.case):
+            code = child.run(cancel, enough)
+    except ExecError as error:
+        raise ChildFailure("start", -1, str(error), str(job.log)) from None
     if line := strangers.said(job.raw, job.place.root, job.place.home):
         raise ChildFailure("other", -1, line, str(job.log))
-    return ended
+    return code
 
 
 def _train(job: _Job, cancel: threading.Event | None, asked: Callable[[], bool] | None) -> RunResult:

@@ -14,9 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from repro_golden.base.errors import ReproError
+from repro_golden.case.file import Case
 from repro_golden.recording.attach.earlier import MET, SPANS
+from repro_golden.repository.checkout import Place, find_checkout
 
-__all__ = ["Code", "noted", "prepare", "read_in"]
+__all__ = ["Code", "among_others", "noted", "prepare", "read_in"]
 
 _LOG = "runs.jsonl"
 _MOST = 1 << 16
@@ -34,6 +37,27 @@ class Code:
 
     key: str
     name: str
+
+
+@contextlib.contextmanager
+def among_others(raw: Path, place: Place, case: Case) -> Iterator[None]:
+    """Note that a program runs in the block, whose processes are told when other code ran (`prepare`, `noted`).
+
+    Args:
+        raw: Folder of their raw records.
+        place: Where its code lies; without a checkout nothing is noted.
+        case: Its case.
+    """
+    with contextlib.ExitStack() as exits:
+        with contextlib.suppress(ReproError):
+            state = find_checkout(place.root).state
+            # with changes of its own a working tree is what it is while this process lives
+            code = place.tree or place.commit or f"changed {os.getpid()}"
+            name = place.commit[:10] if place.commit else "a working tree with changes"
+            known = Code(f"{code} {case.digest}", name)
+            prepare(raw, state, known)
+            exits.enter_context(noted(state, known))
+        yield
 
 
 @contextlib.contextmanager
