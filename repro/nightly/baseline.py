@@ -11,6 +11,7 @@ from repro.nightly.checks import failure, line
 from repro.nightly.lineage import Lineage, newest_green, recorded
 from repro.nightly.records import EVENTS, Baseline, Check, Night, Status, Summary
 from repro.nightly.trusted import trusted
+from repro.pulls.committed_cases import ROLLOUTS, CommittedCases, differences, in_words, of_checkout
 from repro.pulls.pair import Compared, compare_traces
 from repro_bisect.axes.axis import short
 from repro_bisect.axes.commits import Commits
@@ -25,7 +26,6 @@ from repro_golden.base.observed import tellings
 from repro_golden.case.file import CASES, Bound, Case
 from repro_golden.compare.coverage import Coverage
 from repro_golden.compare.traces import identity_differences
-from repro_golden.repository.cases import ROLLOUTS, CommittedCases, differences, in_words, of_checkout
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.code_key import code_keys
 from repro_golden.repository.working import has_code

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from repro.pulls.committed_cases import ABSENT, CommittedCases, differences, in_words
 from repro.pulls.pair import PairResult
 from repro_bisect.axes.commits import merge_bases, resolve
 from repro_golden.base.clean import one_line
 from repro_golden.case.file import CASES, Case
-from repro_golden.repository.cases import ABSENT, CommittedCases, differences, in_words
 from repro_golden.repository.checkout import Checkout
 from repro_golden.store.golden import CASE_LOST, Store
 
