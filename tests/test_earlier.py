@@ -63,6 +63,21 @@ def test_ends_that_agree_by_what_one_of_them_left_say_so(tmp_path: Path, monkeyp
     assert "agree bit for bit" in done.stdout and SAYS not in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.whole
+def test_a_cache_that_the_first_run_saves_is_told_from_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GOOD's second replay saves no such file: the refusal says that it is a cache, and how to name it."""
+    monkeypatch.setenv("KEPT", str(tmp_path / "cache"))
+    repo, _ = history(tmp_path / "repo")
+    repo.edit("train.py", "kept.write_text(json.dumps(data.rows()))", "torch.save(data.rows(), kept)")
+    repo.edit("train.py", "json.loads(kept.read_text())", "torch.load(kept)")
+    repo.commit("Save")
+    repo.edit("data.py", "5.0", "6.0")
+    repo.commit("Other data again")
+    words = "bisect", "--no-explain", "-j", "1", "HEAD~1..HEAD", "--steps", "2", "--", sys.executable, "train.py"
+    done = repo.repro(*words)
+    assert done.returncode == 3 and "a file that only the first run wrote: name such a cache by {out}" in done.stderr
+
+
 def test_a_working_tree_that_reads_what_the_golden_run_left_says_so(
     recorded: Repo, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -250,7 +250,7 @@ class Endpoints:
             good = self.scheduler.history.good
             requests = Request(good, asked), Request(good, asked, run=1)
             refuse_explained(self.scheduler, (requests[0], baseline), (requests[1], again))
-            self.noise = f"two replays of GOOD differ at {noise}"
+            self.noise = f"two replays of GOOD differ at {noise.of_itself}"
         return self.noise is not None
 
     def _agree(self, last: Trace, asked: Request) -> None:

@@ -116,7 +116,7 @@ class _History:
         )
         if differs := differ_twice(first, again, "GOOD"):
             refuse_explained(self.scheduler, (requests[0], first), (requests[1], again))
-            raise self._noisy_good(f"{_FLAKY} at {differs}")
+            raise self._noisy_good(f"{_FLAKY} at {differs.of_itself}")
         self.remarks += self.scheduler.tell_length("GOOD", first)
         lengths = len(first.steps), len(last.steps)
         self.steps = min(lengths)

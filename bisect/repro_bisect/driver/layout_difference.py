@@ -135,7 +135,7 @@ class _Replays:
         parts = {end: part for end, a, b in asked if (part := self.axis.lost(end, a, b, self.twins))}
         self._refuse(parts, agree=False)
         flaky = {
-            end: f"two replays of it differ at {difference}"
+            end: f"two replays of it differ at {difference.of_itself}"
             for end, first, again in zip(ends, traces[::2], traces[1::2], strict=True)
             if (difference := differ_twice(first, again, end))
         }

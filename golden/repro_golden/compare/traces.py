@@ -86,6 +86,13 @@ class Divergence:
         """Step, phase and name of the signal, under each name that it has."""
         return [(self.step, self.phase, name) for name in (self.signal, self.now) if name]
 
+    @property
+    def of_itself(self) -> str:
+        """As two runs of the same code differ, in words: of a file that only the first one wrote, with the cure."""
+        kept = self.kind == "missing" and family(self.phase, self.signal) == "saved"
+        cure = ", a file that only the first run wrote: name such a cache by {out}, or clear it first"
+        return f"{self}{cure if kept else ''}"
+
     def __str__(self) -> str:
         size = f": {self.magnitude}" if self.magnitude and self.magnitude.elements else ""
         return f"step {self.step}, {self.phase}, {self.name} ({self.detail}){size}"

@@ -40,7 +40,7 @@ def reproduced(first: Trace, second: Trace, steps: int, cure: str) -> Proof:
     if len(second.steps) < steps or len(first.steps) < steps:
         return Proof(name, False, f"only {len(second.steps)} of {steps} steps were made; {cure}")
     if difference := first_difference(first, second):
-        return Proof(name, False, f"differs at {difference}; {cure}")
+        return Proof(name, False, f"differs at {difference.of_itself}; {cure}")
     return Proof(name, True, f"{steps} steps bit-identical")
 
 
