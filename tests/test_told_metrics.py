@@ -67,6 +67,9 @@ def same(tmp: Path, a: list[Told], b: list[Told]) -> bool:
         pytest.param({"loss": X}, {"loss": Y, "loss#1": Z}, False, id="once-more-and-moved"),
         pytest.param({"loss": X, "loss#1": Y}, {"loss": X}, False, id="once-less"),
         pytest.param({"loss": X, "loss#1": 0.1235}, {"loss": X}, False, id="once-less-rounded"),
+        pytest.param({"loss": X}, {"loss": X, "loss#after": Y}, True, id="after-the-last-step"),
+        pytest.param({"loss": X}, {"loss": Y, "loss#after": Z}, False, id="after-the-last-step-and-moved"),
+        pytest.param({"loss": X, "loss#after": Y}, {"loss": X}, False, id="no-more-after-the-last-step"),
         pytest.param({"loss": X}, {"loss@0": X, "loss@1": Y}, False, id="ranks-part"),
     ],
 )

@@ -201,7 +201,7 @@ def once_more(before: Sequence[Row], after: Sequence[Row]) -> bool:
     return len(after) > len(before) and tellers[0] == tellers[1] and not numbers[0] - numbers[1]
 
 
-_AGAIN = re.compile(r"#(?:[0-9]+|more)")
+_AGAIN = re.compile(r"#(?:[0-9]+|more|after)")
 
 
 class _Said:
