@@ -19,7 +19,9 @@ from repro_golden.base.clean import without_colours
 
 __all__ = [
     "CALL",
+    "LIMIT",
     "NUMBER",
+    "STRING",
     "Labelled",
     "Lines",
     "bare",
@@ -27,9 +29,10 @@ __all__ = [
     "listen",
     "metrics_of",
     "numbers",
+    "source",
 ]
 
-_LIMIT = 64 * 1024
+LIMIT = 64 * 1024
 """Characters of the longest line that is read or held: a program may print for ever without a line end."""
 
 _STRIPPED = re.compile(r"\[(?:[0-9]{1,3}(?:;[0-9]{1,3}){0,9})?m")
@@ -43,8 +46,10 @@ _LOGGING = re.compile(
 # a longer number is no count of steps, and Python refuses to read one of thousands of digits
 _LABEL = re.compile(r"(?:(critic)-(?=step ))?(step|rollout|multi_turn|passrate|perf|eval) ([0-9]{1,18}): (?=\{)")
 
-_STRING = re.compile(r"""'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*\"""", re.DOTALL)
-_TOKEN = re.compile(rf"""{_STRING.pattern}|[()\[\]{{}},:'"]|[^()\[\]{{}},:'"]+""", re.DOTALL)
+STRING = r"""'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*\""""
+"""A pattern of a string in quotes; it needs `re.DOTALL`."""
+_STRING = re.compile(STRING, re.DOTALL)
+_TOKEN = re.compile(rf"""{STRING}|[()\[\]{{}},:'"]|[^()\[\]{{}},:'"]+""", re.DOTALL)
 _ESCAPE = re.compile(
     r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U((?:000[0-9a-fA-F]|0010)[0-9a-fA-F]{4})|(.))", re.DOTALL
 )
@@ -88,7 +93,7 @@ def labelled(line: str) -> Labelled | None:
     Returns:
         None for any other line, for a dict that is cut short, and for one that holds no number.
     """
-    return None if "{" not in line or len(line) > _LIMIT else _label_of(line, bare(line))
+    return None if "{" not in line or len(line) > LIMIT else _label_of(line, bare(line))
 
 
 def _label_of(line: str, text: str) -> Labelled | None:
@@ -131,7 +136,7 @@ def metrics_of(line: str, patterns: Sequence[re.Pattern[str]] = (), *, alone: bo
             `name` and `value` gives that name; in any other the groups' names are the metrics' names. A group that
             holds no float is passed over.
     """
-    if ("{" not in line and not patterns) or len(line) > _LIMIT:
+    if ("{" not in line and not patterns) or len(line) > LIMIT:
         return {}
     text = bare(line)
     metrics: dict[str, float] = {}
@@ -159,6 +164,12 @@ def bare(line: str) -> str:
         text = _REPEATED.sub("", text[ray.end() :].lstrip()).rstrip()
     logging = _LOGGING.match(text)
     return text[logging.end() :].lstrip() if logging else text
+
+
+def source(line: str) -> str:
+    """Ray's prefix of a line, which says whose it is; '' where there is none."""
+    ray = _RAY.match(without_colours(line).strip())
+    return ray[0] if ray else ""
 
 
 def numbers(text: str, *, quoted: bool, deep: int = 0) -> dict[str, float]:
@@ -260,7 +271,7 @@ class Lines(threading.local):
         lines = []
         for piece in ended:
             self._add(piece)
-            if self._length <= _LIMIT:
+            if self._length <= LIMIT:
                 lines.append("".join(self._pieces))
             self._start_over()
         self._add(rest)
@@ -274,7 +285,7 @@ class Lines(threading.local):
 
     def end(self) -> None:
         """Nothing more is written: what has no end yet is a line, unless it was drawn."""
-        if self._pieces and self._length <= _LIMIT and not (self._shown or self._returned):
+        if self._pieces and self._length <= LIMIT and not (self._shown or self._returned):
             line = "".join(self._pieces)
             self._start_over()
             self._take(line)
@@ -301,7 +312,7 @@ class Lines(threading.local):
             return
         self._shown = False
         self._length += len(part)
-        if self._length <= _LIMIT:
+        if self._length <= LIMIT:
             self._pieces.append(part)
         else:
             self._pieces.clear()

@@ -6,8 +6,7 @@ import contextlib
 import functools
 import os
 import re
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 __all__ = ["arm"]
@@ -30,6 +29,7 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     from repro_golden.recording.attach.standing_in import stand_in
     from repro_golden.recording.attach.steps import Steps
     from repro_golden.recording.attach.written import saving
+    from repro_golden.recording.attach.written.hearing import Hearing
 
     settings = Settings.from_text(os.environ[VARIABLE])
     session = Session(settings)
@@ -60,7 +60,9 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     if settings.record:
         saving.hook(when, session)
     by_hand.hook(session)
-    session.hear = _hearing(when, session, [re.compile(text) for text in settings.metrics])
+    hearing = Hearing(session, [re.compile(text) for text in settings.metrics])
+    when("tqdm.std", lambda module: _bars(module.tqdm, session, hearing.on_bars))
+    session.hear = hearing.hear
     session.hear()  # again at each step: the program may put another stream in place
     if settings.activations and settings.record:
         Activations(settings.activations, session, untraced).watch()
@@ -71,45 +73,6 @@ def _last(optimizers: Any, handle: Any) -> None:
     """Have a hook run behind those of the program, which may change what it reads."""
     with contextlib.suppress(KeyError):  # the program has removed all
         optimizers._global_optimizer_post_hooks.move_to_end(handle.id)
-
-
-def _hearing(
-    when: Callable[[str, Callable[[Any], None]], object], session: Any, patterns: Sequence[re.Pattern[str]]
-) -> Callable[[], None]:
-    """What has the numbers in the program's output kept: a call listens to the streams as they are then.
-
-    tqdm says itself what its bars show: when they are drawn depends on time.
-    """
-    from repro_golden.base.free_text import is_bar, shown_in
-    from repro_golden.base.printed import listen, metrics_of
-    from repro_golden.recording.attach.written.raw import SHOWN
-
-    on_bars: set[str] = set()
-    when("tqdm.std", lambda module: _bars(module.tqdm, session, on_bars))
-
-    def line(text: str) -> None:
-        begun = session.metrics.begun
-        compared = metrics_of(text, patterns, alone=begun)
-        told = {} if begun else metrics_of(text)
-        for name, value in compared.items():
-            session.metric(name, value)
-        for name, value in told.items():
-            if name not in compared:
-                session.metric(name, value, setting=True)
-        draw(text, {*compared, *told})
-
-    def draw(text: str, known: Collection[str] = ()) -> None:
-        left_out = {*known, *(on_bars if is_bar(text) else ())}
-        for name, value in shown_in(text).items():
-            if name not in left_out:
-                session.metric(f"{SHOWN}{name}", value)
-
-    def hear() -> None:
-        for stream in (sys.stdout, sys.stderr):
-            if end := listen(stream, line, draw):
-                session.ends.append(end)
-
-    return hear
 
 
 def _stepped(session: Any, settings: Any) -> Callable[[Any], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -49,14 +50,18 @@ class Metrics:
         self._last: set[str] = set()
         self._settings: dict[str, list[float]] = {}  # told in a dict before anything is trained
         self._open: dict[str, list[Any]] = {}  # told behind a pass that only asked for gradients
+        self._written = False  # whether the first step is
+        self.held: deque[dict[str, float]] = deque(maxlen=16)
+        """Dicts over several lines, printed before anything is trained, which may be settings."""
 
-    def take(self, name: str, value: Any, *, own: bool = False, setting: bool = False) -> None:
+    def take(self, name: str, value: Any, *, own: bool = False, setting: bool = False, before: bool = False) -> None:
         """Keep a float, or a tensor of one number, which is not waited for.
 
         The last one under a name has that name; those before it in the same step are ``name#1``, ``name#2`` and so on.
         Where all are equal they are one: a number is often told in several places. Nobody waits for a GPU to know.
         `own` says that the recorder reads it, of the step that ends next; `setting`, that it may be none of a step's:
-        it is shown, unless its name is told again before the first step is written.
+        it is shown, unless its name is told again before the first step is written; `before`, that it was told before
+        anything was trained, and is known by now to be a step's: the first's.
         """
         wanted = self._wanted.get(name)
         if wanted is None:
@@ -68,8 +73,12 @@ class Metrics:
             if value is None:
                 return
             value = value.clone()  # the program may go on with it
-        if not (own or self._ended) and (self._inside or not self._under_way()):
+        if before or (not (own or self._ended) and (self._inside or not self._under_way())):
             self._early.add(name)
+        if before:
+            if not self._written:
+                (self._late if self._ended else self._now).setdefault(name, []).append(float(value))
+            return
         if setting:
             self._settings.setdefault(name, []).append(float(value))
             return
@@ -165,7 +174,7 @@ class Metrics:
             numbers.setdefault(with_mark(name, "#after") if name in self._last else name, []).extend(values)
         for name, values in self._settings.items():  # before what lines for people tell of the step under that name
             numbers[f"{SHOWN}{name}"] = values + numbers.get(f"{SHOWN}{name}", [])
-        self._settings = {}
+        self._settings, self._written = {}, True
         known = {self._logged(name): [_known(value) for value in values] for name, values in numbers.items()}
         return _told_apart(known, told)
 
