@@ -1,4 +1,4 @@
-"""Processes that must not outlive their purpose: how one is started, and how all that it started is ended.
+"""Processes that must not outlive their purpose: how one is started, and how it and all that it left is ended.
 
 Each one carries a mark in its environment, which whatever it starts inherits, in sessions of its own too. By that mark
 and by parentage its processes are found in ``/proc`` and killed. What cleared its environment and lost its parent is
@@ -6,6 +6,13 @@ found no more, and where there is no ``/proc`` only the process group is ended.
 
 On Linux a process also dies with the one that started it, even if that is killed. What it started itself then goes on:
 ranks are orphans of their launcher, and a shell's programs of the shell.
+
+A killed process leaves files for which the next program would wait; whose they are is seen before the kill:
+
+- Of a Ray cluster that `ray start` began, `ray_current_cluster` names the address, which the next `ray.init()` takes;
+  `ray stop` removes it (ray/_private/utils.py, write_ray_address).
+- While torch.utils.cpp_extension builds, it holds a file `lock` open; whoever wants the same extension waits until that
+  is gone, and has no other way to see that nobody builds (torch/utils/file_baton.py).
 """
 
 from __future__ import annotations
@@ -13,18 +20,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from repro_golden.base.credentials import handed_on
-from repro_golden.base.left_behind import left_by, remove
 
 __all__ = ["MARK", "ExecError", "StandstillError", "descendants", "executed", "output_of", "tree_of"]
 
@@ -201,7 +208,7 @@ def _start_bound(
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:
     """Kill the process and all of its own, again and again until none is left, and what others would wait for."""
     processes = _found(process, mark)  # before any is killed: orphans have lost their parent
-    left = left_by(processes)
+    left = _left_by(processes)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     _kill(processes)
@@ -213,7 +220,7 @@ def _end(process: subprocess.Popen[bytes], mark: str) -> None:
     while (processes := _found(process, mark)) and time.monotonic() < deadline:
         _kill(processes)
         time.sleep(0.01)
-    remove(left)
+    _remove(left)
 
 
 def _kill(processes: set[int]) -> None:
@@ -304,3 +311,64 @@ def _done(number: int) -> tuple[float, float]:
     except psutil.Error:  # it has ended, and something holds its output
         return 0.0, 0.0
     return float(sum(times[:4])), moved
+
+
+class _Left(NamedTuple):
+    """Such a file.
+
+    Attributes:
+        path: Where it lies.
+        about: What tells it from another of that name: device, number, and nanoseconds of its last change.
+    """
+
+    path: Path
+    about: tuple[int, int, int]
+
+
+def _left_by(processes: Iterable[int]) -> list[_Left]:
+    """What these will leave if they are killed now. None where there is no ``/proc``."""
+    left = []
+    for number in processes:
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            folder = Path("/proc") / str(number)
+            left += [_Left(path, _about(path)) for path in (*_named_clusters(folder), *_builds(folder))]
+    return left
+
+
+def _remove(left: Iterable[_Left]) -> None:
+    """Remove those that are as they were: their processes are gone. Another of the name is somebody else's."""
+    for path, about in left:
+        with contextlib.suppress(OSError):
+            if _about(path) == about:
+                path.unlink()
+
+
+def _about(path: Path) -> tuple[int, int, int]:
+    facts = path.stat()
+    return facts.st_dev, facts.st_ino, facts.st_mtime_ns
+
+
+_SESSION = re.compile(r"--session[-_]dir=(.+)")
+_PORT = re.compile(r"--gcs[-_]server[-_]port=(\d+)")
+
+
+def _named_clusters(folder: Path) -> Iterator[Path]:
+    """The file that names the cluster whose head this process is."""
+    if (folder / "comm").read_bytes().strip() != b"gcs_server":
+        return
+    words = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")
+    session, port = (next(filter(None, map(known.fullmatch, words)), None) for known in (_SESSION, _PORT))
+    if session and port:
+        path = Path(session[1]).parent / "ray_current_cluster"
+        if path.is_file() and path.read_text(errors="replace").strip().endswith(f":{port[1]}"):
+            yield path
+
+
+def _builds(folder: Path) -> Iterator[Path]:
+    """The locks that this process holds while it builds."""
+    for opened in (folder / "fd").iterdir():
+        with contextlib.suppress(OSError):
+            path = opened.readlink()
+            if path.name == "lock" and ("torch_extensions" in path.parts or (path.parent / "build.ninja").exists()):
+                path.stat()
+                yield path

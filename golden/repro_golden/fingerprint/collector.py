@@ -1,8 +1,10 @@
-"""Many tensors at once: what is read of each, and what comes of it."""
+"""Many tensors at once: which backend reads each, what is read of it, and what comes of it."""
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,9 +14,10 @@ import numpy.typing as npt
 import torch
 
 from repro_golden.base.canonical import xxh3_128_hexdigest
+from repro_golden.fingerprint import gpu
 from repro_golden.fingerprint.backends import Backend, Results
+from repro_golden.fingerprint.cpu import Cpu
 from repro_golden.fingerprint.definition import MASK, Lanes
-from repro_golden.fingerprint.devices import backend_for
 from repro_golden.fingerprint.distributed import local_of
 from repro_golden.fingerprint.gpu import stream_id
 from repro_golden.fingerprint.kinds import dtype_name
@@ -23,7 +26,7 @@ from repro_golden.fingerprint.recipe import Entry, Recipe, Work, recipes_of, sta
 from repro_golden.fingerprint.share import Edge, Share, complete
 from repro_golden.fingerprint.views import Scan
 
-__all__ = ["Batch", "Block", "Collector", "Pending"]
+__all__ = ["Batch", "Block", "Collector", "Pending", "backend_for", "gpu_ready"]
 
 
 class _Lane:
@@ -295,3 +298,22 @@ def _edge_scan(edges: list[Edge], dtype: torch.dtype) -> Scan:
     collector = Collector()
     collector.add([torch.frombuffer(raw, dtype=torch.uint8).view(dtype)])
     return collector.finish().result()[0][0]
+
+
+@functools.cache
+def gpu_ready(device: torch.device) -> bool:
+    """Whether Triton works here; where it does not, one warning says why and the CPU path serves."""
+    try:
+        gpu.check(device)
+    except Exception as error:  # noqa: BLE001 - Triton, the driver and the compiler fail in many ways
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        warnings.warn(f"fingerprints of {device} tensors are made on the CPU ({reason})", RuntimeWarning, stacklevel=2)
+        return False
+    return True
+
+
+def backend_for(device: torch.device) -> Backend:
+    """The backend that reads tensors of `device` where they lie; the CPU for those of devices without one."""
+    if device.type == "cuda" and gpu_ready(device):
+        return gpu.Gpu(device)
+    return Cpu()

@@ -14,11 +14,10 @@ from repro_golden.base.canonical import same_float
 from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import slowest
 from repro_golden.recording.attach.earlier_runs import read_in
-from repro_golden.recording.attach.merging import merge_rows
+from repro_golden.recording.attach.merging import largest, merge_rows, one_at_a_time
 from repro_golden.recording.attach.order import IN_ORDER, At, take_dumps, told_apart
 from repro_golden.recording.attach.rounds import Rounds, read, written
-from repro_golden.recording.attach.shut_out import unseen_for
-from repro_golden.recording.attach.trainings import largest, one_at_a_time
+from repro_golden.recording.attach.unseen import unseen_for
 from repro_golden.recording.attach.written.raw import SHOWN, number_of
 from repro_golden.repository.git import state_of
 from repro_golden.trace import Header, Row, StepRecord, TraceWriter, seal
@@ -154,7 +153,7 @@ class Gathering:
         files: Folder of files that the program saves, which are part of its last step; not what lies there before.
         most: Steps that were asked for. Where several optimizers step in turn the ranks go on to the end of a round,
             since the order in it is known then.
-        others: Processes of other trainings beside it: see `trainings.largest`.
+        others: Processes of other trainings beside it: see `merging.largest`.
         unread: What of `more` was seen and is not looked at, with why.
         dump: Signals whose whole content the ranks were asked for, as the trace names them.
         planted: What some of them were to change, as they meet it.

@@ -296,7 +296,7 @@ class Modules:
 def singles_of(device: torch.device) -> Any:
     """What reads tensors of a device one by one; None where the collector must, which says why."""
     try:
-        from repro_golden.fingerprint.devices import gpu_ready
+        from repro_golden.fingerprint.collector import gpu_ready
         from repro_golden.fingerprint.tensors import Singles
     except ImportError:
         return None
