@@ -28,9 +28,9 @@ from rollout_dump_kit import full_dump, plain_dump
 from repro.text import table
 from repro_golden.base.canonical import write_atomic
 from repro_golden.base.systems import System
+from repro_golden.dumps.rollout.columns import translate
 from repro_golden.dumps.rollout.fields import FIELDS, defaults
 from repro_golden.dumps.rollout.files import RolloutDump, read_rollout_dump, write_rollout_dump
-from repro_golden.dumps.rollout.translate import translate
 from repro_golden.dumps.values import Record, Tensor
 
 CHILD = Path(__file__).with_name("compare_with_trainers_child.py")

@@ -31,9 +31,9 @@ from repro_golden.trace import Header, Row, Trace
 from repro_golden.trace.families import optimizers
 from repro_golden.trace.frames import pack
 from repro_golden.trace.model import RECORDER
-from repro_golden.trace.rounds import Order
 from repro_golden.trace.signals import Signals
 from repro_golden.trace.step import Step
+from repro_golden.trace.step_log import Order
 from repro_golden.trace.writer import metric_row
 
 PAIR = """

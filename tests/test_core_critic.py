@@ -10,8 +10,7 @@ from trainer_kit import ONE_STEP, bits, ignore, quiet, with_rewards
 
 from repro_core import Rollout
 from repro_core.config import ModelConfig, TrainConfig
-from repro_core.model.critic import Critic, ValueHead
-from repro_core.model.decoder import Policy, init_weights
+from repro_core.model.decoder import Critic, Policy, ValueHead, init_weights
 from repro_core.rl.batching import plan_updates
 
 torch.set_num_threads(1)

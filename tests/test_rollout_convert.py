@@ -20,9 +20,9 @@ from repro_core.train.trainer import Trainer
 from repro_golden.base.errors import ReproError
 from repro_golden.base.systems import SYSTEMS, System
 from repro_golden.dumps.rollout.arrays import numbers
+from repro_golden.dumps.rollout.columns import Loss, translate
 from repro_golden.dumps.rollout.fields import NAMES, defaults
 from repro_golden.dumps.rollout.files import RolloutDump, content_digest, read_rollout_dump, write_rollout_dump
-from repro_golden.dumps.rollout.translate import Loss, translate
 from repro_golden.dumps.rollout.typed_json import Decoder, Encoder
 from repro_golden.dumps.values import same
 from repro_golden.fingerprint import fingerprint

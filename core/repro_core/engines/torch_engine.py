@@ -18,8 +18,7 @@ from repro_core.data.task import PAD_ID
 from repro_core.engines.checkpoint import fit, load_checkpoint, save_checkpoint
 from repro_core.engines.interface import Scores
 from repro_core.engines.optimizer import MainOptimizer, clip_grads, step_counts
-from repro_core.model.critic import Critic
-from repro_core.model.decoder import Policy, init_weights
+from repro_core.model.decoder import Critic, Policy, init_weights
 from repro_core.model.hf import load_hf, save_hf
 from repro_core.rl.batching import Update, make_micro_batch, offsets, pad
 from repro_core.rl.loss import token_log_probs

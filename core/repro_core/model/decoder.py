@@ -1,4 +1,4 @@
-"""The policy: a Qwen2, Qwen3 or Qwen3-MoE decoder in plain torch, one function per numeric step.
+"""The policy: a Qwen2, Qwen3 or Qwen3-MoE decoder in plain torch, a function per numeric step, and the critic.
 
 Parameter names and values are those of the checkpoints of Hugging Face's ``Qwen2ForCausalLM``, ``Qwen3ForCausalLM``
 and ``Qwen3MoeForCausalLM`` (Qwen2 report, arXiv:2407.10671; Qwen3 report, arXiv:2505.09388; RMSNorm arXiv:1910.07467;
@@ -12,6 +12,7 @@ router's probabilities.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,17 @@ from torch.nn import functional as F  # noqa: N812 - the field's name for it
 from repro_core.config import ModelConfig
 from repro_core.model.experts import Embedding, Linear, SparseMlp, check_routing
 
-__all__ = ["KvCache", "Policy", "apply_rotary", "attention", "init_weights", "rms_norm", "rotary_tables"]
+__all__ = [
+    "Critic",
+    "KvCache",
+    "Policy",
+    "ValueHead",
+    "apply_rotary",
+    "attention",
+    "init_weights",
+    "rms_norm",
+    "rotary_tables",
+]
 
 
 def rotary_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
@@ -336,3 +347,37 @@ def init_weights(policy: Policy, seed: int) -> None:
             else:
                 drawn = torch.empty(parameter.shape, dtype=torch.float32)
                 parameter.copy_(drawn.normal_(0.0, policy.config.initializer_range, generator=generator))
+
+
+class ValueHead(nn.Module):
+    """Hidden to one value, in fp32 whatever the decoder's dtype is. The weight starts at 0, so values start at 0."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, hidden_size))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """As `nn.Module._apply`, but `bfloat16()` of the whole model leaves the weight fp32."""
+        # the device alone: through bf16 and back the weight would come rounded
+        super()._apply(lambda tensor: tensor.to(fn(tensor).device), recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Values fp32 [..., 1] of hidden [..., hidden]."""
+        return F.linear(hidden.float(), self.weight)
+
+
+class Critic(Policy):
+    """A policy's decoder, copied, with a value head. Its names are the policy's, and ``score.weight``."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy.config)
+        self.to(policy.model.embed_tokens.weight.dtype)
+        self.load_state_dict(policy.state_dict())
+        del self.lm_head
+        self.score = ValueHead(policy.config.hidden_size)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Values fp32 [batch, seq, 1]; takes what `Policy.forward` does."""
+        out: Tensor = self.score(self.hidden(*args, **kwargs))
+        return out

@@ -5,5 +5,5 @@ SGLang: an engine in this process, or a server at an address. `sync` brings weig
 what was sent and what the engine holds.
 
 The data's way: `source.RolloutSource.sample` -> `sync.WeightSync.bring` (its observer is the instrument's judge) ->
-`generate.generate` -> a `Rollout`, to whose meta the instrument adds ``weights``.
+`engine.RolloutEngine.generate` -> a `Rollout`, to whose meta the instrument adds ``weights``.
 """

@@ -116,8 +116,7 @@ class _Source:
 def _only_rollouts(config: TrainConfig, options: _Options, checkpoint: Path | None, sync: SyncObserver | None) -> int:
     """Rollouts of one set of weights: a checkpoint serves as weights and position, and no trainer is made."""
     from repro_core.engines.checkpoint import load_checkpoint
-    from repro_core.rollout.generate import rollout_metrics
-    from repro_core.rollout.source import RolloutsOnly, model_of
+    from repro_core.rollout.source import RolloutsOnly, model_of, rollout_metrics
     from repro_core.train.trainer import Trainer
 
     with contextlib.ExitStack() as exits:

@@ -24,8 +24,7 @@ from repro_core.rl.batching import Update, plan_updates
 from repro_core.rl.kl import kl_per_token
 from repro_core.rl.loss import Columns, LossTerms, policy_loss, token_weights
 from repro_core.rl.values import value_loss
-from repro_core.rollout.generate import rollout_metrics
-from repro_core.rollout.source import RolloutSource
+from repro_core.rollout.source import RolloutSource, rollout_metrics
 from repro_core.rollout.sync import SyncObserver
 
 __all__ = ["Trainer"]

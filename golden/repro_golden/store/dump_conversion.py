@@ -14,10 +14,9 @@ from repro_golden.base.canonical import check_format
 from repro_golden.base.errors import ReproError
 from repro_golden.base.systems import SYSTEMS, System
 from repro_golden.dumps.rollout.arrays import Array, numbers
-from repro_golden.dumps.rollout.columns import Columns, as_kind, columns_of, kind_of, samples_of
+from repro_golden.dumps.rollout.columns import Columns, Loss, as_kind, columns_of, kind_of, samples_of, translate
 from repro_golden.dumps.rollout.fields import defaults
 from repro_golden.dumps.rollout.files import RolloutDump
-from repro_golden.dumps.rollout.translate import Loss, translate
 from repro_golden.dumps.rollout.typed_json import FORMAT, Decoder, Encoder
 from repro_golden.dumps.values import same
 from repro_golden.store.rollout_file import RolloutData

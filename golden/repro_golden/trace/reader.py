@@ -18,8 +18,7 @@ from repro_golden.fingerprint.definition import SCHEME, reference_in_pieces
 from repro_golden.trace import columns, frames
 from repro_golden.trace.families import is_norm, masks, optimizer_of, skipped
 from repro_golden.trace.model import FORMAT, Header, NotFinite, Row, StepRecord, checked, dump_path, root
-from repro_golden.trace.rounds import Order
-from repro_golden.trace.step_log import STEPS, IndexedSteps, StepLog, indexed
+from repro_golden.trace.step_log import STEPS, IndexedSteps, Order, StepLog, indexed
 from repro_golden.trace.writer import HEADER
 
 __all__ = ["Trace", "read_dump"]

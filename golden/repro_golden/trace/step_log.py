@@ -1,12 +1,16 @@
-"""The step log of a trace, and its index: how long each step's line is, how many rows it has, and the chain there.
+"""The step log of a trace, its index, and what its last line says of a program's own order of steps.
 
 The index has a head and three columns of fixed width. It says what the log beside it says, and holds a digest of it:
 where both agree, the log is opened without reading its lines, and a step is found by its number. A log without an
 index, one that was changed since, and one whose index is of format 2, is read line by line.
+
+Rounds are what a closing line says of a rank's order: ``[[times, [[offset, number], ...]], ...]``. So many rounds in a
+row had, for each of the trace's steps, the place of the program's own in the round, and the number of its optimizer.
 """
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import struct
@@ -20,7 +24,7 @@ from repro_golden.base.files import open_regular, read_regular
 from repro_golden.fingerprint.definition import SCHEME
 from repro_golden.trace.model import StepRecord, closing
 
-__all__ = ["INDEX", "STEPS", "IndexedSteps", "StepLog", "indexed", "write_index"]
+__all__ = ["INDEX", "STEPS", "IndexedSteps", "Order", "Rounds", "StepLog", "indexed", "write_index"]
 
 STEPS, INDEX = "steps.jsonl", "steps.index"
 
@@ -32,6 +36,8 @@ _CHAIN = 16
 """Bytes of an entry of the third."""
 _MAGIC = b"steps\x00\x00\x02"
 _BROKEN = (ValueError, KeyError, TypeError, AttributeError, struct.error)
+
+Rounds = Sequence[tuple[int, Sequence[Sequence[int]]]]
 
 
 class StepLog:
@@ -184,3 +190,28 @@ class IndexedSteps(Sequence[StepRecord]):
 def _sums(column: memoryview) -> list[int]:
     """What comes before each entry, and all of them."""
     return list(itertools.accumulate((count for (count,) in _COUNT.iter_unpack(column)), initial=0))
+
+
+class Order:
+    """A rank's own order of steps."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        self._firsts = list(itertools.accumulate((times * len(order) for times, order in rounds), initial=0))
+
+    @classmethod
+    def read(cls, raw: Any) -> Order:
+        """What a closing line says of a rank; nothing of what is in no such form."""
+        try:
+            rounds = [(int(times), [(int(offset), int(number)) for offset, number in order]) for times, order in raw]
+        except (TypeError, ValueError):
+            rounds = []
+        return cls([(times, order) for times, order in rounds if times > 0 and order])
+
+    def around(self, index: int) -> tuple[int, Sequence[Sequence[int]]] | None:
+        """The index of the first step of the round that a step is of, and its order; None where nothing tells."""
+        if not 0 <= index < self._firsts[-1]:
+            return None
+        entry = bisect.bisect_right(self._firsts, index) - 1
+        first, order = self._firsts[entry], self._rounds[entry][1]
+        return index - (index - first) % len(order), order

@@ -16,8 +16,8 @@ from repro.output import emit, json_option, progress
 from repro_golden.base.systems import SYSTEMS, System
 
 if TYPE_CHECKING:
+    from repro_golden.dumps.rollout.columns import Loss
     from repro_golden.dumps.rollout.files import RolloutDump
-    from repro_golden.dumps.rollout.translate import Loss
     from repro_golden.store.rollout_file import RolloutData
     from repro_golden.store.rollouts import RolloutSet
 
@@ -126,8 +126,8 @@ def _beside(out: Path) -> tempfile.TemporaryDirectory[str]:
 def _write_dump(
     path: Path, rollout: RolloutDump | RolloutData, folder: Path | str, system: System, done: _Done
 ) -> None:
+    from repro_golden.dumps.rollout.columns import translate
     from repro_golden.dumps.rollout.files import NAME, RolloutDump, dump_name, write_rollout_dump
-    from repro_golden.dumps.rollout.translate import translate
     from repro_golden.store.dump_conversion import from_rollout
 
     dump, losses = translate(rollout, system) if isinstance(rollout, RolloutDump) else from_rollout(rollout, system)

@@ -1,4 +1,4 @@
-"""The models of a run on megatron-core: each process holds its part of all of them."""
+"""The models of a run on megatron-core: each process holds its part of all of them, and whole tensors come from all."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from repro_core.engines.megatron import checkpoint, cpu, parallel
 from repro_core.engines.megatron.engine import MegatronEngine
 from repro_core.engines.megatron.layout import check
 from repro_core.engines.megatron.shares import Slot
-from repro_core.engines.megatron.weights import Held, Where, join, to_local
-from repro_core.engines.megatron.whole import whole_tensors
+from repro_core.engines.megatron.weights import Held, Where, join, layout, names, to_local
 from repro_core.engines.torch_engine import DTYPES, starting_policy
 from repro_core.model.decoder import Policy
+from repro_core.model.layout_free import Joining, LayoutError, Local
 
 __all__ = ["MegatronEngines"]
 
@@ -102,9 +102,9 @@ class MegatronEngines:
         return policy
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `engine.Engines.whole_weights`; see `whole.whole_tensors` for errors."""
+        """See `engine.Engines.whole_weights`; see `_whole_tensors` for errors."""
         held = [(where, _weights(chunk)) for where, chunk in zip(self.policy.where, self.policy.raw, strict=True)]
-        return whole_tensors(self.model, held, lead=self.lead)
+        return _whole_tensors(self.model, held, lead=self.lead)
 
     def tell(self, value: _T) -> _T:
         """See `engine.Engines.tell`."""
@@ -240,3 +240,50 @@ def _wrapped(chunks: Sequence[Any], config: TrainConfig) -> list[Any]:
     model_config.finalize_model_grads_func = finalize
     model_config.no_sync_func = [ddp.no_sync for ddp in wrapped] if len(wrapped) > 1 else wrapped[0].no_sync
     return wrapped
+
+
+def _whole_tensors(
+    model: ModelConfig, held: Sequence[tuple[Where, Mapping[str, Tensor]]], *, lead: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """The canonical tensors, on the CPU of the lead; no more than a layer is gathered at once.
+
+    Every rank must exhaust the iterator, and only the lead's (rank 0's) yields any.
+
+    Args:
+        model: its sizes.
+        held: this rank's chunks and their tensors, by Megatron's names.
+        lead: whether this is rank 0.
+
+    Raises:
+        LayoutError: on the lead: an element is missing, or replicas differ. It is raised after every layer was
+            gathered, so that no rank is left alone in a collective operation.
+    """
+    failure: LayoutError | None = None
+    for layer in (None, *range(model.num_hidden_layers)):
+        mine = [
+            (local, tensors[name].cpu())
+            for where, tensors in held
+            for name, local in layout(model, where).items()
+            if _layer(local.boxes[0].name) == layer
+        ]
+        every: list[list[tuple[Local, Tensor]]] | None = [[]] * dist.get_world_size() if lead else None
+        dist.gather_object(mine, every)
+        if every is None or failure is not None:
+            continue
+        joining = Joining({name: shape for name, shape in names(model).items() if _layer(name) == layer})
+        try:
+            for local, tensor in (part for rank in every for part in rank):
+                joining.add(local, tensor)
+            whole = joining.finish()
+        except LayoutError as error:
+            failure = error
+        else:
+            yield from whole.items()
+    if failure is not None:
+        raise failure
+
+
+def _layer(name: str) -> int | None:
+    """The number of the layer that a canonical tensor is of; None for the embedding and what follows the layers."""
+    parts = name.split(".")
+    return int(parts[2]) if parts[:2] == ["model", "layers"] else None

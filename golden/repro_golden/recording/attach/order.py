@@ -1,4 +1,4 @@
-"""Between the order of a trace's steps and a program's own (`trace.rounds`): what is asked for has its name there."""
+"""Between the order of a trace's steps and a program's own (`step_log.Order`): what is asked for has its name there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from repro_golden.trace.families import BESIDE, family, plain
 from repro_golden.trace.model import dump_path
-from repro_golden.trace.rounds import Order, Rounds
+from repro_golden.trace.step_log import Order, Rounds
 
 __all__ = ["IN_ORDER", "At", "as_met", "as_planted", "dump_name", "may_be", "take_dumps", "told_apart"]
 

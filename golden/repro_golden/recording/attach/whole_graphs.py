@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from repro_golden.recording.attach.by_identity import id_of
-from repro_golden.recording.attach.standing_in import stand_in
+from repro_golden.recording.attach.guard import stand_in
 from repro_golden.recording.attach.steps import Steps
 
 __all__ = ["hooks"]
