@@ -13,7 +13,7 @@ from repro_golden.base.checks import Rule
 __all__ = ["SUBJECTS", "catalogue", "subject_of"]
 
 SUBJECTS = ("step1", "flags", "environment", "checkpoints", "dumps", "data", "logs", "goldens")
-"""The folders of rules, in the order in which they are tried and listed."""
+"""The modules and folders of rules, in the order in which they are tried and listed."""
 
 
 @functools.cache
@@ -22,11 +22,10 @@ def catalogue() -> Mapping[str, Rule]:
     by_id: dict[str, Rule] = {}
     for subject in SUBJECTS:
         package = importlib.import_module(f"{rules.__name__}.{subject}")
-        every: list[Rule] = []
-        for file in pkgutil.iter_modules(package.__path__):
-            module = importlib.import_module(f"{package.__name__}.{file.name}")
-            every += [value for value in vars(module).values() if isinstance(value, Rule)]
-            every += getattr(module, "RULES", ())
+        files = pkgutil.iter_modules(getattr(package, "__path__", ()))
+        modules = [package, *(importlib.import_module(f"{package.__name__}.{file.name}") for file in files)]
+        every = [value for module in modules for value in vars(module).values() if isinstance(value, Rule)]
+        every += [rule for module in modules for rule in getattr(module, "RULES", ())]
         for rule in sorted(every, key=lambda rule: rule.id):
             assert rule.id not in by_id, f"two rules are called {rule.id}"
             by_id[rule.id] = rule
@@ -38,6 +37,6 @@ _SUBJECT: dict[str, str] = {}
 
 
 def subject_of(rule: Rule) -> str:
-    """The folder that a rule lies in; `reading` for what is found before any rule is tried."""
+    """The subject that a rule is of; `reading` for what is found before any rule is tried."""
     catalogue()
     return _SUBJECT.get(rule.id, "reading")

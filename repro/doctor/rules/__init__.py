@@ -1,1 +1,1 @@
-"""The rules: a file for each family, in a folder by subject; `catalogue` finds them."""
+"""The rules by subject: a file for each family, in a folder where there are several; `catalogue` finds them."""

@@ -1,1 +1,0 @@
-"""Prompt data and reward functions."""

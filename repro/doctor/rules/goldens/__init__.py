@@ -1,1 +1,0 @@
-"""Golden runs and traces."""
