@@ -18,8 +18,8 @@ from syrupy.assertion import SnapshotAssertion
 
 from repro.doctor.artefacts.kinds import HfConfig, TensorInfo
 from repro.doctor.catalogue import catalogue
-from repro.doctor.facts.checkpoints.ignoring import RECOMMENDED, ignoring_of, is_linear
-from repro.doctor.facts.checkpoints.names import why_slow
+from repro.doctor.facts.ignored_weights import RECOMMENDED, ignoring_of, is_linear
+from repro.doctor.facts.tensor_names import why_slow
 
 GROUPS = {"group_0": {"weights": {"type": "int", "num_bits": 4, "group_size": 32, "symmetric": True}}}
 

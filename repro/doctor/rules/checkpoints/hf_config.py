@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from repro.doctor.artefacts.kinds import HfCheckpoint, HfConfig, Launch, Tokenizer
-from repro.doctor.facts.checkpoints.launches import flag_of, flagged
-from repro.doctor.facts.checkpoints.names import (
+from repro.doctor.facts.launches import flag_of, flagged
+from repro.doctor.facts.sources import SLIME
+from repro.doctor.facts.tensor_names import (
     TABLES,
     expert_count,
     first_number,
@@ -19,7 +20,6 @@ from repro.doctor.facts.checkpoints.names import (
     place,
     text_values,
 )
-from repro.doctor.facts.sources import SLIME
 from repro_golden.base.checks import Found, Severity, Where, rule
 
 

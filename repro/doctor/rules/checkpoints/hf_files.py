@@ -11,7 +11,8 @@ from typing import Any
 from repro.doctor.artefacts.checkpoints.hf import INDEX
 from repro.doctor.artefacts.checkpoints.safetensors_header import BITS
 from repro.doctor.artefacts.kinds import HfCheckpoint, TensorInfo
-from repro.doctor.facts.checkpoints.names import (
+from repro.doctor.facts.sources import SLIME
+from repro.doctor.facts.tensor_names import (
     Stack,
     expert_count,
     first_number,
@@ -24,7 +25,6 @@ from repro.doctor.facts.checkpoints.names import (
     stacks,
     text_values,
 )
-from repro.doctor.facts.sources import SLIME
 from repro_golden.base.checks import Found, Severity, Where, rule
 
 _NAMES = {"bfloat16": "BF16", "float16": "F16", "half": "F16", "float32": "F32", "float": "F32", "float64": "F64"}

@@ -11,7 +11,7 @@ from typing import Any
 
 from repro.doctor.artefacts.checkpoints.megatron import RELEASE, TRACKER, iteration_of
 from repro.doctor.artefacts.kinds import Launch, MegatronCheckpoint
-from repro.doctor.facts.checkpoints.launches import (
+from repro.doctor.facts.launches import (
     exists,
     flag_of,
     flagged,
@@ -23,8 +23,8 @@ from repro.doctor.facts.checkpoints.launches import (
     same,
     shown,
 )
-from repro.doctor.facts.checkpoints.names import ranges
 from repro.doctor.facts.sources import MILES_ARGS, SLIME, SLIME_ARGS
+from repro.doctor.facts.tensor_names import ranges
 from repro_golden.base.checks import Found, Severity, Where, rule
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from repro.doctor.artefacts.kinds import HfCheckpoint, HfConfig, Launch
-from repro.doctor.facts.checkpoints.ignoring import (
+from repro.doctor.facts.ignored_weights import (
     RECOMMENDED,
     Ignoring,
     Taken,
@@ -24,7 +24,8 @@ from repro.doctor.facts.checkpoints.ignoring import (
     packed_names,
     taken,
 )
-from repro.doctor.facts.checkpoints.names import (
+from repro.doctor.facts.sources import GUIDES, SLIME_INT4
+from repro.doctor.facts.tensor_names import (
     TABLES,
     is_router,
     kind_of,
@@ -34,7 +35,6 @@ from repro.doctor.facts.checkpoints.names import (
     ranges,
     text_values,
 )
-from repro.doctor.facts.sources import GUIDES, SLIME_INT4
 from repro.text import count
 from repro_golden.base.checks import Certainty, Found, Where, rule
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from repro.doctor.artefacts.kinds import HfCheckpoint, HfConfig, Launch, TensorInfo
-from repro.doctor.facts.checkpoints.names import is_router, kind_of, number, place, text_values, why_slow
+from repro.doctor.facts.tensor_names import is_router, kind_of, number, place, text_values, why_slow
 from repro_golden.base.errors import ReproError
 
 __all__ = [
