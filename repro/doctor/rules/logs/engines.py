@@ -116,29 +116,24 @@ _SEEN = (
     phrases=_SEEN,
 )
 def _engine_crash(log: Log, launch: Launch | None) -> Iterator[Found]:
-    hits = said(log, *_SEEN)
-    if not hits:
-        return
-    hit = hits[0]
-    near = [*above(log, hit, 40), *below(log, hit, 60)]
     now = argument("sglang_mem_fraction_static", launch, log)
     given = f" (now {now})" if now else ""
     tolerant = argument("use_fault_tolerance", launch, log) not in (None, "False")
-    cure = (
-        "" if not tolerant else "find its first error in the engine's own log; --sglang-disable-cuda-graph to debug it"
-    )
-    cause = ""
-    if any(_SMALL in line for line in near):
-        cause = ": its share of memory holds no KV cache"
-        cure = f"raise --sglang-mem-fraction-static{given}, 0.85 for an engine with its own GPUs"
-    elif any("illegal memory access" in line for line in near):
-        cause = " after an illegal memory access"
-        cure = "see `illegal-memory-access`: it is what the engine died of"
-    elif any(word in line for line in near for word in MEMORY):
-        cause = ": its GPU's memory ran out"
-        cure = f"lower --sglang-mem-fraction-static{given} to 0.7, then 0.6, or --sglang-cuda-graph-max-bs"
-    message = f"an inference engine{by(hit)} died or stopped answering{cause}{times(log, *_SEEN)}"
-    yield told(log, hit, message, cure=cure)
+    cure = "find its first error in the engine's own log; --sglang-disable-cuda-graph to debug it" if tolerant else ""
+    for hit in said(log, *_SEEN)[:1]:
+        near = [*above(log, hit, 40), *below(log, hit, 60)]
+        cause = ""
+        if any(_SMALL in line for line in near):
+            cause = ": its share of memory holds no KV cache"
+            cure = f"raise --sglang-mem-fraction-static{given}, 0.85 for an engine with its own GPUs"
+        elif any("illegal memory access" in line for line in near):
+            cause = " after an illegal memory access"
+            cure = "see `illegal-memory-access`: it is what the engine died of"
+        elif any(word in line for line in near for word in MEMORY):
+            cause = ": its GPU's memory ran out"
+            cure = f"lower --sglang-mem-fraction-static{given} to 0.7, then 0.6, or --sglang-cuda-graph-max-bs"
+        message = f"an inference engine{by(hit)} died or stopped answering{cause}{times(log, *_SEEN)}"
+        yield told(log, hit, message, cure=cure)
 
 
 _RUNNING = "#running-req: "

@@ -34,22 +34,19 @@ from repro_golden.base.checks import Found, rule
     phrases=("No space left on device", "Disk quota exceeded", "is over 95% full, available space"),
 )
 def _disk_full(log: Log) -> Iterator[Found]:
-    hits = said(log, *_disk_full.phrases)
-    if not hits:
-        return
-    hit = hits[0]
-    shared = any("/dev/shm" in line for line in above(log, hit, 10))  # noqa: S108 - looked for, not written to
-    nearly = _disk_full.phrases[2] in hit.text
-    yield Found(
-        f"a file system is {'nearly full' if nearly else 'full'}{by(hit, ' for ')}{times(log, *_disk_full.phrases)}"
-        + (": /dev/shm, shared memory" if shared else ""),
-        log.where(hit),
-        severity="warning" if nearly or goes_on(log, hit) else None,
-        cure="a larger /dev/shm: `docker run --shm-size` or --ipc=host" if shared else "",
-    )
+    for hit in said(log, *_disk_full.phrases)[:1]:
+        shared = any("/dev/shm" in line for line in above(log, hit, 10))  # noqa: S108 - looked for, not written to
+        nearly = _disk_full.phrases[2] in hit.text
+        yield Found(
+            f"a file system is {'nearly full' if nearly else 'full'}{by(hit, ' for ')}{times(log, *_disk_full.phrases)}"
+            + (": /dev/shm, shared memory" if shared else ""),
+            log.where(hit),
+            severity="warning" if nearly or goes_on(log, hit) else None,
+            cure="a larger /dev/shm: `docker run --shm-size` or --ipc=host" if shared else "",
+        )
 
 
-_ILLEGAL_MEMORY_ACCESS_SEEN = (
+_ILLEGAL_ACCESS = (
     "an illegal memory access was encountered",
     "CUDA_ERROR_ILLEGAL_ADDRESS",
     "cudaErrorIllegalAddress",
@@ -116,21 +113,15 @@ _FRACTION = re.compile(r"mem_fraction_static=([0-9.]{1,10})")
     "kernel that fails; CUDA graphs and speculative decoding off, or on; DeepEP off; a CUDA core dump "
     "(CUDA_ENABLE_COREDUMP_ON_EXCEPTION=1) for the kernel's name. What is seen to be done is left out",
     sources=("Miles guide: Debugging", "Miles FAQ", "slime guide: Debugging"),
-    phrases=_ILLEGAL_MEMORY_ACCESS_SEEN + _TOLD,
+    phrases=_ILLEGAL_ACCESS + _TOLD,
 )
 def _illegal_memory_access(log: Log, launch: Launch | None) -> Iterator[Found]:
-    hits = said(log, *_ILLEGAL_MEMORY_ACCESS_SEEN)
-    if not hits:
-        return
-    taken, left = _ladder(log, launch)
-    done = f"; already done: {', '.join(taken)}" if taken else ""
-    cure = "take these steps one at a time: " + "; ".join(f"{n}. {step}" for n, step in enumerate(left, 1))
-    yield Found(
-        f"an illegal memory access{by(hits[0], ' by ')}{times(log, *_ILLEGAL_MEMORY_ACCESS_SEEN)}, which is usually "
-        f"memory that ran out{done}",
-        log.where(hits[0]),
-        cure=cure,
-    )
+    for hit in said(log, *_ILLEGAL_ACCESS)[:1]:
+        taken, left = _ladder(log, launch)
+        done = f"; already done: {', '.join(taken)}" if taken else ""
+        cure = "take these steps one at a time: " + "; ".join(f"{n}. {step}" for n, step in enumerate(left, 1))
+        message = f"an illegal memory access{by(hit, ' by ')}{times(log, *_ILLEGAL_ACCESS)}"
+        yield Found(f"{message}, which is usually memory that ran out{done}", log.where(hit), cure=cure)
 
 
 _FEWEST = 10
@@ -147,18 +138,13 @@ _FEWEST = 10
     phrases=("KV cache pool is full. Retract requests.", "Decode out of memory happened"),
 )
 def _kv_cache_full(log: Log, launch: Launch | None) -> Iterator[Found]:
-    hits = said(log, *_kv_cache_full.phrases)
-    if sum(log.counts.get(phrase, 0) for phrase in _kv_cache_full.phrases) < _FEWEST or not hits:
+    if sum(log.counts.get(phrase, 0) for phrase in _kv_cache_full.phrases) < _FEWEST:
         return
     now = argument("sglang_mem_fraction_static", launch, log)
-    yield Found(
-        f"engines took requests back for want of KV cache{times(log, *_kv_cache_full.phrases)}",
-        log.where(hits[0]),
-        cure=f"raise --sglang-mem-fraction-static (now {now}) as far as training leaves room, or fewer requests at a "
-        "time (--sglang-server-concurrency)"
-        if now
-        else "",
-    )
+    cure = _kv_cache_full.cure.replace("-static", f"-static (now {now})") if now else ""
+    for hit in said(log, *_kv_cache_full.phrases)[:1]:
+        message = f"engines took requests back for want of KV cache{times(log, *_kv_cache_full.phrases)}"
+        yield Found(message, log.where(hit), cure=cure)
 
 
 @rule(
@@ -272,14 +258,12 @@ _NAME = re.compile(r"\bname=([^,\s]{1,120})")
     ),
 )
 def _ray_oom(log: Log) -> Iterator[Found]:
-    hits = said(log, *_ray_oom.phrases)
-    if not hits:
-        return
-    text = " ".join(below(log, hits[0], 8))
-    used, name = _USED.search(text), _NAME.search(text)
-    which = f" {name[1]}" if name else " processes"
-    full = f" at {used[1]} of the node's memory" if used else ", the node's memory being nearly full"
-    yield Found(f"Ray killed{which}{full}{times(log, *_ray_oom.phrases)}", log.where(hits[0]))
+    for hit in said(log, *_ray_oom.phrases)[:1]:
+        text = " ".join(below(log, hit, 8))
+        used, name = _USED.search(text), _NAME.search(text)
+        which = f" {name[1]}" if name else " processes"
+        full = f" at {used[1]} of the node's memory" if used else ", the node's memory being nearly full"
+        yield Found(f"Ray killed{which}{full}{times(log, *_ray_oom.phrases)}", log.where(hit))
 
 
 @rule(
@@ -299,10 +283,7 @@ def _ray_oom(log: Log) -> Iterator[Found]:
     ),
 )
 def _segfault(log: Log) -> Iterator[Found]:
-    hits = said(log, *_segfault.phrases)
-    if not hits:
-        return
-    hit = hits[0]
-    frame = next((line.strip() for line in below(log, hit, 15) if line.strip().startswith('File "')), "")
-    inside = f", in {frame[:160]}" if frame else ""
-    yield told(log, hit, f"a process{by(hit, ' of ')} crashed in native code{times(log, *_segfault.phrases)}{inside}")
+    for hit in said(log, *_segfault.phrases)[:1]:
+        frame = next((line.strip() for line in below(log, hit, 15) if line.strip().startswith('File "')), "")
+        message = f"a process{by(hit, ' of ')} crashed in native code{times(log, *_segfault.phrases)}"
+        yield told(log, hit, message + (f", in {frame[:160]}" if frame else ""))

@@ -173,9 +173,8 @@ _SLOW = "No completed rollout groups for "
 )
 def _async_worker_dead(log: Log) -> Iterator[Found]:
     started, stopped = said(log, *_STARTED), said(log, *_STOPPED)
-    dead = said(log, *_DEAD)
-    if dead:
-        yield Found(f"the rollout worker ended{times(log, *_DEAD)}", log.where(dead[0]))
+    for hit in said(log, *_DEAD)[:1]:
+        yield Found(f"the rollout worker ended{times(log, *_DEAD)}", log.where(hit))
         return
     if started and stopped:
         later = [
@@ -183,18 +182,11 @@ def _async_worker_dead(log: Log) -> Iterator[Found]:
         ]
         if later and stopped[-1].line > started[-1].line:
             yield Found("the rollout worker stopped while training went on", log.where(stopped[-1]))
-    failing = said(log, *_FAILING)
-    if failing:
-        yield Found(
-            f"tasks of the rollout worker fail{times(log, *_FAILING)}; it goes on without their samples",
-            log.where(failing[0]),
-            severity="warning",
-        )
-    slow = said(log, _SLOW)
-    if slow:
-        yield Found(
-            f"the rollout worker finished nothing for minutes{times(log, _SLOW)}", log.where(slow[0]), "warning"
-        )
+    for hit in said(log, *_FAILING)[:1]:
+        message = f"tasks of the rollout worker fail{times(log, *_FAILING)}; it goes on without their samples"
+        yield Found(message, log.where(hit), "warning")
+    for hit in said(log, _SLOW)[:1]:
+        yield Found(f"the rollout worker finished nothing for minutes{times(log, _SLOW)}", log.where(hit), "warning")
 
 
 _FATAL = (
@@ -246,14 +238,11 @@ _PLACE = re.compile(r"Rank (\d{1,6}), node (\S{1,80}), device (\d{1,4}), iterati
     phrases=_SEEN,
 )
 def _gradient_check_failed(log: Log) -> Iterator[Found]:
-    hits = said(log, *_SEEN)
-    if not hits:
-        return
-    hit = hits[0]
-    place = _PLACE.search(hit.text)
-    where = f" (rank {place[1]} on {place[2]}, iteration {place[4]})" if place else ""
-    what = "loss" if "loss" in hit.text else "gradient"
-    yield told(log, hit, f"Megatron found a {what} that is not finite{where or by(hit, ' on ')}{times(log, *_SEEN)}")
+    for hit in said(log, *_SEEN)[:1]:
+        place = _PLACE.search(hit.text)
+        who = f" (rank {place[1]} on {place[2]}, iteration {place[4]})" if place else by(hit, " on ")
+        what = "loss" if "loss" in hit.text else "gradient"
+        yield told(log, hit, f"Megatron found a {what} that is not finite{who}{times(log, *_SEEN)}")
 
 
 _FACTS = {
@@ -361,18 +350,13 @@ _NO_GCS = "Failed to connect to GCS"
     phrases=(_NO_GCS,),
 )
 def _ray_gcs_unreachable(log: Log) -> Iterator[Found]:
-    hits = said(log, _NO_GCS)
-    if not hits:
-        return
-    first = hits[0]
-    address = _GCS_ADDRESS.search(first.text)
-    where = f" at {address[1]}" if address else ""
-    message = (
-        f"no Ray cluster answers{where}{times(log, _NO_GCS)}; `ray stop --force` removes /tmp/ray/ray_current_cluster, "
-        "which still names one that was killed"
-    )
-    # Google's storage is called GCS too
-    yield told(log, first, message, certainty=None if _RAY.search(first.text) else "possible")
+    for hit in said(log, _NO_GCS)[:1]:
+        address = _GCS_ADDRESS.search(hit.text)
+        where = f" at {address[1]}" if address else ""
+        removed = "`ray stop --force` removes /tmp/ray/ray_current_cluster, which still names one that was killed"
+        message = f"no Ray cluster answers{where}{times(log, _NO_GCS)}; {removed}"
+        # Google's storage is called GCS too
+        yield told(log, hit, message, certainty=None if _RAY.search(hit.text) else "possible")
 
 
 _RAY = re.compile(r"gcs_(rpc_)?client|gcs_server|GCS (at address|within|may have)|raylet|\bray\b", re.I)
@@ -392,9 +376,8 @@ _FAULT = re.compile(r"error|exception|timed? ?out|\bnan\b|killed|died", re.IGNOR
 )
 def _ray_dedup(log: Log) -> Iterator[Found]:
     faults = [hit for hit in said(log, _FOLDED) if _FAULT.search(hit.text)]
-    if faults:
-        first = faults[0]
-        yield Found(f"one line tells of a fault of several processes, and not of which: {first.text}", log.where(first))
+    for hit in faults[:1]:
+        yield Found(f"one line tells of a fault of several processes, and not of which: {hit.text}", log.where(hit))
 
 
 _HEAD = "Traceback (most recent call last):"

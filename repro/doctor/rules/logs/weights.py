@@ -349,10 +349,7 @@ def _stale_weights(log: Log, launch: Launch | None) -> Iterator[Found]:
             f"the engines' weights were not updated{times(log, *_SKIPPED)}", log.where(hit), certainty="certain"
         )
     for hit in said(log, _FILTERED)[:1]:
-        yield Found(
-            f"groups were thrown away as too old{times(log, _FILTERED)}", log.where(hit), severity="note",
-            certainty="certain",
-        )  # fmt: skip
+        yield Found(f"groups were thrown away as too old{times(log, _FILTERED)}", log.where(hit), "note", "certain")
     worst = max(
         (
             (value, number, name)
