@@ -185,7 +185,7 @@ def write_report(report: PullReport, folder: Path, key: str = "default") -> list
     Args:
         report: What was found.
         folder: Where to.
-        key: See `pull_comment.comment`.
+        key: See `comment.comment`.
     """
     data = json.dumps(report.to_mapping(), indent=1, sort_keys=True, allow_nan=False) + "\n"
     texts = (comment(report, key), page(report), data, junit(report))

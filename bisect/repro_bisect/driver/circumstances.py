@@ -1,6 +1,6 @@
 """Whether what two points are compared by says something of their code: what else may have decided it.
 
-A key holds what a case names (`probe.journal.around`). What it does not name, as a file outside of git or the code
+A key holds what a case names (`probe.around`). What it does not name, as a file outside of git or the code
 beside `subject.path`, may be another one when the next search, or a commit with the same key, is replayed.
 """
 

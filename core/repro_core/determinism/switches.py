@@ -68,7 +68,7 @@ class Switch:
 
 
 def switches(seed: int, threads: int) -> tuple[Switch, ...]:
-    """All switches, in the order in which `determinism.apply` sets them.
+    """All switches, in the order in which `control.apply` sets them.
 
     Raises:
         ValueError: `seed` or `threads` out of range.

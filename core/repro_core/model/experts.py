@@ -24,7 +24,7 @@ __all__ = ["Embedding", "Expert", "Linear", "SparseMlp", "check_routing", "mix",
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` that starts at zero instead of drawing from the global generator (see `model.init_weights`)."""
+    """`nn.Linear` that starts at zero instead of drawing from the global generator (see `decoder.init_weights`)."""
 
     def reset_parameters(self) -> None:
         """Zero weight and bias."""

@@ -152,7 +152,7 @@ _Most = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)] | None
 
 
 class MismatchTable(Table):
-    """`[mismatch]`: bounds of the numbers that `mismatch.Mismatch` has, of each step. Nothing is judged without one."""
+    """`[mismatch]`: bounds of the numbers that `measured.Mismatch` has, of each step. Nothing is judged without one."""
 
     steps: int | None = Field(default=None, ge=1)
     """How many steps are judged, the first; all by default. Rollouts that all were sampled from the starting weights

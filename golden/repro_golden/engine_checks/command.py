@@ -46,7 +46,7 @@ class RolloutChecks:
 
     @property
     def exit_code(self) -> int:
-        """See `rollout_findings.exit_code`."""
+        """See `findings.exit_code`."""
         return exit_code(self.findings)
 
     @property

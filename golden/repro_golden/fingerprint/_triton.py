@@ -1,6 +1,6 @@
 """psum128 and the statistics of a trace on a GPU, in Triton: one launch over a table of pieces of many tensors.
 
-Each program takes one piece (a row of the table, `plan.JOB`) and writes one row of results; nothing is accumulated
+Each program takes one piece (a row of the table, `backends.JOB`) and writes one row of results; nothing is accumulated
 between programs, so there are no atomics, nothing to clear, and even the floating-point sums have one order. Of floats
 the statistics are taken as if all were finite, and once more, with a count, of a piece in which one is not. Words that
 begin off an 8-byte address, and last words, are cut out of the aligned 8-byte words around them: memory is allocated in

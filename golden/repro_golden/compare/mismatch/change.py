@@ -21,7 +21,7 @@ class Number:
     """One number of the mismatch on both sides.
 
     Attributes:
-        metric: One of `mismatch.NUMBERS`.
+        metric: One of `measured.NUMBERS`.
         before: The baseline's; None without a token.
         after: The other side's; likewise.
     """
@@ -65,7 +65,7 @@ class MismatchChange:
     after: Mismatch
 
     def numbers(self) -> list[Number]:
-        """All of them, in the order of `mismatch.NUMBERS`."""
+        """All of them, in the order of `measured.NUMBERS`."""
         after = self.after.numbers()
         return [Number(name, value, after[name]) for name, value in self.before.numbers().items()]
 

@@ -1,7 +1,7 @@
 """A small machine that reads pickles and runs nothing: what a pickle names is looked up in a table or stays a name.
 
 It knows the opcodes that Python's own writers make for protocols 2 to 5, as `torch.save` and `pickle.dump` use them. A
-class that is not in `pickle_makers.KNOWN` becomes an `Unknown`, and an object of it a `Record` of its fields.
+class that is not in `makers.KNOWN` becomes an `Unknown`, and an object of it a `Record` of its fields.
 """
 
 from __future__ import annotations

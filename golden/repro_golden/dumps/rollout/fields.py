@@ -266,7 +266,7 @@ def form_of(value: Any) -> Form:
     """The form of a file's content.
 
     Args:
-        value: As `archive.read_archive` or `archive.peek` gives it.
+        value: As `reading.read_archive` or `reading.peek` gives it.
     """
     if isinstance(value, list):
         pickled = bool(value) and all(isinstance(item, dict) and item.keys() >= _PICKLED for item in value)

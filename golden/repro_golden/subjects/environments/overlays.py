@@ -156,7 +156,7 @@ def held_overlay(
 
 
 def sources_of(case: Case, root: Path) -> list[str]:
-    """What decides which files the versions are that a case asks for (`releases.sources`); nothing without any.
+    """What decides which files the versions are that a case asks for (`origins.sources`); nothing without any.
 
     Args:
         case: The case.

@@ -2,7 +2,7 @@
 
 Megatron's step does more than the torch optimizers in it: it brings gradients to the main parameters before, and these
 to the model's after. It leaves the optimizers out where a gradient is not finite. So one of its steps is one step of
-the whole, whose parts are read as `megatron_mains` finds them.
+the whole, whose parts are read as `mains` finds them.
 """
 
 from __future__ import annotations
