@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from repro_bisect.axes.arrival import Lost, lost
@@ -162,7 +162,6 @@ class Varied(Axis):
     Attributes:
         what: What a point is.
         paths: What holds the subject's code.
-        excused: Labels of changes that do not show in the process that trains, and move numbers all the same.
     """
 
     def __init__(self, what: str, code: Code, points: Sequence[Change]) -> None:
@@ -175,7 +174,7 @@ class Varied(Axis):
         """
         self.what, self.paths, self._code = what, code.paths, code
         self._points = {point.name: point for point in points}
-        self.excused: set[str] = set()
+        self._excused: set[str] = set()
         names = list(self._points)
         self.good = self.named = names[0]
         self.bad = names[-1]
@@ -218,14 +217,18 @@ class Varied(Axis):
         return lost(good, made, twins=twins)
 
     def changes_lost(self, point: str, case: Case, good: Header, made: Header) -> dict[str, Lost]:
-        """Likewise of each change that a point is made of, but for those that `excused` holds."""
+        """Likewise of each change that a point is made of, but for those that are excused."""
         found: dict[str, Lost] = {}
         for label in self._points[point].labels:
             with contextlib.suppress(ReproError):  # a later one needs it
                 less = self._points[point].without(case, {label})
-                if label not in self.excused and (of_it := lost(good, made, less.canonical())):
+                if label not in self._excused and (of_it := lost(good, made, less.canonical())):
                     found[label] = of_it
         return found
+
+    def excuse(self, labels: Iterable[str]) -> None:
+        """Ask no more of changes that do not show in the process that trains, and move numbers all the same."""
+        self._excused.update(labels)
 
     def beside(self, point: str, case: Case, labels: Collection[str]) -> str | None:
         """A point beside the line: the same without some of its changes; None where there is none."""

@@ -63,7 +63,7 @@ def refuse_lost(scheduler: Scheduler, baseline: Trace, last: Trace, *, agree: bo
         sure = [label for label, part in parts.items() if part.sure]
         if sure and _idle(scheduler, axis, sure):
             raise refused(bad, parts[sure[0]].text)
-    axis.excused.update(parts)
+    axis.excuse(parts)
     told = [f"{label}: {part.text}, under this name at least" for label, part in parts.items()]
     for text in told:
         scheduler.say(text)

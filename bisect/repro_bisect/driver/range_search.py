@@ -99,7 +99,7 @@ class RangeSearch:
         """Commits whose failure leaves suspects and may have been chance, as none of its kind was tried again."""
         if not isinstance(self.search.answer, Ambiguous) or self._tries >= _TRIES:
             return []
-        believes = self.scheduler.prober.attempts.company.believes
+        believes = self.scheduler.prober.believes
         reasons = {commit: self._failure(commit) for commit in self.search.deciding if commit not in self._again}
         return [commit for commit, why in reasons.items() if why and not is_told(why) and not believes(why)]
 
@@ -120,7 +120,7 @@ class RangeSearch:
         (answer,) = self.scheduler.ask(prober.doubt(Request(commit, self.bound, self.baseline)))
         self.take(commit, Tested(answer, self.baseline, self.bound))
         self._again.update(c for c, tested in self.tested.items() if tested is self.tested[commit])
-        prober.attempts.company.tried(short(commit), why, self._failure(commit), beside=False)
+        prober.tried_again(commit, why, self._failure(commit))
 
     def _timed(self, pending: PendingProbe, tested: Tested) -> None:
         self.scheduler.rounds.append(pending.seconds)

@@ -137,7 +137,7 @@ class Surroundings:
         rollouts: Watched,
         identity: Identity,
         executor: Executor,
-        ran_in: Iterable[str] = (),
+        ran_in: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         """Nothing is read before it is asked for.
 
@@ -147,7 +147,7 @@ class Surroundings:
             rollouts: See `watched_rollouts`.
             identity: The machine's, for that case.
             executor: Runs the probes.
-            ran_in: Interpreters that earlier probes of the case said they ran in.
+            ran_in: Tells the interpreters that earlier probes of the case said they ran in.
         """
         self._checkout, self._case, self._identity, self._executor = checkout, case, identity, executor
         self._parts: dict[tuple[str, str], Watched] = {("rollouts", ""): rollouts}
@@ -155,7 +155,7 @@ class Surroundings:
         self._lock = threading.Lock()
         self.pythons = Pythons(
             lambda python, again: executor.packages(case, python, again=again),
-            lambda: [*ran_in, *_others(case, checkout.root)],
+            lambda: [*ran_in(), *_others(case, checkout.root)],
         )
 
     def of(self, case: Case) -> Around:

@@ -82,22 +82,29 @@ class Journal:
     Attributes:
         folder: Where it lies.
         search: What stands for whoever has it open in the entries that they make.
-        are: Says whether interpreters are what they were for an entry; where they are not it is not found.
     """
 
-    def __init__(self, folder: Path, *, fresh: bool = False, alone: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        fresh: bool = False,
+        alone: bool = False,
+        are: Callable[[Mapping[str, str]], bool] = lambda _: True,
+    ) -> None:
         """Open the journal; lines that a crash cut short, or that a newer version wrote, are passed over.
 
         Args:
             folder: Where it lies.
             fresh: Know nothing of what was found before.
             alone: Know nothing of what was found beside other probes.
+            are: Says whether interpreters are what they were for an entry; where they are not it is not found.
         """
         self.folder = folder
         self.search = uuid.uuid4().hex[:16]
         self._file = folder / "journal.jsonl"
         self._entries: dict[tuple[str, int], Entry] = {}
-        self.are: Callable[[Mapping[str, str]], bool] = lambda _: True
+        self._are = are
         if fresh:
             return
         with contextlib.suppress(FileNotFoundError):
@@ -117,14 +124,14 @@ class Journal:
     def count(self, keys: Collection[str]) -> int:
         """How many finished probes there are of these keys, without those that are to be made anew."""
         known = [entry for entry in self._entries.values() if entry.key in keys and entry.skip != MOVED]
-        return sum(self.are(entry.pythons) for entry in known)
+        return sum(self._are(entry.pythons) for entry in known)
 
     def find(self, key: str, run: int) -> Entry | None:
         """The newest finished probe of a key, if its trace is still there."""
         entry = self._entries.get((key, run))
         if entry and entry.folder and not (self.trace_path(entry) / "steps.jsonl").exists():
             return None
-        return entry if entry and self.are(entry.pythons) else None
+        return entry if entry and self._are(entry.pythons) else None
 
     def ran_in(self, case: str) -> list[str]:
         """The interpreters that probes of a case said they ran in; see `met`."""

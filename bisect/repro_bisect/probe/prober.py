@@ -92,19 +92,20 @@ class Prober:
         self._history = history
         self._exit = contextlib.ExitStack()
         self._scratch = self._exit.enter_context(scratch_folder(checkout.scratch, "bisect"))
-        self._journal = Journal(checkout.state, fresh=fresh, alone=executor.slots == 1)
-        self.search = self._journal.search
         self._lock, self._examine = threading.Lock(), examine
         self.git = checkout.git
-        ran_in = self._journal.ran_in(case.digest)
-        self._around = Surroundings(checkout, case, rollouts, identity, executor, ran_in)
-        self._journal.are = self._around.pythons.are
+        self._around = Surroundings(
+            checkout, case, rollouts, identity, executor, lambda: self._journal.ran_in(case.digest)
+        )
+        same = self._around.pythons.are
+        self._journal = Journal(checkout.state, fresh=fresh, alone=executor.slots == 1, are=same)
+        self.search = self._journal.search
         self.cost = cost or Cost()
         self._unkept: dict[tuple[str, int], Made] = {}
         self._golden = first
         self._first = {self.key(history.good): first.trace} if first else {}
         self._tried: set[tuple[str, int]] = set()
-        self.attempts = Attempts(executor, history.commit(history.good))
+        self._attempts = Attempts(executor, history.commit(history.good))
         self.ran_in = set[str]()
 
     def probe(self, asked: Request, control: Control = _FREE) -> Answer:
@@ -238,6 +239,14 @@ class Prober:
             self._journal.drop([(self.key(asked.point, asked.start), asked.run)])
         return replace(asked, alone=True)
 
+    def believes(self, why: str) -> bool:
+        """See `Company.believes`."""
+        return self._attempts.company.believes(why)
+
+    def tried_again(self, point: str, why: str, again: str) -> None:
+        """Note what came of a failure that was doubted; '' where it is none any more. See `Company.tried`."""
+        self._attempts.company.tried(short(point), why, again, beside=False)
+
     def disown(self) -> None:
         """Have what this search made beside other probes be made anew: they disturbed each other."""
         with self._lock:
@@ -341,7 +350,7 @@ class Prober:
             return self._first[key]
         if (entry := self._journal.find(key, asked.run)) is None:
             return None
-        self.attempts.has_made(entry.commit, entry.made)
+        self._attempts.has_made(entry.commit, entry.made)
         # what refused an end in an earlier search is asked again: the file that it lacked, say, is in no key
         earlier = (key, asked.run) not in self._tried
         good, bad = (earlier and asked.point == end for end in (self._history.good, self._history.bad))
@@ -411,7 +420,7 @@ class Prober:
         Raises:
             DisturbedError: see `Company.tried`.
         """
-        company = self.attempts.company
+        company = self._attempts.company
         with company.doubting:
             if company.believes(why):
                 return None
@@ -421,7 +430,7 @@ class Prober:
         return answer
 
     def _run(self, task: Task, folder: Path, control: Control, *, alone: bool = False) -> Outcome:
-        outcome = self.attempts.run(task, folder, control, alone=alone)
+        outcome = self._attempts.run(task, folder, control, alone=alone)
         self.ran_in.update(self._around.pythons.in_words(outcome.pythons))
         return outcome
 
