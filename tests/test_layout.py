@@ -63,6 +63,10 @@ def test_the_page_of_the_house_is_true() -> None:
         assert (ROOT / path / "__init__.py").read_text().splitlines()[0].strip('"') == line, path
     named = re.findall(r"`((?:core|golden|bisect|repro|tests)/[\w/]+\.py)`", page)
     assert len(named) > 11 and not [path for path in named if path not in TRACKED]
+    number = re.compile(r"^_?(?:RUN_)?(?:FORMAT|SCHEME|RECORDER|CONTRACT|CONTRACTS)(?:_VERSION)? = ", re.MULTILINE)
+    formats = {path for path in TRACKED if path.endswith(".py") and not path.startswith("tests/")}
+    formats = {path for path in formats if number.search((ROOT / path).read_text())}
+    assert len(formats) > 16 and not formats - set(named), formats - set(named)
 
 
 @pytest.mark.parametrize(("component", "most"), [("golden/repro_golden", 8), ("bisect/repro_bisect", 7)])
