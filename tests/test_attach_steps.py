@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from repro_bisect.probe.answers import Skip, unusable
-from repro_bisect.probe.reasons import reason_of
+from repro_bisect.probe.answers import Skip, reason_of, unusable
 from repro_golden.base.errors import ReproError
 from repro_golden.compare.coverage import coverage_of
 from repro_golden.compare.step_difference import round_of

@@ -19,13 +19,12 @@ from repro.demo import refactors
 from repro.demo.culprits import CULPRITS, Culprit, kinds
 from repro.demo.edits import Edit, apply, unbound
 from repro.demo.history import CASE, FIRST_STEPS, STEPS, SUBJECT, History, choose, make_history
-from repro.demo.run import MARKER, DemoResult, open_answer, prepare_folder, seal_answer, write_repository
-from repro.demo.show import result_text
+from repro.demo.run import MARKER, DemoResult, open_answer, prepare_folder, result_text, seal_answer, write_repository
 from repro.initialise import trainer_source
 from repro_bisect.axes.axis import PointInfo
 from repro_bisect.driver.result import BisectResult
 from repro_bisect.driver.result import Culprit as BisectCulprit
-from repro_bisect.probe.cost import Cost
+from repro_bisect.probe.progress import Cost
 from repro_bisect.search.first_bad import Dag, FirstBad, Search, Verdict
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, read_case

@@ -19,12 +19,12 @@ from flaky_kit import Points, Told, bisect, experiment
 from history_kit import edit, note, start
 
 from repro_bisect.predicates.predicates import Bitwise, Exit
+from repro_bisect.probe.answers import kind_of
 from repro_bisect.probe.around import watched_rollouts
-from repro_bisect.probe.company import Company, DisturbedError
+from repro_bisect.probe.attempts import Company, DisturbedError
 from repro_bisect.probe.executors import Outcome, Task
 from repro_bisect.probe.journal import Entry, Journal
 from repro_bisect.probe.prober import Prober
-from repro_bisect.probe.reasons import kind_of
 from repro_bisect.probe.request import Request
 from repro_golden.base.errors import MachineFailureError, ShortageError
 from repro_golden.replay.children import CancelledError, ChildFailure

@@ -19,7 +19,7 @@ from repro.report.pieces import cut
 from repro.report.plots import history_plot
 from repro_bisect.axes.axis import PointInfo
 from repro_bisect.driver.drift import Drift, Gap, HistoryResult, Moved, Row
-from repro_bisect.probe.cost import Cost
+from repro_bisect.probe.progress import Cost
 from repro_bisect.search.changelog import Changelog, Entry
 from repro_golden.compare.traces import Divergence
 

@@ -25,9 +25,9 @@ from repro_bisect.axes.sets import layout_axis
 from repro_bisect.driver.layout_difference import LayoutResult
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.around import watched_rollouts
-from repro_bisect.probe.cost import Cost
 from repro_bisect.probe.executors.local import Local
 from repro_bisect.probe.prober import Prober
+from repro_bisect.probe.progress import Cost
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import find_case
 from repro_golden.fingerprint.placement import shard

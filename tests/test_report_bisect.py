@@ -18,7 +18,7 @@ from repro.report.change import change_in, change_of
 from repro.report.palette import LIGHT, SERIES, css, themed
 from repro_bisect.driver.result import BisectResult, Culprit
 from repro_bisect.explain.result import Size
-from repro_bisect.probe.cost import Cost
+from repro_bisect.probe.progress import Cost
 from repro_golden.compare.traces import Comparison
 from repro_golden.trace.tensor_difference import TensorDifference
 

@@ -6,8 +6,7 @@ import pytest
 
 from repro.report.skips import skipped
 from repro_bisect.driver.result import in_order
-from repro_bisect.probe.answers import Skip, unusable
-from repro_bisect.probe.reasons import depends_on_the_question, reason_of
+from repro_bisect.probe.answers import Skip, depends_on_the_question, reason_of, unusable
 from repro_golden.replay.children import ChildFailure
 from repro_golden.replay.output import last_line
 from repro_golden.repository.git import Git

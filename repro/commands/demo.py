@@ -30,8 +30,7 @@ def demo(seed: int, out: Path, as_json: bool) -> int:
     from repro_golden.base.extras import require
 
     require("the demo", "trainer", "golden", "report")
-    from repro.demo.run import run_demo
-    from repro.demo.show import result_text, write_picture
+    from repro.demo.run import result_text, run_demo, write_picture
 
     with progress("demo") as say:
         result = run_demo(seed, out, say)

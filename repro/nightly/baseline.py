@@ -17,9 +17,8 @@ from repro_bisect.axes.axis import short
 from repro_bisect.axes.commits import Commits
 from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise
-from repro_bisect.probe.answers import Answer
+from repro_bisect.probe.answers import ABSENT, Answer
 from repro_bisect.probe.progress import Event, Watch
-from repro_bisect.probe.reasons import ABSENT
 from repro_bisect.probe.request import Request
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.base.observed import tellings

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from repro_bisect.axes.axis import short
 from repro_bisect.probe.answers import Answer, Code, unlike_before
-from repro_bisect.probe.company import DisturbedError
+from repro_bisect.probe.attempts import DisturbedError
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
 from repro_golden.base.errors import NotVerifiableError

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from repro_bisect.axes.axis import PointInfo
-from repro_bisect.probe.cost import Cost
+from repro_bisect.probe.progress import Cost
 from repro_bisect.search.changelog import Kind
 from repro_golden.base.canonical import mapping_of
 from repro_golden.case.file import Compare

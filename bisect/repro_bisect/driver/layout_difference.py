@@ -16,9 +16,8 @@ from repro_bisect.driver.arrived import refused
 from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.answers import Skip, differ_twice, trace_of, unlike_before
-from repro_bisect.probe.cost import Cost
 from repro_bisect.probe.executors import Signal
-from repro_bisect.probe.progress import Watch
+from repro_bisect.probe.progress import Cost, Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
 from repro_golden.base.canonical import canonical_json, mapping_of

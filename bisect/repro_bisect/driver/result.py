@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from repro_bisect.axes.axis import PointInfo, short
 from repro_bisect.explain.result import Explanation
-from repro_bisect.probe.cost import Cost
+from repro_bisect.probe.progress import Cost
 from repro_golden.base.canonical import mapping_of
 from repro_golden.compare.coverage import Coverage
 from repro_golden.compare.renames import NOTHING, Renames

@@ -15,12 +15,11 @@ from repro_bisect.driver.drift import HistoryResult
 from repro_bisect.driver.result import BisectResult
 from repro_bisect.predicates.predicates import Exit, Predicate
 from repro_bisect.probe.around import watched_rollouts
-from repro_bisect.probe.company import DisturbedError
-from repro_bisect.probe.cost import Cost
+from repro_bisect.probe.attempts import DisturbedError
 from repro_bisect.probe.executors import Executor
 from repro_bisect.probe.executors.local import Local, default_jobs
 from repro_bisect.probe.prober import Prober
-from repro_bisect.probe.progress import Event, Watch
+from repro_bisect.probe.progress import Cost, Event, Watch
 from repro_bisect.probe.scheduler import Scheduler
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.case.file import Case

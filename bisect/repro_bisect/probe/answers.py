@@ -1,4 +1,4 @@
-"""What comes of a probe, and what it says."""
+"""What comes of a probe, what it says, and why a commit is skipped."""
 
 from __future__ import annotations
 
@@ -8,24 +8,38 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from repro_bisect.predicates.predicates import Own, Predicate, first_violation
-from repro_bisect.probe.reasons import ABSENT, OTHER_CODE, OTHER_RANKS, made_before
+from repro_golden.base.clean import without_colours
 from repro_golden.base.errors import NotVerifiableError, ReproError, UnjudgedError
 from repro_golden.compare.traces import Divergence, first_difference
 from repro_golden.recording.attach.written.raw import RECORDER_FAILED
 from repro_golden.recording.operations.stream import Stream
-from repro_golden.repository.linked import LEADS_OUT
+from repro_golden.replay.children import ChildFailure
+from repro_golden.repository.git import Git
+from repro_golden.repository.linked import LEADS_OUT, leads_out
 from repro_golden.subjects.missing import names_cure
 from repro_golden.trace import Trace
 
 __all__ = [
-    "UNTESTABLE", "UNTESTABLE_CODE", "Answer", "Code", "Recording", "Skip", "differ_twice", "is_told", "judge",
-    "trace_of", "unlike_before", "unusable",
+    "ABSENT", "MOVED", "UNTESTABLE", "UNTESTABLE_CODE", "Answer", "Code", "Recording", "Skip",
+    "depends_on_the_question", "differ_twice", "is_told", "judge", "kind_of", "reason_of", "trace_of", "unlike_before",
+    "unusable",
 ]  # fmt: skip
 
 UNTESTABLE_CODE = 125
 """By which a commit says that it cannot be tested, as it would to `git bisect run`."""
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)[\w.]*'(?! in )")
 UNTESTABLE = f"exit {UNTESTABLE_CODE}"
+ABSENT = "lacks what it needs"
+_OTHER_CODE = "does not run its own code"
+_OTHER_RANKS = "trains on other ranks than are asked for"
+_OUT_OF_TIME = "runs out of time"
+_CRASHES = "crashes at step"
+_FAILS = re.compile(r"fails after (\d+) steps?:")
+_UNRECORDED = "is not recorded whole from step"
+MOVED = "has other numbers in another recording"
+"""Of a recording that is to be made anew."""
+_OF_ONE_RUN = re.compile(r"(?!\W*\d{1,3}\W*(?:\s|$))\S*\d\S*")
+"""Words with a number in them: addresses, times, process ids, temporary files. Not an exit code, nor a small count."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +130,7 @@ def unusable(name: str, answer: Answer) -> str:
     other_end = "; choose another end for the range" if end else ""
     if end and (module := _NO_MODULE.search(why)):  # which an older commit may have had itself
         other_end = f"; install {module[1]} if it is a package of others, or choose another end for the range"
-    if end and (made := made_before(why)):  # which of both helps, only who knows the program can tell
+    if end and (made := _made_before(why)):  # which of both helps, only who knows the program can tell
         other_end = f"; `--steps {made}` (in a case, `steps`) ends before that; or choose another end for the range"
     return f"{name} cannot be tested: {why}{known}{other_end}"
 
@@ -124,7 +138,7 @@ def unusable(name: str, answer: Answer) -> str:
 def is_told(reason: str) -> bool:
     """Whether the reason of a skip names its cause, and the cure."""
     told = names_cure(reason) or LEADS_OUT in reason or RECORDER_FAILED in reason
-    return told or reason.startswith((OTHER_CODE, OTHER_RANKS, ABSENT))
+    return told or reason.startswith((_OTHER_CODE, _OTHER_RANKS, ABSENT))
 
 
 def differ_twice(first: Trace, again: Trace, name: str, asked: int | None = None) -> Divergence | None:
@@ -164,3 +178,45 @@ def unlike_before(first: Trace, again: Answer, steps: int, name: str, differ: st
     if len(again.steps) < min(steps, len(first.steps)):
         return f"{name} ends after {len(again.steps)} steps"
     return ""
+
+
+def reason_of(failure: ChildFailure, git: Git) -> str:
+    """The reason that a failure is, with what the child said, and what to write for a path that leads out.
+
+    Args:
+        failure: The failure.
+        git: In the root of the user's checkout.
+    """
+    what = {
+        "import": "does not import",
+        "contract": "offers another contract",
+        "build": "does not build the trainer",
+        "load": "does not load the state",
+        "start": "ends before its first update",
+        "step": f"fails after {failure.step} step{'s' * (failure.step > 1)}" if failure.step else f"{_CRASHES} 0",
+        "record": f"{_UNRECORDED} {failure.step}",
+        "timeout": _OUT_OF_TIME,
+        "other": _OTHER_CODE,
+        "ranks": _OTHER_RANKS,
+        "absent": ABSENT,
+    }[failure.stage]
+    return without_colours(f"{what}: {failure.message}{leads_out(git, failure.message)}")
+
+
+def depends_on_the_question(reason: str) -> bool:
+    """Whether asking again may have another answer.
+
+    With another number of steps it takes other time, or ends before a crash; what was not here may have been fetched.
+    """
+    return _made_before(reason) > 0 or reason.startswith((_OUT_OF_TIME, _CRASHES, _UNRECORDED, MOVED, ABSENT))
+
+
+def _made_before(reason: str) -> int:
+    """How many steps were made before the failure that is the reason; 0 for other reasons."""
+    match = _FAILS.match(reason)
+    return int(match[1]) if match else 0
+
+
+def kind_of(reason: str) -> str:
+    """A reason without what may be another in each run."""
+    return _OF_ONE_RUN.sub("#", reason)

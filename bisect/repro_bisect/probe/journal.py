@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from repro_bisect.probe.reasons import MOVED
+from repro_bisect.probe.answers import MOVED
 from repro_golden.base.canonical import digest, digest_framed, frame, parse_json
 from repro_golden.base.errors import MachineFailureError
 from repro_golden.trace.model import RECORDER, checked, to_checked_line

@@ -13,14 +13,23 @@ from pathlib import Path
 from repro_bisect.axes.axis import Axis, short
 from repro_bisect.predicates.predicates import Exit, Own, Predicate, first_violation
 from repro_bisect.probe import left, states
-from repro_bisect.probe.answers import UNTESTABLE, UNTESTABLE_CODE, Answer, Code, Recording, Skip, is_told
+from repro_bisect.probe.answers import (
+    UNTESTABLE,
+    UNTESTABLE_CODE,
+    Answer,
+    Code,
+    Recording,
+    Skip,
+    depends_on_the_question,
+    is_told,
+    reason_of,
+)
 from repro_bisect.probe.around import Surroundings
 from repro_bisect.probe.attempts import Attempts, Control
-from repro_bisect.probe.cost import Bill, Cost, Stage
 from repro_bisect.probe.executors import Executor, Outcome, State, Task
 from repro_bisect.probe.journal import Entry, Journal, probe_key
 from repro_bisect.probe.left import dumped, ended_itself, trace_in, undumped
-from repro_bisect.probe.reasons import depends_on_the_question, reason_of
+from repro_bisect.probe.progress import Bill, Cost, Stage
 from repro_bisect.probe.request import Made, Request
 from repro_golden.base.canonical import digest
 from repro_golden.base.clean import without_colours

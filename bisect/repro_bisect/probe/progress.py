@@ -1,11 +1,18 @@
-"""What a search shows while it runs."""
+"""What a search shows while it runs, and what its probes cost."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
-__all__ = ["Event", "Running", "Watch"]
+from repro_golden.base.canonical import mapping_of
+
+__all__ = ["Bill", "Cost", "Event", "Running", "Stage", "Watch"]
+
+Stage = Literal["ends", "search", "confirmation", "explanation"]
+"""What a probe was for."""
 
 
 @dataclass(frozen=True)
@@ -49,3 +56,34 @@ class Event:
 
 
 Watch = Callable[[Event], None]
+
+
+@dataclass
+class Bill:
+    """What some probes cost."""
+
+    probes: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Cost:
+    """What the probes of one bisect cost, by what they were for; reused ones cost nothing. `began`: when it did."""
+
+    ends: Bill = field(default_factory=Bill)
+    search: Bill = field(default_factory=Bill)
+    confirmation: Bill = field(default_factory=Bill)
+    explanation: Bill = field(default_factory=Bill)
+    reused: int = 0
+    began: float = field(default_factory=time.monotonic, compare=False)
+
+    @property
+    def total(self) -> Bill:
+        """All of them."""
+        bills = (self.ends, self.search, self.confirmation, self.explanation)
+        return Bill(sum(b.probes for b in bills), sum(b.steps for b in bills), sum(b.seconds for b in bills))
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON types: the totals, and each part."""
+        return asdict(self.total) | mapping_of(self, "began")

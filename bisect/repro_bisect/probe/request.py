@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from repro_bisect.probe.cost import Stage
 from repro_bisect.probe.executors import Signal, State
+from repro_bisect.probe.progress import Stage
 from repro_golden.trace import Trace
 
 __all__ = ["Made", "Request"]

@@ -15,10 +15,9 @@ from repro_bisect.axes.axis import Axis
 from repro_bisect.predicates.predicates import Predicate
 from repro_bisect.probe.answers import Answer, Recording, Skip
 from repro_bisect.probe.attempts import Control
-from repro_bisect.probe.cost import Cost
 from repro_bisect.probe.executors import State
 from repro_bisect.probe.prober import Prober
-from repro_bisect.probe.progress import Event, Running, Watch
+from repro_bisect.probe.progress import Cost, Event, Running, Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.search.first_bad import Search, Verdict
 from repro_golden.case.command_line import OPEN_END

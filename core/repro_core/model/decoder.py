@@ -22,16 +22,9 @@ from repro_core.config import ModelConfig
 from repro_core.model.experts import Embedding, Linear, SparseMlp, check_routing
 
 __all__ = [
-    "Critic",
-    "KvCache",
-    "Policy",
-    "ValueHead",
-    "apply_rotary",
-    "attention",
-    "init_weights",
-    "rms_norm",
+    "Critic", "KvCache", "Policy", "ValueHead", "apply_rotary", "attention", "init_weights", "rms_norm",
     "rotary_tables",
-]
+]  # fmt: skip
 
 
 def rotary_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:

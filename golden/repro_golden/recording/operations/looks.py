@@ -17,24 +17,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 __all__ = [
-    "Facts",
-    "Memory",
-    "Modules",
-    "Signature",
-    "SmallResults",
-    "bytes_of",
-    "fills",
-    "local",
-    "look",
-    "memory_of",
-    "qualified",
-    "readable",
-    "signature_of",
-    "singles_of",
-    "sort",
-    "told",
-    "wraps",
-]
+    "Facts", "Memory", "Modules", "Signature", "SmallResults", "bytes_of", "fills", "local", "look", "memory_of",
+    "qualified", "readable", "signature_of", "singles_of", "sort", "told", "wraps",
+]  # fmt: skip
 
 _COLLECTIVES = ("c10d.", "_c10d_functional.", "symm_mem.")
 _UNWRITTEN = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_")

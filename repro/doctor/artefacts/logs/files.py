@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from repro.doctor.artefacts.kinds import Log, Metrics, Reader, Series
+from repro.doctor.artefacts.logs.asides import MARKS, Samples
 from repro.doctor.artefacts.logs.records import ANCHORS, losses_and_norms
-from repro.doctor.artefacts.logs.samples import MARKS, Samples
 from repro.doctor.artefacts.logs.scan import Scan, Taker, safe, scan
 from repro_golden.base.errors import ReproError
 from repro_golden.base.printed import labelled

@@ -14,8 +14,7 @@ from typing import Protocol
 from tree_sitter import Node
 
 from repro.doctor.artefacts.shell_scripts.arithmetic import forget_written, number
-from repro.doctor.artefacts.shell_scripts.braces import braces
-from repro.doctor.artefacts.shell_scripts.patterns import changed
+from repro.doctor.artefacts.shell_scripts.patterns import braces, changed
 from repro.doctor.artefacts.shell_scripts.values import (
     BoundError,
     Fields,
