@@ -118,9 +118,9 @@ def test_every_row_says_where_its_threshold_is_from() -> None:
 
 
 def documented(check: CiCheck) -> str:
-    """A check's row in the documentation."""
+    """What a check's row in the documentation must match: its numbers, with words around them."""
 
-    def said(limits: Mapping[str, float]) -> str:
+    def limits_of(limits: Mapping[str, float]) -> str:
         if "low" in limits:
             return f"{limits['low']:g} to {limits['high']:g}"
         return f"{next(iter(limits.values())):g}" if limits else "yes"
@@ -129,23 +129,17 @@ def documented(check: CiCheck) -> str:
         "hashes": "phase `update`", "bits": "columns `log_probs`, `rollout_log_probs`",
     }[check.how]  # fmt: skip
     when = {"first": "first of all", "rollout": "first of a rollout", "every": "every"}[check.when]
-    own = [said(check.rules[system].limits) if system in check.rules else "" for system in SYSTEMS]
-    cells = [
-        f"`{check.name}`: {check.asks}",
-        reads,
-        when,
-        *own,
-        check.hole.replace("|", r"\|"),
-        check.closed.replace("|", r"\|"),
-    ]
-    return " ".join(f"| {cell}" if cell else "|" for cell in cells) + " |"
+    limits = [limits_of(check.rules[system].limits) if system in check.rules else "" for system in SYSTEMS]
+    numbers = " ".join(f"| {cell}" if cell else "|" for cell in (reads, when, *limits))
+    words = r"(?:[^|\n]|\\\|)+"
+    return rf"(?m)^\| `{check.name}`: {words} {re.escape(numbers)} \| {words} \| {words} \|$"
 
 
 def test_the_documentation_has_every_row() -> None:
     """docs/reference/bisect.md shows each check: what it asks, when, its thresholds, its hole and the cure."""
     text = (HERE.parent / "docs" / "reference" / "bisect.md").read_text(encoding="utf-8")
     for check in CHECKS:
-        assert documented(check) in text, f"docs/reference/bisect.md lacks the row:\n{documented(check)}"
+        assert re.search(documented(check), text), f"docs/reference/bisect.md lacks a row like {documented(check)}"
         for rule in check.rules.values():
             assert f"`{rule.source}`" in text
 

@@ -10,7 +10,7 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from pathlib import Path
 
 __all__ = ["handed_on", "hide", "looks_secret", "unreadable", "withheld"]
@@ -107,7 +107,7 @@ def handed_on(environ: Mapping[str, str], passed: Collection[str] = ()) -> dict[
 # -- what others can read of us
 
 
-def hide(environ: MutableMapping[str, str], names: Iterable[str] | None = None) -> None:
+def hide(environ: MutableMapping[str, str]) -> None:
     """Take secrets out of what other processes of this user can read of this one; we ourselves go on having them.
 
     On Linux ``/proc/PID/environ`` shows the block of memory that a process was started with: the secrets in it are
@@ -116,9 +116,8 @@ def hide(environ: MutableMapping[str, str], names: Iterable[str] | None = None) 
 
     Args:
         environ: `os.environ`, which writes through to the library.
-        names: The variables; by default all that look like secrets.
     """
-    secret = [name for name in (withheld(environ) if names is None else names) if name in environ]
+    secret = withheld(environ)
     if not secret or sys.platform != "linux":
         return
     library = ctypes.CDLL(None)

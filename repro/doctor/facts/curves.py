@@ -23,7 +23,8 @@ INSTRUCT = re.compile(r"instruct|chat|(?:^|[-_/])it(?:[-_/]|$)|think", re.IGNORE
 
 _HIGH = 3
 """So many numbers make a level: its median is what a curve had."""
-
+_LOW = 0.1
+"""Share of a curve's height that counts as its floor."""
 
 _FIRST, _TIMES_FIRST = 2, 100.0
 """Of a level of so few numbers, so many times it are too much."""
@@ -62,12 +63,11 @@ def curve(series: Metrics, kind: Kind, metric: str) -> list[Point]:
     return [Point(number, float(table[number][metric])) for number in sorted(table) if metric in table[number]]
 
 
-def falls(points: Sequence[Point], *, low: float = 0.1, least: float = 0.05) -> Fall | None:
+def falls(points: Sequence[Point], *, least: float = 0.05) -> Fall | None:
     """Whether a curve rose or stood above its floor, and then fell back to it for good.
 
     Args:
         points: Six of them at least; those that are not finite are left out.
-        low: Share of the height that counts as the floor.
         least: Smallest height that counts.
 
     Returns:
@@ -81,7 +81,7 @@ def falls(points: Sequence[Point], *, low: float = 0.1, least: float = 0.05) -> 
     floor = min(0.0, min(values))
     top = max(levels[:-_HIGH] or levels[:1])
     now = median(values[-_HIGH:])
-    edge = floor + low * (top - floor)
+    edge = floor + _LOW * (top - floor)
     if top - floor < least or max(values[-_HIGH:]) > edge:
         return None
     since = next(k for k in range(len(values)) if max(values[k:]) <= edge)

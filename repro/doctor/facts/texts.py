@@ -157,13 +157,13 @@ def compression(text: str) -> float:
     return min(1.0, len(zlib.compress(raw, 6)) / len(raw)) if raw else 1.0
 
 
-def loop_share(tokens: Sequence[int] | npt.NDArray[np.int64], n: int = _NGRAM) -> float:
+def loop_share(tokens: Sequence[int] | npt.NDArray[np.int64]) -> float:
     """How many of the n-grams came before in the same tokens; 0 where there are not two of them."""
     ids = np.asarray(tokens, np.int64)
-    count = ids.size - n + 1
+    count = ids.size - _NGRAM + 1
     if count < 2:
         return 0.0
-    grams = np.lib.stride_tricks.sliding_window_view(ids, n)
+    grams = np.lib.stride_tricks.sliding_window_view(ids, _NGRAM)
     return 1.0 - len(np.unique(grams, axis=0)) / count
 
 
@@ -200,13 +200,14 @@ def scripts_mixed(text: str) -> tuple[int, int, int]:
     return sum(count >= 2 for count in counts.values()), switches, sum(counts.values())
 
 
-def fresh_share(tokens: Sequence[int] | npt.NDArray[np.int64], window: int = FRESH_WINDOW) -> float | None:
+def fresh_share(tokens: Sequence[int] | npt.NDArray[np.int64]) -> float | None:
     """How many tokens of a window are distinct, the mean over all whole windows; None where there is none."""
     ids = np.asarray(tokens, np.int64)
-    whole = ids.size // window
+    whole = ids.size // FRESH_WINDOW
     if not whole:
         return None
-    return float(np.mean([len(np.unique(part)) / window for part in ids[: whole * window].reshape(whole, window)]))
+    windows = ids[: whole * FRESH_WINDOW].reshape(whole, FRESH_WINDOW)
+    return float(np.mean([len(np.unique(part)) / FRESH_WINDOW for part in windows]))
 
 
 def judge(text: str, tokens: Sequence[int] | npt.NDArray[np.int64] | None) -> ResponseVerdict | None:

@@ -1,7 +1,8 @@
-"""The checks that slime, Miles and Relax make in their CI, one row each: what they ask, and what passes them wrongly.
+"""The checks that slime, Miles and Relax make in their CI, one row each.
 
 Thresholds are theirs, as they stand in the file and commit that each names. They are asserts inside of a training run
-(``--ci-test``); here they are asked of two traces, so that a bisect can look for the commit that broke one.
+(``--ci-test``); here they are asked of two traces, so that a bisect can look for the commit that broke one. What each
+asks, what passes it wrongly there and why not here stands in docs/reference/bisect.md.
 """
 
 from __future__ import annotations
@@ -59,25 +60,19 @@ class CiCheck:
 
     Attributes:
         name: What stands behind ``ci:``.
-        asks: What it asks, in words.
         when: At which updates it holds.
         how: What is compared.
         metrics: Metrics that it reads, with their folder; a trace may have them with it or without.
         columns: Per-token columns that it reads. Those that the baseline shows must be finite at unmasked tokens.
         rules: Thresholds by system.
-        hole: What passes the original.
-        closed: Why it does not pass here.
     """
 
     name: str
-    asks: str
     when: When
     how: How
     metrics: tuple[str, ...]
     columns: tuple[str, ...]
     rules: Mapping[System, Threshold]
-    hole: str
-    closed: str
 
 
 _SLIME = "slime/backends/megatron_utils/model.py@624b824a8"
@@ -90,112 +85,64 @@ _RELAX_ROLLOUT = "relax/backends/megatron/data.py@02c394deb"
 
 CHECKS: tuple[CiCheck, ...] = (
     CiCheck(
-        "ppo_kl",
-        "the policy that trains first is the one that gave the old log-probs",
-        "rollout", "near", ("train/ppo_kl",), ("old_log_probs", "log_probs"),
+        "ppo_kl", "rollout", "near", ("train/ppo_kl",), ("old_log_probs", "log_probs"),
         {"slime": Threshold({"atol": 1e-8}, _SLIME), "miles": Threshold({"atol": 1e-9}, _MILES),
          "relax": Threshold({"atol": 1e-8}, _RELAX)},
-        "slime, Relax, and Miles with MLA take any negative number; Miles' own metric turns NaN into 0; a metric that "
-        "the log lacks is not asked for",
-        "both signs; the columns behind it must be finite; what the baseline shows must be there",
     ),
     CiCheck(
-        "pg_clipfrac",
-        "nothing is clipped while the policy is the one that sampled",
-        "rollout", "near", ("train/pg_clipfrac",), ("old_log_probs", "log_probs"),
+        "pg_clipfrac", "rollout", "near", ("train/pg_clipfrac",), ("old_log_probs", "log_probs"),
         {"miles": Threshold({"atol": 1e-10}, _MILES)},
-        "not asked with MLA, nor where ppo_kl is gone from the log; a NaN ratio clips nothing",
-        "asked by itself; the columns behind it must be finite",
     ),
     CiCheck(
-        "kl_loss",
-        "the policy is the reference before its first update",
-        "first", "near", ("train/kl_loss",), ("log_probs", "ref_log_probs"),
+        "kl_loss", "first", "near", ("train/kl_loss",), ("log_probs", "ref_log_probs"),
         {"slime": Threshold({"atol": 1e-8}, _SLIME), "miles": Threshold({"atol": 1e-9}, _MILES),
          "relax": Threshold({"atol": 0.0}, _RELAX, strict=False)},
-        "slime takes any negative number, which k1 can be; a metric that the log lacks is not asked for",
-        "both signs; the columns behind it must be finite; what the baseline shows must be there",
     ),
     CiCheck(
-        "log_probs",
-        "the policy's log-probs are the reference's before its first update",
-        "first", "tokens", ("rollout/log_probs", "rollout/ref_log_probs"), ("log_probs", "ref_log_probs"),
+        "log_probs", "first", "tokens", ("rollout/log_probs", "rollout/ref_log_probs"), ("log_probs", "ref_log_probs"),
         {"slime": Threshold({"atol": 1e-8}, _SLIME_ROLLOUT), "miles": Threshold({"atol": 1e-8}, _MILES_ROLLOUT),
          "relax": Threshold({"atol": 1e-8}, _RELAX_ROLLOUT)},
-        "two means agree where tokens differ by both signs",
-        "where the columns are shown, the mean of |x - y| over unmasked tokens is held to the same threshold",
     ),
     CiCheck(
         "rollout_log_probs",
-        "the trainer's log-probs are those of the rollout engine",
         "rollout", "means", ("rollout/log_probs", "rollout/rollout_log_probs"), ("log_probs", "rollout_log_probs"),
         {"miles": Threshold({"atol": 0.03}, _MILES_ROLLOUT)},
-        "two means agree where tokens differ by both signs",
-        "tokens must be finite; ci:train_rollout_logprob_abs_diff asks for the mean of |x - y|",
     ),
     CiCheck(
-        "log_probs_range",
-        "tokens are about as likely as those that a policy samples",
-        "rollout", "range", ("rollout/log_probs",), ("log_probs",),
+        "log_probs_range", "rollout", "range", ("rollout/log_probs",), ("log_probs",),
         {"slime": Threshold({"low": -1.0, "high": 0.0}, _SLIME_ROLLOUT),
          "relax": Threshold({"low": -0.5, "high": 0.0}, _RELAX_ROLLOUT)},
-        "a metric that the log lacks is not asked for",
-        "what the baseline shows must be there, or its columns",
     ),
     CiCheck(
-        "entropy",
-        "the policy has neither collapsed nor lost itself",
-        "rollout", "range", ("rollout/entropy",), ("entropy",),
+        "entropy", "rollout", "range", ("rollout/entropy",), ("entropy",),
         {"slime": Threshold({"low": 0.0, "high": 1.0}, _SLIME_ROLLOUT),
          "miles": Threshold({"low": 0.0, "high": 0.7}, _MILES_ROLLOUT),
          "relax": Threshold({"low": 0.0, "high": 0.5}, _RELAX_ROLLOUT)},
-        "a metric that the log lacks is not asked for",
-        "what the baseline shows must be there, or its columns",
     ),
     CiCheck(
         "train_rollout_logprob_abs_diff",
-        "token by token the trainer's log-probs are near those of the rollout engine",
         "every", "near", ("train/train_rollout_logprob_abs_diff",), ("log_probs", "rollout_log_probs"),
         {"slime": Threshold({"atol": 0.1}, _SLIME, strict=False)},
-        "the metric itself may have NaN turned into 0; one that the log lacks is not asked for",
-        "the columns behind it must be finite; what the baseline shows must be there",
     ),
     CiCheck(
-        "grad_norm",
-        "the gradient is as large as the baseline's, whatever the layout",
-        "every", "relative", ("train/grad_norm", "train/critic-grad_norm"), (),
+        "grad_norm", "every", "relative", ("train/grad_norm", "train/critic-grad_norm"), (),
         {"slime": Threshold({"rtol": 0.01}, _SLIME, strict=False),
          "miles": Threshold({"rtol": 0.03}, _MILES, strict=False),
          "relax": Threshold({"rtol": 0.01}, _RELAX, strict=False)},
-        "an absolute tolerance as large as the relative one decides wherever norms are below 1: Miles takes 0.26 for "
-        "0.28; an infinite norm equals itself",
-        "relative alone; two zeros are equal, NaN and infinities never are",
     ),
     CiCheck(
-        "mtp_loss",
-        "multi-token prediction is trained",
-        "every", "near", ("train/mtp_loss",), (),
+        "mtp_loss", "every", "near", ("train/mtp_loss",), (),
         {"slime": Threshold({"atol": 1.0}, "slime/backends/megatron_utils/ci_utils.py@624b824a8"),
          "miles": Threshold({"atol": 1.0}, _MILES_MODEL),
          "relax": Threshold({"atol": 1.0}, "relax/backends/megatron/ci_utils.py@6aac703ed")},
-        "any negative number passes",
-        "both signs",
     ),
     CiCheck(
-        "model_hash",
-        "weights are the baseline's, bit for bit",
-        "every", "hashes", (), (),
+        "model_hash", "every", "hashes", (), (),
         {"miles": Threshold({}, _MILES_MODEL)},
-        "asked once, of parameters, after a checkpoint is loaded: no update is ever looked at",
-        "asked after every update, of whatever the trace has of parameters and optimizer state; none may be NaN",
     ),
     CiCheck(
-        "true_on_policy",
-        "the trainer's log-probs are the rollout engine's, bit for bit",
-        "rollout", "bits", (), ("log_probs", "rollout_log_probs"),
+        "true_on_policy", "rollout", "bits", (), ("log_probs", "rollout_log_probs"),
         {"miles": Threshold({}, _MILES_ROLLOUT)},
-        "two means are compared: tokens that differ by both signs, or below a rounding of the mean, pass",
-        "token by token",
     ),
 )  # fmt: skip
 """Every check, in the order in which a set of them is asked."""

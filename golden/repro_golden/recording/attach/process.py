@@ -23,10 +23,12 @@ from repro_golden.recording.attach.alive.names import Names
 from repro_golden.recording.attach.alive.parts import of_parts
 from repro_golden.recording.attach.alive.readings import Reading
 
-__all__ = ["end", "facts", "failed", "final_state", "flush_streams", "generators", "outermost", "place_of", "terminal"]
+__all__ = ["end", "facts", "failed", "final_state", "generators", "outermost", "place_of", "terminal"]
 
 _PATIENCE = 60.0
 """Seconds that a rank which is to end waits for the others, which may still talk to it."""
+_FLUSHED = 3.0
+"""Seconds after which a stream is left that does not come back."""
 FIRST = "first "
 """Before the names of generators as they were before the first step."""
 
@@ -212,18 +214,16 @@ def end(wait: Callable[[], bool]) -> NoReturn:
         while time.monotonic() < deadline and wait():
             time.sleep(0.01)
     with contextlib.suppress(Exception):  # no thread can be started, say
-        flush_streams()
+        _flush_streams()
     os._exit(0)
 
 
-def flush_streams(patience: float = 3.0) -> None:
+def _flush_streams() -> None:
     """Flush all files and streams that are open in this process, but for those that cannot be.
 
     A stream is locked while it is written to. What another thread held when a process was forked is held for ever in
-    the fork, and a thread that writes to a pipe that nobody reads holds it as long.
-
-    Args:
-        patience: Seconds after which a stream that does not come back is left.
+    the fork, and a thread that writes to a pipe that nobody reads holds it as long. What
+    does not come back in time is left.
     """
     left = [o for o in gc.get_objects() if issubclass(type(o), io.IOBase)]
 
@@ -238,4 +238,4 @@ def flush_streams(patience: float = 3.0) -> None:
         before = len(left) + 1
         while worker.is_alive() and len(left) < before:
             before = len(left)
-            worker.join(patience)
+            worker.join(_FLUSHED)
