@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from conftest import Repo
+from history_kit import TRAIN
 from test_surroundings import Bisect, bisect, commanded, history  # noqa: F401
 
 from repro_bisect.probe.around import Around, Pythons
@@ -150,6 +152,27 @@ def test_a_python_that_no_word_names(tmp_path: Path, bisect: Bisect, named: bool
         found.append(bisect(repo, "sh", str(script), **({"HOME_OF": str(tmp_path / "venv")} if named else {})))
     assert [one["culprit"]["commit"] for one in found] == [commits[2], commits[2], commits[3]]
     assert [one["cost"]["probes"] for one in found[1:]] == [0 if named else 1, found[0]["cost"]["probes"]]
+
+
+@pytest.mark.whole
+def test_a_golden_run_in_a_python_that_no_word_names_is_no_replay(recorded: Repo, tmp_path: Path) -> None:
+    """It does not say what that held: GOOD is replayed twice, and the search says why."""
+    python, site = environment(tmp_path / "venv")
+    torch = find_spec("torch")
+    assert torch and torch.origin
+    (site / "torch.pth").write_text(str(Path(torch.origin).parents[1]))
+    script = tmp_path / "train.sh"
+    script.write_text(f"exec {python} train.py --steps 2\n")
+    (recorded.root / "train.py").write_text(TRAIN)
+    recorded.commit("Train")
+    done = recorded.repro("golden", "record", "toy", "--steps", "2", "--", "sh", str(script))
+    assert done.returncode == 0, done.stdout + done.stderr
+    recorded.commit("Golden run")
+    recorded.edit("train.py", "scale = 1.0", "scale = 1.5")
+    culprit = recorded.commit("Scale")
+    done = recorded.repro("bisect", "--no-explain", "HEAD~1..HEAD", "--case", "toy")
+    assert f"commit {culprit}" in done.stdout, done.stdout + done.stderr
+    assert f"the golden run of GOOD is not used: it was recorded in {python}, and does not say" in done.stderr
 
 
 def test_what_a_process_says_of_its_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
