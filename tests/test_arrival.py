@@ -81,6 +81,21 @@ def test_words(commands: tuple[str, str], argvs: tuple[str, str], said: str) -> 
         assert lost(good, other) is None, "nothing is known of it"
 
 
+def test_a_trainer_is_asked_at_its_entry_point() -> None:
+    """Its words are those of the command and of `flags`, wherever the process that trains was started from."""
+
+    def trainer(command: str, flags: str, entry: str) -> Header:
+        made = header(command, "python default_worker.py", kind="slime")
+        case = {"subject": {**made.case["subject"], "flags": shlex.split(flags)}}
+        return Header(case, "", {**made.subject, "entry": {"argv": shlex.split(entry)}}, {}, 1)
+
+    good = trainer("bash r.sh", "", "python train.py --lr 1")
+    assert lost(good, trainer("bash r.sh", "--wd 2", "python train.py --lr 1 --wd 2")) is None
+    for made in (("bash r.sh", "--wd 2"), ("bash r.sh --wd 2", "")):
+        part = lost(good, trainer(*made, "python train.py --lr 1"))
+        assert part and part.sure and part.text.startswith("--wd is not on")
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

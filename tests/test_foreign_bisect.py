@@ -131,6 +131,29 @@ def test_layouts_agree_until_one_computes_something_else(tmp_path: Path, system:
         assert result["comparison"]["parted"]["signal"] == "advantages"
 
 
+@pytest.mark.whole
+def test_what_the_launch_loses_is_no_agreement(tmp_path: Path) -> None:
+    """A variable that the script sets over and a word that it drops are lost; what `flags` adds arrives."""
+    fork = make_fork(tmp_path, commits=0)
+    repo, changes = fork.repo, tmp_path / "flags.toml"
+    script, case = repo.root / "scripts" / "run.sh", repo.root / "golden" / "cases" / f"{fork.case}.toml"
+    script.write_text(script.read_text().replace("export ", "export NVTE_FLASH_ATTN=1\nexport ", 1))
+    case.write_text(case.read_text() + '\n[layouts.two]\ncommand = "bash scripts/run.sh --sequence-parallel"\n')
+    repo.commit("Layouts")
+
+    def bisect_flags(change: str) -> tuple[int, str]:
+        changes.write_text(f"[[change]]\n{change}\n")
+        done = repo.repro("bisect", "--no-explain", "--flags", str(changes), "--case", fork.case)
+        return done.returncode, done.stdout + done.stderr
+
+    code, said = bisect_flags('env = { NVTE_FLASH_ATTN = "0" }')
+    assert code == 3 and "NVTE_FLASH_ATTN is what it is without the change" in said, said
+    done = repo.repro("bisect", "--layout", "case..two", "--case", fork.case)
+    assert done.returncode == 3 and "--sequence-parallel is not on the command line" in done.stderr, done.stderr
+    code, said = bisect_flags('add = ["--adam-beta1", "0.8"]')
+    assert code == 0 and "1 change of 1 moves the numbers" in said and "is not on the command line" not in said, said
+
+
 # -- the launch
 
 

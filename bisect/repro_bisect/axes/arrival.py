@@ -16,6 +16,7 @@ from typing import Any
 
 from repro_golden.base.credentials import looks_secret
 from repro_golden.case.identity import short_digest
+from repro_golden.subjects import given_to
 from repro_golden.trace import Header
 
 __all__ = ["Lost", "lost"]
@@ -66,8 +67,6 @@ def lost(
         None where all of it arrived, or nothing is known of either process.
     """
     without = less or good.case
-    if made.subject.get("kind") != "command" or good.subject.get("kind") != "command":
-        return None
     a, b = _Process(good), _Process(made)
     if not a.argv or not b.argv:
         return None
@@ -78,12 +77,13 @@ def lost(
 
 class _Process:
     def __init__(self, header: Header) -> None:
-        self.argv = [str(word) for word in header.subject.get("argv", ())]
-        self.variables: Mapping[str, str] | None = header.subject.get("variables")
+        given = given_to(header)
+        self.argv = [str(word) for word in given.get("argv", ())]
+        self.variables: Mapping[str, str] | None = given.get("variables")
         self.layout = header.identity.get("layout", {})
         self.pieces, self.words, self.pairs = _counted(self.argv), Counter(_verbatim(self.argv)), _paired(self.argv)
         self.order = Counter(itertools.pairwise(piece for word in self.argv for piece in _pieces(word)))
-        if launched := header.subject.get("launched"):  # a line that saves or resumes has words of its own
+        if launched := given.get("launched"):  # a line that saves or resumes has words of its own
             line = _line(header.case)
             self.pieces -= _counted([launched]) - _counted(line)
             self.words -= Counter(_verbatim(_split(launched))) - Counter(_verbatim(line))
@@ -259,7 +259,8 @@ def _lasting(words: Sequence[str], passing: Collection[str]) -> list[str]:
 
 
 def _line(case: Mapping[str, Any]) -> list[str]:
-    return _split(str(case.get("subject", {}).get("command", "")))
+    subject = case.get("subject", {})
+    return [*_split(str(subject.get("command", ""))), *map(str, subject.get("flags", ()))]
 
 
 def _split(text: str) -> list[str]:

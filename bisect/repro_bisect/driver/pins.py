@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from repro_golden.base.canonical import canonical_json, parse_toml
-from repro_golden.case.file import Case, CommandSubject
+from repro_golden.case.file import Case
 from repro_golden.repository.git import Git, GitFailedError
 from repro_golden.repository.linked import in_few_words
 
@@ -33,7 +33,8 @@ def not_installed(case: Case, git: Git, good: str, bad: str) -> str:
         good: The one commit.
         bad: The other.
     """
-    if not isinstance(case.subject, CommandSubject) or case.subject.setup or good == bad:
+    program = case.subject.program
+    if program is None or program.setup or good == bad:
         return ""
     changed = git.names("diff-tree", "-r", "-z", "--name-only", "--no-renames", good, bad)
     names, moved = list[str](), dict[str, tuple[str, str]]()

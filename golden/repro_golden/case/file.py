@@ -179,8 +179,8 @@ class Case(Table):
         if self.case.states and not subject.saves_between:
             raise ValueError("case.states is for kind core; of a command a bisect makes the state with subject.save")
         if self.case.rollouts is None:
-            if subject.samples or subject.replays:
-                why = f"; kind {subject.kind} replays recorded rollouts" if subject.replays else ""
+            if subject.samples or subject.system:
+                why = f"; kind {subject.kind} replays recorded rollouts" if subject.system else ""
                 raise ValueError(f"case.rollouts: Field required{why}")
             if any("{rollouts}" in text for text in subject.templates):
                 raise ValueError("case.rollouts is not set, but {rollouts} is asked for")

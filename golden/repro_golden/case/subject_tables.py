@@ -124,9 +124,14 @@ class _Subject(Table):
         return True
 
     @property
-    def replays(self) -> bool:
-        """Whether it is given recorded rollouts by flags that we add to its launch."""
-        return False
+    def system(self) -> System | None:
+        """Whose launch it is, which is given recorded dumps of its own form by flags that we add; None for others."""
+        return None
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Flags that a replay would add to its launch and must not."""
+        return ()
 
     @property
     def tells(self) -> bool:
@@ -421,9 +426,14 @@ class TrainerSubject(CommandSubject):
     """Optimizer updates that the trainer makes of one rollout."""
 
     @property
-    def replays(self) -> bool:
+    def system(self) -> System:
         """See `_Subject`."""
-        return True
+        return self.kind
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """See `_Subject`."""
+        return self.leave
 
     @property
     def words(self) -> list[str]:

@@ -216,15 +216,15 @@ def rollouts_of(case: Case, path: Path) -> Rollouts:
         ReproError: see `open_rollouts`.
     """
     subject = case.subject
-    return RolloutSet(path) if subject.samples else open_rollouts(path, subject.kind, subject.unpickled)
+    return RolloutSet(path) if subject.samples else open_rollouts(path, subject.system, subject.unpickled)
 
 
-def open_rollouts(path: Path, kind: str = "command", allow: Sequence[str] = ()) -> Rollouts:
+def open_rollouts(path: Path, system: System | None = None, allow: Sequence[str] = ()) -> Rollouts:
     """The rollouts in a folder: ours where it has our index, else dumps for a trainer that reads them, else files.
 
     Args:
         path: The folder.
-        kind: Of the subject. A command's files are told apart by their bytes, whatever they are.
+        system: Which trainer reads them. A command's files are told apart by their bytes, whatever they are.
         allow: Classes whose objects dumps may hold.
 
     Raises:
@@ -234,7 +234,4 @@ def open_rollouts(path: Path, kind: str = "command", allow: Sequence[str] = ()) 
         return RolloutSet(path)
     if not path.is_dir():
         raise ReproError(f"no folder {path}: correct case.rollouts, or `repro golden pull` where DVC keeps it")
-    from repro_golden.base.systems import SYSTEMS
-
-    whose = next((system for system in SYSTEMS if system == kind), None)
-    return DumpFiles(path, whose, tuple(allow)) if whose else RolloutFiles(path)
+    return DumpFiles(path, system, tuple(allow)) if system else RolloutFiles(path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
@@ -22,12 +23,13 @@ from repro_golden.subjects.environments.builds import Who
 from repro_golden.subjects.kind import Kind
 from repro_golden.subjects.pythons import build_in
 from repro_golden.subjects.trainers import TRAINERS, TrainerKind
-from repro_golden.trace import Trace
+from repro_golden.trace import Header, Trace
 
 __all__ = [
     "KINDS",
     "build_of",
     "exit_code",
+    "given_to",
     "identity_of",
     "kind_of",
     "launch",
@@ -113,6 +115,12 @@ def identity_of(case: Case, root: Path) -> Identity:
 def packages_of(case: Case, root: Path) -> list[str]:
     """``name==version`` of every package that it could import."""
     return who_is(case, root).packages
+
+
+def given_to(header: Header) -> Mapping[str, Any]:
+    """What a trace tells of the process that the words and variables of its case are for; see `Kind.given`."""
+    kind = KINDS.get(str(header.subject.get("kind")))
+    return kind.given(header) if kind else {}
 
 
 def loaded_by(case: Case, trace: Trace, who: Who) -> list[str] | None:

@@ -127,12 +127,15 @@ class Parsed:
         refused: Of the flags that were added: those that no parser has, or that came to another value, and why.
         ignored: Flags of the user's own that no parser has, with the nearest one that there is, or ''.
         overridden: Variables that had other values than asked for, with theirs.
+        given: What the first of them was started with (`entry.variables_given`) and its command line; empty where that
+            is not known.
     """
 
     processes: int
     refused: Mapping[str, str] = field(default_factory=dict)
     ignored: Mapping[str, str] = field(default_factory=dict)
     overridden: Mapping[str, str] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
 
 
 _UNKNOWN = "no parser of it has this flag"
@@ -152,6 +155,7 @@ def read_parsers(
     refused: dict[str, str] = {}
     ignored: dict[str, str] = {}
     overridden: dict[str, str] = {}
+    given: Mapping[str, Any] = {}
     files = sorted(folder.glob("parsers-*.jsonl"))
     parsed = 0
     for path in files:
@@ -160,6 +164,7 @@ def read_parsers(
         if not parsers:
             continue  # a launcher that reads no command line of its own
         parsed += 1
+        given = given or first.get("given", {})
         known = {option for parser in parsers for option in parser["options"]}
         loose = any(parser["abbreviates"] for parser in parsers)
         for flag, *value in added:
@@ -178,7 +183,7 @@ def read_parsers(
         for name, asked in variables.items():
             if (has := first["variables"].get(name)) != asked:
                 overridden.setdefault(name, "" if has is None else has)
-    return Parsed(parsed, refused, ignored, overridden)
+    return Parsed(parsed, refused, ignored, overridden, given)
 
 
 def _refusal(flag: str, value: Sequence[str], parsers: Sequence[Mapping[str, Any]], known: set[str]) -> str:

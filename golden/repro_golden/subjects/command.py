@@ -171,6 +171,11 @@ class CommandKind(Kind):
         "training ([observe] ignore), or keep it for its metrics with --allow-noise"
     )
 
+    @classmethod
+    def given(cls, header: Header) -> Mapping[str, Any]:
+        """The process that trains says it."""
+        return header.subject
+
     def __init__(self, case: Case) -> None:
         super().__init__(case)
         assert case.subject.program
@@ -179,7 +184,7 @@ class CommandKind(Kind):
     @property
     def brings_rollouts(self) -> bool:
         """A trainer that replays says otherwise."""
-        return not self.subject.replays
+        return self.subject.system is None
 
     def additions(self, place: Place, log: Path) -> AdditionOf:
         """What is added to a run."""

@@ -20,6 +20,7 @@ from repro_golden.subjects.argv import interpreter
 from repro_golden.subjects.environments.builds import Who
 from repro_golden.subjects.missing import missing_from
 from repro_golden.subjects.surroundings import folders_of
+from repro_golden.trace import Header
 
 __all__ = ["Kind", "Perturbation"]
 
@@ -61,6 +62,16 @@ class Kind(ABC):
         """
 
     # -- what it may say otherwise
+
+    @classmethod
+    def given(cls, header: Header) -> Mapping[str, Any]:
+        """What a trace tells of the process that the words and variables of its case are for.
+
+        Returns:
+            ``argv``, and ``variables`` as `variables_given` has them; nothing where no process was asked.
+        """
+        del header
+        return {}
 
     def out_of_reach(self, checkout: Checkout) -> str:
         """Why no commit of the repository can change the subject; '' where one can, or where nobody knows."""

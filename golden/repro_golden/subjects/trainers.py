@@ -26,7 +26,7 @@ from repro_golden.store.rollouts import INDEX, rollouts_of
 from repro_golden.subjects.additions import Parsed, read_parsers
 from repro_golden.subjects.command import AdditionOf, CommandKind
 from repro_golden.subjects.kind import Perturbation
-from repro_golden.trace import Row
+from repro_golden.trace import Header, Row
 from repro_golden.trace.columns_written import DUMPED
 
 if TYPE_CHECKING:
@@ -129,6 +129,12 @@ class TrainerKind(CommandKind):
         "see what its guide says of reproducibility (attention backend, dropout, NCCL_ALGO), leave out a metric that "
         "is no number of the training ([observe] ignore), or keep it for its metrics with --allow-noise"
     )
+
+    @classmethod
+    def given(cls, header: Header) -> Mapping[str, Any]:
+        """Its entry point's: an actor of Ray has its words from there."""
+        entry: Mapping[str, Any] = header.subject.get("entry", {})
+        return entry
 
     def __init__(self, case: Case) -> None:
         super().__init__(case)
@@ -378,4 +384,5 @@ class _Replaying:
             "samples": self._rows.trained if self._rows else [],
             "ignored": dict(parsed.ignored),
             "overridden": dict(parsed.overridden),
+            "entry": dict(parsed.given),
         }

@@ -56,7 +56,7 @@ def column_named(metric: str) -> str:
 @functools.lru_cache(maxsize=8)
 def columns_of(trace: Trace, count: int) -> frozenset[str] | None:
     """The columns of the first so many steps of a trace; None where no trainer writes any of its own accord."""
-    if trace.header.subject.get("kind") not in SYSTEMS:
+    if trace.header.subject.get("kind") not in SYSTEMS:  # whose form they have, also where a run's folder was read
         return None
     return frozenset(name for index in range(count) for row in trace.rows(index) if (name := column_of(row)))
 

@@ -13,7 +13,7 @@ from repro.doctor.artefacts.launches.scripts import launch_of_argv, read_launch
 from repro.doctor.artefacts.python_code import PYTHON
 from repro.doctor.artefacts.runs import ROLLOUT_DUMP, sizes_of, within
 from repro_golden.base.checks import Where
-from repro_golden.case.file import Case, CommandSubject, TrainerSubject, read_case
+from repro_golden.case.file import Case, CommandSubject, read_case
 from repro_golden.dumps.rollout.files import dump_files
 from repro_golden.replay.children import BITS_DEFAULTS
 
@@ -57,13 +57,13 @@ def _launch(subject: CommandSubject, root: Path) -> Launch:
         name: Variable(value, "export", Where(item=name)) for name, value in {**BITS_DEFAULTS, **subject.env}.items()
     }
     launch = replace(launch, env={**variables, **launch.env})
-    if not isinstance(subject, TrainerSubject):
+    if subject.system is None:
         return launch
     flags = launch.given
-    if not launch.has(_REPLAY) and _REPLAY not in subject.leave:
+    if not launch.has(_REPLAY) and _REPLAY not in subject.left_out:
         flags = (*flags, Flag(_REPLAY, (), Where(item=_REPLAY)))
     by_name = {flag.name: flag for flag in flags}
-    return replace(launch, system=subject.kind, trainer=True, given=flags, flags=by_name)
+    return replace(launch, system=subject.system, trainer=True, given=flags, flags=by_name)
 
 
 def _code(place: Path) -> Iterator[Path]:

@@ -8,6 +8,7 @@ This runs inside foreign programs before anything else, with the standard librar
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FLAG", "enter", "is_entry"]
+__all__ = ["FLAG", "enter", "is_entry", "variables_given"]
 
 
 FLAG = "--"
@@ -52,11 +53,26 @@ def enter(asked: Mapping[str, Any]) -> None:
             added += [flag, value]
     # nodes that share the folder may have a process of this number too
     path = Path(asked["out"]) / f"parsers-{os.getpid()}-{time.time_ns()}.jsonl"
-    _append(path, {"own": flags, "variables": {n: os.environ.get(n) for n in asked["variables"]}})
+    record: dict[str, Any] = {"own": flags, "variables": {n: os.environ.get(n) for n in asked["variables"]}}
+    argv = list(sys.orig_argv)
     if added and sys.argv[-len(added) :] != added:  # else it has started itself anew with what it had
         sys.argv.extend(added)
+        argv += added
+    with contextlib.suppress(Exception):  # it tells nobody what it was given, and trains as well
+        record["given"] = {"argv": argv, "variables": variables_given()}
+    _append(path, record)
     ours = [word.partition("=")[0] for word in added if word.startswith(FLAG)]
     _listen(path, ours)
+
+
+def variables_given() -> dict[str, str]:
+    """What this process was started with: digests of names, and of what they were set to. Secrets are left out."""
+    from repro_golden.base.credentials import looks_secret
+    from repro_golden.case.identity import short_digest
+
+    given: Mapping[str, str] = sys.__dict__.get("_repro_environ", {})
+    plain = {name: value for name, value in given.items() if not looks_secret(name, value)}
+    return {short_digest(name): short_digest(value) for name, value in plain.items()}
 
 
 def _listen(path: Path, ours: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from repro_golden.recording.attach.alive.generators import states
 from repro_golden.recording.attach.alive.names import Names
 from repro_golden.recording.attach.alive.parts import of_parts
 from repro_golden.recording.attach.alive.readings import Reading
+from repro_golden.recording.attach.entry import variables_given
 
 __all__ = ["end", "facts", "failed", "final_state", "generators", "outermost", "place_of", "terminal"]
 
@@ -52,21 +53,11 @@ def facts() -> dict[str, Any]:
         "group": _training(world),
         "python": sys.executable,
         "argv": sys.orig_argv,
-        "variables": _variables(),
+        "variables": variables_given(),
         "identity": collect(os.environ, threads=threads, ranks=world).to_mapping(),
         "switches": _switches(),
         "groups": _groups(),
     }
-
-
-def _variables() -> dict[str, str]:
-    """What the process was started with: digests of names, and of what they were set to. Secrets are left out."""
-    from repro_golden.base.credentials import looks_secret
-    from repro_golden.case.identity import short_digest
-
-    given: Mapping[str, str] = sys.__dict__.get("_repro_environ", {})
-    plain = {name: value for name, value in given.items() if not looks_secret(name, value)}
-    return {short_digest(name): short_digest(value) for name, value in plain.items()}
 
 
 def place_of() -> tuple[int, int]:
