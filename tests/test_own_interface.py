@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from conftest import Repo
+from conftest import Repo, environment
 
 CASE = """\
 [case]
@@ -54,3 +58,63 @@ def test_a_foreign_trainer_is_recorded_verified_and_bisected(tmp_path: Path) -> 
     result = json.loads(found.stdout)
     assert (found.returncode, result["culprit"]["commit"]) == (0, culprit), found.stderr
     assert (result["divergence"]["step"], result["divergence"]["phase"]) == (0, "update")
+
+
+SCRIPT = """\
+import os
+
+import torch
+
+torch.distributed.init_process_group("gloo")
+assert int(os.environ["WORLD_SIZE"]) == 2
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.whole
+def test_a_kind_is_added_as_the_page_says(tmp_path: Path) -> None:
+    """The page's class, its row and its name make a kind whose runs are recorded; an unknown key of it is refused."""
+    root, packages = Path(__file__).parents[1], tmp_path / "packages"
+    for package in ("golden/repro_golden", "bisect/repro_bisect", "repro"):
+        shutil.copytree(root / package, packages / Path(package).name, ignore=shutil.ignore_patterns("__pycache__"))
+    page = (root / "docs" / "how-to" / "guard-your-trainer.md").read_text().partition("## A new kind of subject")[2]
+    ((text, path),) = re.findall(r"^```python\n(# golden/(\S+)\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (packages / path).write_text(text)
+    for path, old, new in (
+        ("subjects/__init__.py", '    "command": CommandKind,\n', re.findall(r'`("torchrun": \w+,)`', page)[0]),
+        ("subjects/__init__.py", "__all__ = [", "from repro_golden.subjects.torchrun import TorchrunKind\n\n"),
+        ("case/subject_tables.py", 'kind: Literal["command"]', re.findall(r"`(kind: Literal.*?)`", page)[0]),
+    ):
+        edited = packages / "repro_golden" / path
+        assert old in edited.read_text()
+        edited.write_text(edited.read_text().replace(old, new if "kind" in new else f"{new}{old}", 1))
+    repo = Repo(tmp_path / "fork")
+    case = repo.root / "golden" / "cases" / "two.toml"
+    case.parent.mkdir(parents=True)
+    repo.git("init", "--quiet")
+    (repo.root / "train.py").write_text(SCRIPT)
+    subject = re.findall(r"^```toml\n(\[subject\].*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
+    case.write_text(f'[case]\nname = "two"\nsteps = 2\n\n{subject}\n[resources]\nranks = 2\n')
+
+    def repro(*words: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "repro", *words], cwd=repo.root, capture_output=True, text=True, timeout=300,
+            env=environment() | {"PYTHONPATH": os.pathsep.join([str(packages), str(root / "core")])}, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stdout + done.stderr
+
+    status, said = repro("init")
+    assert status == 0, said
+    repo.commit("Start")
+    status, said = repro("golden", "record")
+    assert status == 0, said
+    case.write_text(case.read_text().replace("command =", 'chek = "true"\ncommand ='))
+    status, said = repro("golden", "verify")
+    assert status == 2 and "subject.chek" in said and "check" in said, said
