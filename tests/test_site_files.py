@@ -257,10 +257,18 @@ def test_a_damaged_night_is_named(tmp_path: Path, harm: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", '{"results": 3}', '{"results": [3]}', '{"case": "c"}', '{"results": [{"case": "c", "verdict": "?"}]}'],
+    [
+        "",
+        "[]",
+        '{"format": 99, "results": []}',
+        '{"results": 3}',
+        '{"results": [3]}',
+        '{"case": "c"}',
+        '{"results": [{"case": "c", "verdict": "?"}]}',
+    ],
 )
 def test_a_damaged_report_is_named(tmp_path: Path, text: str) -> None:
-    """No JSON, another shape, or parts that are missing: one line with the file's name."""
+    """No JSON, a newer format, another shape, or parts that are missing: one line with the file's name."""
     (tmp_path / "report.json").write_text(text)
     with pytest.raises(ReproError, match=r"report\.json"):
         read_results(tmp_path / "none", [tmp_path / "report.json"])

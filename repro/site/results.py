@@ -11,7 +11,7 @@ from typing import Any
 
 from repro.nightly.records import Night, Nights
 from repro.site.folder import comparison_name
-from repro_golden.base.canonical import read_json
+from repro_golden.base.canonical import check_format, read_json
 from repro_golden.base.errors import ReproError
 
 __all__ = ["Comparison", "Results", "damaged", "read_results", "when"]
@@ -173,8 +173,11 @@ def _of_night(night: Night, source: str) -> Comparison:
 
 
 def _of_pull(path: Path) -> list[Comparison]:
-    """The comparisons of a report on a pull request, or of one pair alone."""
+    """The comparisons of a report on a pull request, or of one pair alone, which has no number of a format."""
+    from repro.pulls.result import FORMAT
+
     raw = read_json(path, "report of a pull request")
+    check_format(raw.get("format", FORMAT), FORMAT, f"the report {path}")
     with damaged(path):
         pairs = raw.get("results", [raw])
         if not isinstance(pairs, list):
