@@ -37,7 +37,7 @@ from repro_golden.case.identity import Identity
 from repro_golden.repository.checkout import Checkout
 from repro_golden.store.rollouts import RolloutFiles
 from repro_golden.subjects import identity_of
-from repro_golden.subjects.watched import Found
+from repro_golden.subjects.watched import Snapshot
 
 RATES = (0.0, 0.05, 0.1, 0.3)
 KINDS = ("both", "GOOD fails", "BAD passes")
@@ -106,15 +106,15 @@ class Told:
             self.runs[task.commit] += 1
             return self.run_of(task, folder)
 
-    def surroundings(self, case: Case, *, again: bool = False) -> Found:
+    def surroundings(self, case: Case, *, again: bool = False) -> Snapshot:
         """See `Executor`."""
         del case, again
-        return Found(("",), {}, dict)
+        return Snapshot(("",), {}, dict)
 
-    def packages(self, case: Case, python: str, *, again: bool = False) -> Found:
+    def packages(self, case: Case, python: str, *, again: bool = False) -> Snapshot:
         """See `Executor`."""
         del case, python, again
-        return Found(("",), {}, dict)
+        return Snapshot(("",), {}, dict)
 
     def close(self) -> None:
         """See `Executor`."""

@@ -79,7 +79,7 @@ def test_bounds_that_bound_nothing_are_refused(tmp_path: Path, table: str, said:
 
 
 def metrics_of(table: MismatchTable, trace: Trace) -> list[tuple[int, str]]:
-    return [(breach.step, breach.name) for breach in breaches(table, trace)]
+    return [(breach.step, breach.metric) for breach in breaches(table, trace)]
 
 
 def test_each_bound_is_broken_by_its_own_number(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_each_bound_is_broken_by_its_own_number(tmp_path: Path) -> None:
         if inside < 0:
             continue
         (breach, *_) = breaches(MismatchTable(**{name: inside}), trace)
-        assert breach.name == name and breach.token is not None and breach.token.step == breach.step
+        assert breach.metric == name and breach.token is not None and breach.token.step == breach.step
         assert f"{name} " in str(breach) and "sample" in str(breach) and "position" in str(breach)
 
 
@@ -129,7 +129,7 @@ def test_a_token_that_is_not_finite_breaks_every_bound(tmp_path: Path, bad: tupl
     """However wide the bound; behind the mask it breaks none."""
     wide = MismatchTable(max=1e30)
     (breach,) = breaches(wide, traced(tmp_path / "t", [step_rows([NEAR, [bad]])]))
-    assert breach.name == "nonfinite" and str(breach).startswith("step 0: 1 of 3 tokens not finite: at sample 1, ")
+    assert breach.metric == "nonfinite" and str(breach).startswith("step 0: 1 of 3 tokens not finite: at sample 1, ")
     json.dumps(breach.to_mapping(), allow_nan=False)
     assert breaches(wide, traced(tmp_path / "u", [step_rows([NEAR, [(*bad[:2], 0)]])])) == []
 

@@ -20,7 +20,7 @@ from repro_golden.case.python_of import Interpreter, is_ours, python_of
 from repro_golden.recording.attach import met
 from repro_golden.subjects.environments import builds
 from repro_golden.subjects.pythons import is_one_of
-from repro_golden.subjects.watched import Found
+from repro_golden.subjects.watched import Snapshot
 
 
 def executable(path: Path, text: str = "") -> Path:
@@ -195,7 +195,7 @@ def test_what_a_process_says_of_its_python(tmp_path: Path, monkeypatch: pytest.M
 
 def test_what_a_probe_rests_on_is_what_was_known_of_its_pythons() -> None:
     """One that was met first, or is gone, is no reason to keep a state or an answer; none met is none to ask for."""
-    found = {"/a": Found(("1",), {}, dict), "/b": Found(("2",), {}, dict), "/gone": Found((), {}, dict)}
+    found = {"/a": Snapshot(("1",), {}, dict), "/b": Snapshot(("2",), {}, dict), "/gone": Snapshot((), {}, dict)}
     around = Around(commanded("x"), [], Pythons(lambda python, _: found[python], lambda: ["/a"]))
     began = around.moment
     assert around.expects([]) and around.expects(["/a"]) and not around.expects(["/a", "/b"])

@@ -29,7 +29,7 @@ from repro_golden.subjects.surroundings import (
     variables_digest,
     variables_of_key,
 )
-from repro_golden.subjects.watched import Found, Watched
+from repro_golden.subjects.watched import Snapshot, Watched
 
 JUDGE = """\
 import os, sys
@@ -203,10 +203,10 @@ def test_what_a_library_reads_beside_its_code(tmp_path: Path, monkeypatch: pytes
         build.cache_clear()
         root, case = tmp_path / "repo", on_pythonpath(repo.root)
 
-        def environment(_: bool) -> Found:
+        def environment(_: bool) -> Snapshot:
             build.cache_clear()
             built = build(root)
-            return Found((built.digest,), built.marks, lambda: marked(built.marks))
+            return Snapshot((built.digest,), built.marks, lambda: marked(built.marks))
 
         return Watched(environment), Watched(lambda _: found_outside(case, root))
 
@@ -409,7 +409,7 @@ def test_a_check_is_part_of_the_key() -> None:
     for check in ("true", "false"):
         subject = {"kind": "command", "command": "a", "check": check}
         case = Case.model_validate({"case": {"name": "x", "steps": 1}, "subject": subject})
-        keys.add(probe_key("tree", Around(case, (), Pythons(lambda *_: Found((), {}, dict))).facts))
+        keys.add(probe_key("tree", Around(case, (), Pythons(lambda *_: Snapshot((), {}, dict))).facts))
     assert len(keys) == 2
 
 

@@ -22,7 +22,7 @@ from repro_golden.subjects.argv import interpreter
 from repro_golden.subjects.environments.overlays import sources_of
 from repro_golden.subjects.pythons import environments_named
 from repro_golden.subjects.surroundings import found_outside
-from repro_golden.subjects.watched import Found, Stand, Watched, all_of
+from repro_golden.subjects.watched import Snapshot, Stand, Watched, all_of
 
 __all__ = ["Around", "Moment", "Pythons", "Surroundings", "watched_rollouts"]
 
@@ -77,7 +77,7 @@ _UNKNOWN: Stand = -1, False
 class Pythons:
     """Interpreters that programs run in although no key holds them, as they were when each was looked at first."""
 
-    def __init__(self, find: Callable[[str, bool], Found], expected: Callable[[], Iterable[str]] = tuple) -> None:
+    def __init__(self, find: Callable[[str, bool], Snapshot], expected: Callable[[], Iterable[str]] = tuple) -> None:
         """Look at none before it is asked for.
 
         Args:
@@ -173,17 +173,17 @@ class Surroundings:
                 ], self.pythons)  # fmt: skip
             return self._known[id(case)]
 
-    def _part(self, name: str, case: Case, find: Callable[[Case, bool], Found]) -> Watched:
+    def _part(self, name: str, case: Case, find: Callable[[Case, bool], Snapshot]) -> Watched:
         if (name, case.digest) not in self._parts:
             self._parts[name, case.digest] = Watched(functools.partial(find, case))
         return self._parts[name, case.digest]
 
-    def _environment(self, case: Case, again: bool) -> Found:
+    def _environment(self, case: Case, again: bool) -> Snapshot:
         """Who runs a case's program, and what that sees: a layout has resources, a command and variables of its own."""
         seen = self._executor.surroundings(case, again=again)
         given = case.digest == self._case.digest and not again
         identity = self._identity if given else identity_of(case, self._checkout.root)
-        return Found((identity.digest, *seen.facts), seen.marks, seen.look)
+        return Snapshot((identity.digest, *seen.facts), seen.marks, seen.look)
 
     @property
     def changed(self) -> list[str]:
@@ -197,7 +197,7 @@ def _others(case: Case, root: Path) -> list[str]:
     return [python for python in environments_named(case, root) if not same_python(python, own)]
 
 
-def _sources(case: Case, root: Path) -> Found:
+def _sources(case: Case, root: Path) -> Snapshot:
     return all_of("what tells where packages come from", lambda: tuple(sources_of(case, root)))
 
 
@@ -209,9 +209,9 @@ def watched_rollouts(case: Case, rollouts: Rollouts) -> Watched:
         places = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names] if folder else []  # noqa: PTH118
         return marked(places)
 
-    def find(again: bool) -> Found:
+    def find(again: bool) -> Snapshot:
         marks = look()
         read = rollouts_of(case, folder) if again and folder else rollouts
-        return Found((read.digest,), marks, look)
+        return Snapshot((read.digest,), marks, look)
 
     return Watched(find)

@@ -91,17 +91,14 @@ class Rule:
     any_program: bool = False
 
 
-Check = Callable[..., Iterable[Found]]
-
-
-def rule(**facts: Any) -> Callable[[Check], Rule]:
+def rule(**facts: Any) -> Callable[[Callable[..., Iterable[Found]]], Rule]:
     """A function as a rule: the kinds that it needs and that help it are those of its parameters (``X``, ``X | None``).
 
     Args:
         facts: All of `Rule` but ``check``, ``inputs`` and ``uses``; ``id`` where it is not the function's name.
     """
 
-    def made(check: Check) -> Rule:
+    def made(check: Callable[..., Iterable[Found]]) -> Rule:
         kinds = [kind for name, kind in get_type_hints(check).items() if name != "return"]
         uses = [next(k for k in get_args(kind) if k is not NoneType) for kind in kinds if get_args(kind)]
         name = {"id": check.__name__.strip("_").replace("_", "-")}

@@ -250,7 +250,7 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineCheck:
-    """What one check of an engine found; `name`, `passed` and `detail` are a `Proof`'s.
+    """What one check of an engine found. It is no `Proof`: whether its outcome is wanted is for who asked to say.
 
     Attributes:
         name: See `CHECKS`.

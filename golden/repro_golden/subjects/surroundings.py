@@ -23,7 +23,7 @@ from repro_golden.recording.attach.identify import marked, sources
 from repro_golden.replay.children import base_environment
 from repro_golden.subjects.argv import interpreter, variables_of
 from repro_golden.subjects.caches import implicit_files
-from repro_golden.subjects.watched import Found
+from repro_golden.subjects.watched import Snapshot
 
 __all__ = [
     "CANNOT_MATTER",
@@ -174,13 +174,13 @@ def outside_of(case: Case, root: Path, marks: dict[str, str] | None = None) -> l
     return facts
 
 
-def found_outside(case: Case, root: Path) -> Found:
+def found_outside(case: Case, root: Path) -> Snapshot:
     """`outside_of` a case, with the marks of the files that it looks at."""
     look = functools.partial(_places, case, root)
     marks = look()  # before the content: what changes meanwhile is seen
     inside = dict[str, str]()
     facts = tuple(outside_of(case, root, inside))
-    return Found(facts, {**marks, **inside}, lambda: {**look(), **marked(inside)})
+    return Snapshot(facts, {**marks, **inside}, lambda: {**look(), **marked(inside)})
 
 
 def _places(case: Case, root: Path) -> dict[str, tuple[int, ...]]:

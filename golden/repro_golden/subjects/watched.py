@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from repro_golden.base.errors import ReproError
 
-__all__ = ["Found", "Stand", "Watched", "all_of"]
+__all__ = ["Snapshot", "Stand", "Watched", "all_of"]
 
 Marks: TypeAlias = Mapping[str, Any]
 
@@ -18,7 +18,7 @@ Stand: TypeAlias = tuple[int, bool]
 
 
 @dataclass(frozen=True)
-class Found:
+class Snapshot:
     """What was read of one thing.
 
     Attributes:
@@ -32,14 +32,14 @@ class Found:
     look: Callable[[], Marks]
 
 
-def all_of(name: str, read: Callable[[], tuple[str, ...]]) -> Found:
+def all_of(name: str, read: Callable[[], tuple[str, ...]]) -> Snapshot:
     """What is read so quickly that it is its own mark, by the name that it is told by."""
 
     def look() -> Marks:
         return {name: read()}
 
     marks = look()
-    return Found(marks[name], marks, look)
+    return Snapshot(marks[name], marks, look)
 
 
 class Watched:
@@ -51,7 +51,7 @@ class Watched:
         changed: Places that were touched when it was found to be other than before.
     """
 
-    def __init__(self, find: Callable[[bool], Found]) -> None:
+    def __init__(self, find: Callable[[bool], Snapshot]) -> None:
         """Read it.
 
         Args:
@@ -72,7 +72,7 @@ class Watched:
                 try:
                     found = self._find(True)
                 except ReproError:  # what cannot be read is not what it was
-                    found = Found((), marks, self._found.look)
+                    found = Snapshot((), marks, self._found.look)
                 turns = self.last[0]
                 if found.facts != self._found.facts:
                     turns += 1

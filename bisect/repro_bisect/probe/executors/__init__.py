@@ -21,7 +21,7 @@ from repro_golden.subjects import exit_code, launch
 from repro_golden.subjects.installs import installed_by
 from repro_golden.subjects.missing import made_in
 from repro_golden.subjects.pythons import ran_in
-from repro_golden.subjects.watched import Found
+from repro_golden.subjects.watched import Snapshot
 from repro_golden.trace import Trace, seal
 
 __all__ = ["Executor", "Outcome", "Signal", "State", "Task", "perform"]
@@ -120,7 +120,7 @@ class Executor(Protocol):
     def slots(self) -> int:
         """How many tasks can run at once."""
 
-    def surroundings(self, case: Case, *, again: bool = False) -> Found:
+    def surroundings(self, case: Case, *, again: bool = False) -> Snapshot:
         """What a case's program sees where its probes run: interpreter, packages, variables, and what git writes there.
 
         Args:
@@ -128,7 +128,7 @@ class Executor(Protocol):
             again: Whether to pass over what is remembered of interpreters.
         """
 
-    def packages(self, case: Case, python: str, *, again: bool = False) -> Found:
+    def packages(self, case: Case, python: str, *, again: bool = False) -> Snapshot:
         """What an interpreter could import where probes run; without facts where it is gone, or does not answer.
 
         Args:

@@ -39,7 +39,7 @@ from repro_golden.repository.submodules import fetched
 from repro_golden.repository.worktrees import name_for
 from repro_golden.repository.written import deciding
 from repro_golden.subjects import identity_of
-from repro_golden.subjects.watched import Found
+from repro_golden.subjects.watched import Snapshot
 from repro_golden.trace import Trace
 
 __all__ = ["Cluster"]
@@ -103,7 +103,7 @@ class Cluster:
             )
         return room
 
-    def surroundings(self, case: Case, *, again: bool = False) -> Found:
+    def surroundings(self, case: Case, *, again: bool = False) -> Snapshot:
         """See `Executor.surroundings`; nodes have variables and packages of their own.
 
         Raises:
@@ -111,11 +111,11 @@ class Cluster:
         """
         return self._found(surroundings, case, again)
 
-    def packages(self, case: Case, python: str, *, again: bool = False) -> Found:
+    def packages(self, case: Case, python: str, *, again: bool = False) -> Snapshot:
         """See `Executor.packages`; on some nodes there may be none."""
         return self._found(packages, case, python, again)
 
-    def _found(self, function: Callable[..., Built], *given: object) -> Found:
+    def _found(self, function: Callable[..., Built], *given: object) -> Snapshot:
         hosts = self._hosts()
         built = self._on_each(function, dict.fromkeys(hosts, given))
         held = {node: self._ray.put(list(one.marks)) for node, one in built.items()}  # tens of thousands of places
@@ -128,7 +128,7 @@ class Cluster:
 
         digests = sorted({one.digest for one in built.values()})
         facts = (digest("nodes", self._name, *digests),) if any(digests) else ()
-        return Found(facts, named({node: one.marks for node, one in built.items()}), look)
+        return Snapshot(facts, named({node: one.marks for node, one in built.items()}), look)
 
     def _hosts(self) -> dict[str, str]:
         """The name of each node's host, by the node's id."""

@@ -24,7 +24,7 @@ from repro_golden.repository.worktrees import Worktrees, name_for
 from repro_golden.repository.written import deciding
 from repro_golden.subjects import build_of, packages_in
 from repro_golden.subjects.surroundings import seen
-from repro_golden.subjects.watched import Found
+from repro_golden.subjects.watched import Snapshot
 
 __all__ = ["Local", "default_jobs"]
 
@@ -51,7 +51,7 @@ class Local:
             extensions = own_extensions(case, checkout.state / "torch-extensions")
             self._places.put(slot | self._claims.enter_context(extensions))
 
-    def surroundings(self, case: Case, *, again: bool = False) -> Found:
+    def surroundings(self, case: Case, *, again: bool = False) -> Snapshot:
         """See `Executor.surroundings`."""
         written, built = self._written(), build_of(case, self._root, again=again)
 
@@ -59,12 +59,12 @@ class Local:
             return marked(built.marks) | {_WRITTEN: self._written()}
 
         facts = seen(case, built.digest), name_for(self._checkout), *written
-        return Found(facts, built.marks | {_WRITTEN: written}, look)
+        return Snapshot(facts, built.marks | {_WRITTEN: written}, look)
 
-    def packages(self, case: Case, python: str, *, again: bool = False) -> Found:
+    def packages(self, case: Case, python: str, *, again: bool = False) -> Snapshot:
         """See `Executor.packages`."""
         built = packages_in(case, python, self._root, again=again)
-        return Found((built.digest,) if built.digest else (), built.marks, lambda: marked(built.marks))
+        return Snapshot((built.digest,) if built.digest else (), built.marks, lambda: marked(built.marks))
 
     def _written(self) -> tuple[str, ...]:
         git, common = self._checkout.git, self._checkout.common

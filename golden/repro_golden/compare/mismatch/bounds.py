@@ -30,28 +30,29 @@ _TOKENS: Mapping[str, Callable[[Floats, float], npt.NDArray[np.bool_]]] = {
 
 
 @dataclass(frozen=True)
-class Breach(Proof):
+class Breach:
     """A bound that a step breaks.
 
     Attributes:
-        name: The bound's; ``nonfinite``, ``columns`` or ``tokens`` for what makes bounds unanswerable.
-        passed: False.
+        metric: The bound's name; ``nonfinite``, ``columns`` or ``tokens`` for what makes bounds unanswerable.
         detail: The number and its bound, or why there is none.
         step: The optimizer update.
         token: The first token over the bound, or the one with the largest gap where it is one of all tokens.
     """
 
+    metric: str
+    detail: str
     step: int
     token: Token | None
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types; floats that are not finite as the hex of their bits."""
-        return mapping_of(self, "name", "passed", metric=self.name)
+        return mapping_of(self)
 
     def __str__(self) -> str:
         if self.token is None:
             return f"step {self.step}: {self.detail}"
-        which = "at" if self.name in (*_TOKENS, "nonfinite") else "the largest gap is at"
+        which = "at" if self.metric in (*_TOKENS, "nonfinite") else "the largest gap is at"
         return f"step {self.step}: {self.detail}: {which} {self.token}"
 
 
@@ -72,12 +73,12 @@ def breaches(table: MismatchTable, trace: Trace) -> list[Breach]:
         step, pairs = trace.steps[index].step, pairs_of(trace, index)
         if pairs is None:
             why = "rollout_log_probs and old_log_probs (or log_probs) of the same tokens were not observed"
-            broken.append(Breach("columns", False, why, step, None))
+            broken.append(Breach("columns", why, step, None))
             continue
         tokens += len(pairs)
         broken += _of_step(table.bounds, pairs, measure([pairs]))
     if not broken and not tokens:
-        broken.append(Breach("tokens", False, "no step has an unmasked token", trace.header.first_step, None))
+        broken.append(Breach("tokens", "no step has an unmasked token", trace.header.first_step, None))
     return broken
 
 
@@ -86,7 +87,7 @@ def _of_step(bounds: Mapping[str, float], pairs: TokenPairs, mismatch: Mismatch)
     if mismatch.nonfinite:
         total = mismatch.tokens + mismatch.nonfinite
         detail = f"{mismatch.nonfinite} of {total} tokens not finite"
-        broken.append(Breach("nonfinite", False, detail, pairs.step, mismatch.first_nonfinite))
+        broken.append(Breach("nonfinite", detail, pairs.step, mismatch.first_nonfinite))
     values = mismatch.numbers()
     for name, bound in bounds.items():
         value = values[name]
@@ -95,7 +96,7 @@ def _of_step(bounds: Mapping[str, float], pairs: TokenPairs, mismatch: Mismatch)
         inside = value >= bound if name in _LEAST else (abs(value) if name == "k1" else value) <= bound  # not so of NaN
         if not inside:
             detail = f"{name} {value:.6g}, allowed {'at least' if name in _LEAST else 'at most'} {bound:g}"
-            broken.append(Breach(name, False, detail, pairs.step, _token(name, bound, pairs) or mismatch.worst))
+            broken.append(Breach(name, detail, pairs.step, _token(name, bound, pairs) or mismatch.worst))
     return broken
 
 
