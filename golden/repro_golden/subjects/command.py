@@ -1,4 +1,4 @@
-"""Subjects that are commands: programs that know nothing of us, recorded from outside by `observe.attach`."""
+"""Subjects that are commands: programs that know nothing of us, recorded from outside by `recording.attach`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from repro_golden.compare.renames import Parting
 from repro_golden.recording.attach import strangers
 from repro_golden.recording.attach.collect import Gathering, OtherRanksError, read_terminal
 from repro_golden.recording.attach.earlier_runs import among_others
-from repro_golden.recording.attach.identify import Built, marked
+from repro_golden.recording.attach.identify import Built
 from repro_golden.recording.attach.order import as_planted
 from repro_golden.recording.attach.run import environment_for, said_of
 from repro_golden.recording.attach.settings import Settings
@@ -47,7 +47,7 @@ from repro_golden.subjects.environments.builds import Environment, Who, held, id
 from repro_golden.subjects.environments.overlays import Overlay, held_overlay
 from repro_golden.subjects.installs import left_alone, taken_back
 from repro_golden.subjects.kind import Kind, Perturbation
-from repro_golden.subjects.pythons import build_in, environments_named, said_to
+from repro_golden.subjects.pythons import build_of_other, environments_named, said_to
 from repro_golden.trace import Header, Trace
 
 __all__ = ["AdditionOf", "CommandKind"]
@@ -171,11 +171,6 @@ class CommandKind(Kind):
         "training ([observe] ignore), or keep it for its metrics with --allow-noise"
     )
 
-    @classmethod
-    def given(cls, header: Header) -> Mapping[str, Any]:
-        """The process that trains says it."""
-        return header.subject
-
     def __init__(self, case: Case) -> None:
         super().__init__(case)
         assert case.subject.program
@@ -230,7 +225,7 @@ class CommandKind(Kind):
     def build(self, root: Path) -> Built:
         """See `subjects.build_of`."""
         own = super().build(root)
-        builds = [own, *(_build_of(self.case, other, root) for other in self.other_pythons(root))]
+        builds = [own, *(build_of_other(self.case, other, root) for other in self.other_pythons(root))]
         marks = {place: mark for one in builds for place, mark in one.marks.items()}
         return Built(digest("builds", *(one.digest for one in builds)), marks) if builds[1:] else own
 
@@ -491,12 +486,3 @@ def _refuse(job: _Job, done: int, code: int, short: str = "") -> None:
         raise ChildFailure("step" if done else "start", done, f"exited with {code}: {last_line(job.log)}", str(job.log))
     if short:
         raise ChildFailure("record", done, short, str(job.log))
-
-
-def _build_of(case: Case, python: str, root: Path) -> Built:
-    """What stands for another interpreter and all that it could import; of one that does not answer, for its file."""
-    try:
-        return build_in(case, python, root)
-    except ReproError:
-        marks, status = marked([python]), Path(python).stat()
-        return Built(f"{python} {status.st_size} {status.st_mtime_ns}", marks)

@@ -68,10 +68,9 @@ class Kind(ABC):
         """What a trace tells of the process that the words and variables of its case are for.
 
         Returns:
-            ``argv``, and ``variables`` as `variables_given` has them; nothing where no process was asked.
+            ``argv``, and ``variables`` as `variables_given` has them, among others; neither where no process was asked.
         """
-        del header
-        return {}
+        return header.subject
 
     def out_of_reach(self, checkout: Checkout) -> str:
         """Why no commit of the repository can change the subject; '' where one can, or where nobody knows."""

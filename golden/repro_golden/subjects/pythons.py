@@ -15,7 +15,7 @@ from pathlib import Path
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 from repro_golden.case.python_of import same_python
-from repro_golden.recording.attach.identify import Built
+from repro_golden.recording.attach.identify import Built, marked
 from repro_golden.recording.attach.met import PYTHONS
 from repro_golden.replay.children import base_environment
 from repro_golden.repository.checkout import Place
@@ -24,7 +24,7 @@ from repro_golden.subjects.environments.builds import build_for
 from repro_golden.subjects.environments.releases import asked
 from repro_golden.subjects.surroundings import paths_in
 
-__all__ = ["build_in", "environments_named", "is_one_of", "ran_in", "said_to"]
+__all__ = ["build_in", "build_of_other", "environments_named", "is_one_of", "ran_in", "said_to"]
 
 _RAN_IN = "ran in"
 """A file beside a worktree, with the interpreters that its processes said they are."""
@@ -78,6 +78,15 @@ def build_in(case: Case, python: str, root: Path) -> Built:
     own = interpreter(program, root)
     variables = variables_of(case, program, own, {"root": str(root), "python": own})
     return build_for(python, variables, root)
+
+
+def build_of_other(case: Case, python: str, root: Path) -> Built:
+    """What stands for another interpreter and all that it could import; of one that does not answer, for its file."""
+    try:
+        return build_in(case, python, root)
+    except ReproError:
+        marks, status = marked([python]), Path(python).stat()
+        return Built(f"{python} {status.st_size} {status.st_mtime_ns}", marks)
 
 
 def environments_named(case: Case, root: Path) -> list[str]:
