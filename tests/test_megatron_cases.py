@@ -127,7 +127,7 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Repo:
     """That of the case on two processes, with good commits and two that are wrong."""
     repo = started(tmp_path_factory.mktemp("megatron") / "fork", "tp2", CASE)
     root = repo.root
-    repo.edit(ENGINE, '"""See `engine.Engine.forward`."""', '"""As `engine.Engine.forward` says."""')
+    repo.edit(ENGINE, '"""See `interface.Engine.forward`."""', '"""As `interface.Engine.forward` says."""')
     repo.commit("Say it in other words")
     # slime ef0a7eb1d: the trainer's log-probs in bf16, where autocast was left on
     repo.edit(ENGINE, FORWARD, "        with torch.autocast('cpu', torch.bfloat16):\n    " + FORWARD)

@@ -110,7 +110,7 @@ class Night:
         compared: `repro.pulls.pair.Compared` as JSON; None where bits are equal or nothing was compared.
         culprits: `repro_bisect.driver.result.Culprit`, each as JSON.
         bisect: ``range``, ``outcome`` and ``reproduce`` of the search that named them; None where there was none.
-        spent: `spent.Usage` as JSON, or None.
+        spent: `usage.Usage` as JSON, or None.
         seconds: Wall time of everything.
         reproduce: The command that does it again.
         version: Of repro.

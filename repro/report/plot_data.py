@@ -71,7 +71,7 @@ class PlotData:
         signals: ``phase name`` of those that differ, in the order in which they do.
         more: How many further signals differ.
         cells: Where and how far.
-        histogram: Of the first signal that differs: ``(most, count)`` as in `magnitude.ulp_histogram`.
+        histogram: Of the first signal that differs: ``(most, count)`` as in `tensor_difference.ulp_histogram`.
         of: Which signal that is, at which step, and whether all of it was at hand.
         tokens: None without log-probs of one shape.
     """

@@ -49,18 +49,18 @@ class TorchEngine:
         return MainOptimizer(self.model.named_parameters(), self.config)
 
     def score(self, tensors: Mapping[str, Tensor], plan: Sequence[Update]) -> Scores:
-        """See `engine.Engine.score`."""
+        """See `interface.Engine.score`."""
         with torch.no_grad():
             parts = [part for update in plan for part in self._score(tensors, update)]
         return self._joined(parts)
 
     def forward(self, tensors: Mapping[str, Tensor], update: Update) -> Scores:
-        """See `engine.Engine.forward`."""
+        """See `interface.Engine.forward`."""
         self._graphs = list(self._score(tensors, update))
         return self._joined([tuple(column.detach() for column in part) for part in self._graphs])
 
     def backward(self, gradients: Mapping[str, Tensor | None]) -> None:
-        """See `engine.Engine.backward`: each micro-batch takes its own slice of the columns' gradients."""
+        """See `interface.Engine.backward`: each micro-batch takes its own slice of the columns' gradients."""
         optimizer = self.optimizer
         optimizer.zero_grad()
         graphs, self._graphs = self._graphs, []
@@ -71,7 +71,7 @@ class TorchEngine:
             optimizer.accumulate()
 
     def step(self, observe: Observe, prefix: str = "") -> float:
-        """See `engine.Engine.step`."""
+        """See `interface.Engine.step`."""
         optimizer = self.optimizer
         gradients = optimizer.gradients()
         observe("grad", prefix, gradients)
@@ -89,11 +89,11 @@ class TorchEngine:
         return norm
 
     def show(self, observe: Observe, phase: str, prefix: str) -> None:
-        """See `engine.Engine.show`."""
+        """See `interface.Engine.show`."""
         observe(phase, prefix, {name: weight.detach() for name, weight in self.optimizer.main.items()})
 
     def weights(self) -> tuple[dict[str, Tensor], None]:
-        """See `engine.Engine.weights`: they are whole."""
+        """See `interface.Engine.weights`: they are whole."""
         return {name: p.detach() for name, p in self.model.named_parameters()}, None
 
     def state(self, prefix: str = "") -> dict[str, Tensor]:
@@ -172,21 +172,21 @@ class TorchEngines:
         return self._policy
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `engine.Engines.whole_weights`: the live tensors."""
+        """See `interface.Engines.whole_weights`: the live tensors."""
         return iter(self.policy.weights()[0].items())
 
     def tell(self, value: _T) -> _T:
-        """See `engine.Engines.tell`: there is one process."""
+        """See `interface.Engines.tell`: there is one process."""
         return value
 
     def state(self) -> dict[str, Tensor]:
-        """See `engine.Engines.state`."""
+        """See `interface.Engines.state`."""
         reference = {f"ref/{name}": p.detach() for name, p in self.reference.model.named_parameters()}
         critic = self.critic.state("critic/") if self.critic is not None else {}
         return self.policy.state() | reference | critic
 
     def save(self, directory: str, rest: Mapping[str, Tensor]) -> None:
-        """See `engine.Engines.save`.
+        """See `interface.Engines.save`.
 
         Raises:
             repro_core.engines.checkpoint.CheckpointError: something that is no checkpoint lies at `directory`.
@@ -196,7 +196,7 @@ class TorchEngines:
         save_checkpoint(directory, state, self.config.to_mapping(), lambda path: save_hf(self._policy, path))
 
     def load(self, directory: str, rest: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `engine.Engines.load`.
+        """See `interface.Engines.load`.
 
         Raises:
             repro_core.engines.checkpoint.CheckpointError: unreadable, damaged, of a newer format, or of another model

@@ -270,7 +270,7 @@ class Header:
     """What a trace is a trace of.
 
     Attributes:
-        case: The canonical case (`case.Case.canonical`).
+        case: The canonical case (`file.Case.canonical`).
         rollouts: Digest of the rollouts that were consumed.
         subject: ``kind``, ``commit`` and ``tree`` of the code under test, where known.
         identity: `identity.Identity.to_mapping` of the process.

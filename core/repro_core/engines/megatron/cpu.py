@@ -5,7 +5,7 @@ had by a flag, by a submodule of the layer specification or by an argument is do
 `parallel`); `CHANGES` lists what is left, and nothing else is changed.
 
 A mode of ``torch.overrides`` belongs to one thread and is off inside ``backward``, so what Megatron does there has to
-run without it: recomputed layers make no attention mask (`attention.CoreAttention` needs none).
+run without it: recomputed layers make no attention mask (`layers.CoreAttention` needs none).
 """
 
 from __future__ import annotations

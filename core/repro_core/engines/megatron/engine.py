@@ -110,18 +110,18 @@ class MegatronEngine:
                     group["step"] = self.updates
 
     def score(self, tensors: Mapping[str, Tensor], plan: Sequence[Update]) -> Scores:
-        """See `engine.Engine.score`."""
+        """See `interface.Engine.score`."""
         parts = [self._score(tensors, update) for update in plan]
         return {name: torch.cat([part[name] for part in parts]) for name in self.names}
 
     def forward(self, tensors: Mapping[str, Tensor], update: Update) -> Scores:
-        """See `engine.Engine.forward`."""
+        """See `interface.Engine.forward`."""
         scores = self._score(tensors, update)
         self._update = self._shares(tensors, update)
         return scores
 
     def backward(self, gradients: Mapping[str, Tensor | None]) -> None:
-        """See `engine.Engine.backward`."""
+        """See `interface.Engine.backward`."""
         batch, self._update = self._update, []
 
         def surrogate(share: Share, columns: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, dict[str, Any]]:
@@ -139,7 +139,7 @@ class MegatronEngine:
             self._run(batch, surrogate, forward_only=False)
 
     def step(self, observe: Observe, prefix: str = "") -> float:
-        """See `engine.Engine.step`. The norm and the clipping are Megatron's."""
+        """See `interface.Engine.step`. The norm and the clipping are Megatron's."""
         parts = self.mains
         self._observe(observe, "grad", prefix, [(number, main, main.gradient) for number, main in parts])
         with self.here():
@@ -157,11 +157,11 @@ class MegatronEngine:
         return float(norm)
 
     def show(self, observe: Observe, phase: str, prefix: str) -> None:
-        """See `engine.Engine.show`."""
+        """See `interface.Engine.show`."""
         self._observe(observe, phase, prefix, [(number, main, main.main.detach()) for number, main in self.mains])
 
     def weights(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """See `engine.Engine.weights`."""
+        """See `interface.Engine.weights`."""
         return self._placed("", self._own)
 
     @property
@@ -240,7 +240,7 @@ class MegatronEngine:
             share = next(shares)
             if self.routers is not None:
                 self.routers.replay(chunk, share.routing, trained=not forward_only)
-            # attention needs no mask: see attention.CoreAttention
+            # attention needs no mask: see layers.CoreAttention
             out = chunk(share.tokens, share.positions, None, packed_seq_params=_packing(share))
             return out, partial(self._close, share, close)
 

@@ -30,7 +30,7 @@ _POLICY, _CRITIC = ("log_probs", "entropy"), ("values",)
 
 
 class MegatronEngines:
-    """See `engine.Engines`. A process has one at a time: making another one ends the groups of the one before.
+    """See `interface.Engines`. A process has one at a time: making another one ends the groups of the one before.
 
     Args:
         config: of the run.
@@ -102,23 +102,23 @@ class MegatronEngines:
         return policy
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `engine.Engines.whole_weights`; see `_whole_tensors` for errors."""
+        """See `interface.Engines.whole_weights`; see `_whole_tensors` for errors."""
         held = [(where, _weights(chunk)) for where, chunk in zip(self.policy.where, self.policy.raw, strict=True)]
         return _whole_tensors(self.model, held, lead=self.lead)
 
     def tell(self, value: _T) -> _T:
-        """See `engine.Engines.tell`."""
+        """See `interface.Engines.tell`."""
         values = [value]
         dist.broadcast_object_list(values)
         return values[0]
 
     def state(self) -> dict[str, Tensor]:
-        """See `engine.Engines.state`: what lies on this rank."""
+        """See `interface.Engines.state`: what lies on this rank."""
         critic = self.critic.state("critic/") if self.critic is not None else {}
         return self.policy.state() | self.reference.state("ref/") | critic
 
     def save(self, directory: str, rest: Mapping[str, Tensor]) -> None:
-        """See `engine.Engines.save`; the form is that of Megatron's ``dist_checkpointing``.
+        """See `interface.Engines.save`; the form is that of Megatron's ``dist_checkpointing``.
 
         Raises:
             repro_core.config.ConfigError: this layout cannot be saved here.
@@ -130,7 +130,7 @@ class MegatronEngines:
             checkpoint.save(directory, engines, rest, self.config, cuda=self.cuda)
 
     def load(self, directory: str, rest: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `engine.Engines.load`; another layout may have saved it.
+        """See `interface.Engines.load`; another layout may have saved it.
 
         Raises:
             repro_core.engines.checkpoint.CheckpointError: unreadable, damaged, of a newer format, or of another model
