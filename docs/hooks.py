@@ -54,9 +54,9 @@ def commands() -> Iterator[str]:
         yield f"```text\n{command.get_help(context)}\n```"
         if isinstance(command, click.Group):
             for child in command.list_commands(context):
-                found = command.get_command(context, child)
-                if found is not None and not found.hidden:
-                    yield from walk(found, child, context)
+                subcommand = command.get_command(context, child)
+                if subcommand is not None and not subcommand.hidden:
+                    yield from walk(subcommand, child, context)
 
     yield from walk(cli, "repro", None)
 

@@ -93,14 +93,14 @@ def initialise(root: Path, name: str, remote: str | None, *, example: bool = Fal
     done: list[str] = []
     dvc = Dvc(root)
     now = dvc.remote if dvc.initialised else ""
-    own = private_remote(root)
-    if not (remote or now or _recorded(root) or str(own).isascii()):
-        raise ReproError(f"DVC takes no remote at {own}, which is not ASCII: name one with --remote")
+    private = private_remote(root)
+    if not (remote or now or _recorded(root) or str(private).isascii()):
+        raise ReproError(f"DVC takes no remote at {private}, which is not ASCII: name one with --remote")
     if not dvc.initialised:
         dvc.init()
         done.append(".dvc/ (dvc init)")
     if remote or not (now or _recorded(root)):
-        url = remote or str(own)
+        url = remote or str(private)
         # a folder of this machine means nothing to others: it stays out of the configuration that git carries
         dvc.set_default_remote("golden", url, local=not remote)
         before = f", DVC's default in place of {now}" if now and now != dvc.remote else ""

@@ -56,13 +56,13 @@ class Golden:
             pytest.fail(f"{case!r} is no case's name", pytrace=False)
         code, output = self._repro("golden", "verify", case)
         if code == _NOT_VERIFIABLE and self._record:
-            done, said = self._repro("golden", "record", case)
-            while done and _BUSY in said:  # by another worker's test
+            done, record_output = self._repro("golden", "record", case)
+            while done and _BUSY in record_output:  # by another worker's test
                 time.sleep(1)
-                done, said = self._repro("golden", "record", case)
-            if _KNOWN not in said:
-                code, output = done, said
-            if code == _AGREES or (_KNOWN in said and _RECORD in output):
+                done, record_output = self._repro("golden", "record", case)
+            if _KNOWN not in record_output:
+                code, output = done, record_output
+            if code == _AGREES or (_KNOWN in record_output and _RECORD in output):
                 code, output = self._repro("golden", "verify", case)
         if code == _NOT_VERIFIABLE:
             pytest.skip(f"not verifiable here: {output}")

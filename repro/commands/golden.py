@@ -180,8 +180,8 @@ def list_runs(as_json: bool) -> int:
         verifiable, damaged, refused = False, "", why.get(case, "")
         if case in here:
             verifiable, damaged, refused = _answered(store, machine, *here[case], present=present)
-        told = {"here": verifiable, "damaged": damaged, "why": refused}
-        return {"case": case, "machine": machine, "present": present, **told}
+        answers = {"here": verifiable, "damaged": damaged, "why": refused}
+        return {"case": case, "machine": machine, "present": present, **answers}
 
     rows = [row(*entry) for entry in store.entries()]
     cells = [
@@ -194,8 +194,8 @@ def list_runs(as_json: bool) -> int:
         for r in rows
     ]
     text = table(["case", "machine", "content", "verifiable here"], cells)
-    told = dict.fromkeys(f"{r['case']}: {r['damaged'] or r['why']}" for r in rows if r["damaged"] or r["why"])
-    text = "\n".join([text, *told])
+    problems = dict.fromkeys(f"{r['case']}: {r['damaged'] or r['why']}" for r in rows if r["damaged"] or r["why"])
+    text = "\n".join([text, *problems])
     emit(as_json, rows, text if rows else "no golden runs: `repro golden record` records one")
     return 0
 
@@ -315,14 +315,14 @@ def _load(name: str) -> Any:
     checkout = find_checkout(Path.cwd())
     store = Store(checkout.root)
     machine, slash, case = name.rpartition("/")
-    own, alone = case.split("~")[0], [machine for machine, name, _ in store.entries() if name == case]
-    if not slash and alone and own not in {path.stem for path in list_cases(checkout.root)}:
+    case_name, alone = case.split("~")[0], [machine for machine, name, _ in store.entries() if name == case]
+    if not slash and alone and case_name not in {path.stem for path in list_cases(checkout.root)}:
         if len(alone) > 1:
             runs = ", ".join(f"{machine}/{case}" for machine in alone)
-            raise ReproError(f"no case {own!r}, and golden runs of it on several machines: name one of {runs}")
+            raise ReproError(f"no case {case_name!r}, and golden runs of it on several machines: name one of {runs}")
         (machine,) = alone
     elif not slash:
-        recorded = find_case(checkout.root, own)
+        recorded = find_case(checkout.root, case_name)
         who = who_is(recorded, checkout.root)
         machine = who.identity.machine
         with contextlib.suppress(NotVerifiableError):

@@ -57,11 +57,11 @@ def verify(
     texts, codes = [], []
 
     def unanswered(name: str, error: ReproError) -> None:
-        key, said = (
+        key, label = (
             ("not_verifiable", "not verifiable") if isinstance(error, NotVerifiableError) else ("error", "error")
         )
         results[name] = {"agrees": None, key: str(error)}
-        texts.append(f"{name}: {said}: {error}")
+        texts.append(f"{name}: {label}: {error}")
         codes.append(error.exit_code)
 
     for n, name in enumerate(names, start=1):

@@ -289,9 +289,9 @@ class _Writer:
         self.files |= changes
         return self.commit("broken" if begin else "mend", broke if begin else mended, (tip,), changes)
 
-    def commit(self, role: Role, said: str, parents: tuple[int, ...], changes: Mapping[str, str]) -> int:
+    def commit(self, role: Role, message: str, parents: tuple[int, ...], changes: Mapping[str, str]) -> int:
         date = self.commits[-1].date + self.rng.randint(900, 36_000) if self.commits else _EPOCH
-        self.commits.append(Planned(role, said, self.rng.choice(_AUTHORS), date, parents, dict(changes)))
+        self.commits.append(Planned(role, message, self.rng.choice(_AUTHORS), date, parents, dict(changes)))
         return len(self.commits) - 1
 
 

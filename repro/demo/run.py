@@ -96,8 +96,8 @@ class DemoResult:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        told = {"right": not self.problem, "problem": self.problem, "verify": self.verification}
-        return mapping_of(self, "verification", reports=[str(path) for path in self.reports], **told)
+        verdict = {"right": not self.problem, "problem": self.problem, "verify": self.verification}
+        return mapping_of(self, "verification", reports=[str(path) for path in self.reports], **verdict)
 
 
 def prepare_folder(folder: Path) -> None:

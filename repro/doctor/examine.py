@@ -196,10 +196,10 @@ def found_by(rule: Rule, arguments: Sequence[Any]) -> Iterator[Found]:
     # what other artefacts say too may be certain all the same
     unsure = launch is not None and ((programmed(launch) and set(rule.inputs) == {Launch}) or launch.doubted)
     for these, those, how in ((results, others, ""), (others, results, "not ")):
-        told = {_apart_from_numbers(rule, result) for result in those}
+        faults = {_apart_from_numbers(rule, result) for result in those}
         for result in these:
             fault = _apart_from_numbers(rule, result)
-            if launch and launch.otherwise and fault not in told:
+            if launch and launch.otherwise and fault not in faults:
                 result = result._replace(message=f"{result.message} (where a branch of the script is {how}taken)")
                 yield _doubtful(rule, result)
             elif these is results:

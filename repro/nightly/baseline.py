@@ -96,11 +96,11 @@ class Tonight:
         or of what came before: this machine's numbers changed since, and that they did not elsewhere approves nothing.
         """
         exact = [n for n in self.nights if n.compared is None and self._asks_the_same(n) and self._since(n)]
-        own, red = [n for n in exact if n.machine == self.machine], self._red()
+        here, red = [n for n in exact if n.machine == self.machine], self._red()
         known = [self._known_before(night) for night in red]
         changed = {night.tree for night in red}
         others = [n for n in exact if n.tree not in changed and all(n.commit["commit"] in before for before in known)]
-        return newest_green(own, self.past) or newest_green(others, self.past)
+        return newest_green(here, self.past) or newest_green(others, self.past)
 
     def _since(self, night: Night) -> bool:
         return night.commit["commit"] in self.past.since
@@ -337,7 +337,7 @@ def _against(tonight: Tonight, baseline: Baseline, name: str) -> Judgement:
         return _judgement("green", f"the bits of {name}{_renamed(compared)}", baseline, compared)
     if compared.verdict == "within":
         return _judgement("green", f"within the case's bounds of {name}: {_where(compared)}", baseline, compared)
-    return _moved(tonight, baseline, name, base, compared, kept=cached)
+    return _moved(tonight, baseline, name, base, compared, cached=cached)
 
 
 def _approved_code(tonight: Tonight, approved: str) -> tuple[str, str]:
@@ -349,25 +349,25 @@ def _approved_code(tonight: Tonight, approved: str) -> tuple[str, str]:
         NotVerifiableError: the golden run was recorded of other code, which is not here or was in no commit.
     """
     git, brought = tonight.checkout.git, recorded(tonight.checkout, tonight.case.name, approved)
-    said = [told for told in brought if told.tree or told.commit]
-    for told in said:
-        if told.tree and has_code(git, approved, tonight.paths, told.tree, told.untracked):
+    notes = [note for note in brought if note.tree or note.commit]
+    for note in notes:
+        if note.tree and has_code(git, approved, tonight.paths, note.tree, note.untracked):
             continue
-        origin = told.commit if told.commit and git.tells("cat-file", "-e", f"{told.commit}^{{commit}}") else ""
+        origin = note.commit if note.commit and git.tells("cat-file", "-e", f"{note.commit}^{{commit}}") else ""
         keys = code_keys(git, [approved, *([origin] if origin else [])], tonight.paths)
         if origin and keys.of(origin) == keys.of(approved):  # the case had other paths then
             continue
-        if found := _holding(tonight, told.tree) or origin:
-            return found, ""
-        if told.commit:
-            what = f"other code, that of {short(told.commit)}, which is not here: fetch it, or"
+        if holder := _holding(tonight, note.tree) or origin:
+            return holder, ""
+        if note.commit:
+            what = f"other code, that of {short(note.commit)}, which is not here: fetch it, or"
         else:
             what = "changes that neither it nor another commit here holds as they were (a hook may rewrite them):"
         raise NotVerifiableError(
             f"the commit {short(approved)} brought a golden run that was recorded of {what} approve what is here with "
             f"`repro golden approve {tonight.case.name} --reason ...`"
         )
-    return approved, _UNSAID if brought and not said else ""
+    return approved, _UNSAID if brought and not notes else ""
 
 
 def _refuse_changed(tonight: Tonight, approved: str) -> None:
@@ -397,7 +397,7 @@ def _refuse_changed(tonight: Tonight, approved: str) -> None:
 
 
 def _moved(
-    tonight: Tonight, baseline: Baseline, name: str, base: Trace, compared: Compared, *, kept: bool
+    tonight: Tonight, baseline: Baseline, name: str, base: Trace, compared: Compared, *, cached: bool
 ) -> Judgement:
     """Whether it is the code that moved the numbers: the baseline, which may be an old replay, is made once more."""
     same = f"; {compared.drift.untouched}" if compared.drift.untouched else ""
@@ -413,7 +413,7 @@ def _moved(
         of = f"{short(baseline.commit)} is none that the tested one holds"
         good, why = _begin(tonight, again, of) if outside else (baseline.commit, "")
         return _judgement("changed", text + why, baseline, compared, good)
-    if now.verdict == "moved" or not kept or rule.mode == "bounds":
+    if now.verdict == "moved" or not cached or rule.mode == "bounds":
         return _judgement(
             "flaky", f"{name} does not reproduce itself: two replays differ at {_where(itself)}", baseline
         )

@@ -45,10 +45,10 @@ class Lineage:
         held: set[str] = set()
         next_ones = [commit]
         while next_ones:
-            one = next_ones.pop()
-            if one in self.parents and one not in held:
-                held.add(one)
-                next_ones += self.parents[one]
+            current = next_ones.pop()
+            if current in self.parents and current not in held:
+                held.add(current)
+                next_ones += self.parents[current]
         return frozenset(held)
 
 
@@ -69,12 +69,12 @@ def lineage(checkout: Checkout, case: str, commit: str) -> Lineage:
     parents = {c: before for c, *before in map(str.split, listed)}  # newest first
     order = {c: k for k, c in enumerate(parents)}
     changes, void = _changes(checkout.git, case, commit), ""
-    held, kept = _held(parents, changes)
-    while bad := {blob for path, blob in kept[commit].items() if relabelled(_pointer(checkout.git, path, blob))}:
+    held, ever_held = _held(parents, changes)
+    while bad := {blob for path, blob in ever_held[commit].items() if relabelled(_pointer(checkout.git, path, blob))}:
         void = void or next(c for c in parents if not bad.isdisjoint(changes.get(c, {}).values()))
         changes = {c: {p: blob for p, blob in change.items() if blob not in bad} for c, change in changes.items()}
-        held, kept = _held(parents, changes)
-    wanted = frozenset(kept[commit].values())
+        held, ever_held = _held(parents, changes)
+    wanted = frozenset(ever_held[commit].values())
     valid = frozenset(c for c in parents if wanted.issuperset(held[c].values()))
     if not wanted:
         return Lineage(order, "", valid, parents, void=void)
@@ -102,7 +102,7 @@ def recorded(checkout: Checkout, case: str, approved: str) -> list[Noted]:
         entries = git.names("ls-tree", "-z", "--full-tree", side, "--", *brought) if brought else []
         had = {name: facts.split()[2] for facts, _, name in (entry.partition("\t") for entry in entries)}
         brought = {path: blob for path, blob in brought.items() if had.get(path) != blob}
-    return [told for path, blob in brought.items() if blob and (told := _told(git, path, blob))]
+    return [note for path, blob in brought.items() if blob and (note := _told(git, path, blob))]
 
 
 def _told(git: Git, path: str, blob: str) -> Noted | None:
@@ -129,16 +129,16 @@ def _held(
     What a merge lacks was taken away, unless a side still had it that another never did: then the merge left it out.
     """
     held: dict[str, Runs] = {}
-    kept: dict[str, Runs] = {}
+    ever_held: dict[str, Runs] = {}
     for c in reversed(parents):
         before = parents[c]
         base: Runs = held[before[0]] if before else {}
         now = base
         if change := changes.get(c):
             now = {path: content for path, content in {**base, **change}.items() if content}
-        earlier = [kept[p] for p in before]
+        earlier = [ever_held[p] for p in before]
         if now is base and earlier and all(each is earlier[0] for each in earlier):
-            held[c], kept[c] = now, earlier[0]
+            held[c], ever_held[c] = now, earlier[0]
             continue
         gone = {
             path: content
@@ -146,21 +146,21 @@ def _held(
             for path, content in each.items()
             if all(path in other for other in earlier) or not any(path in held[p] for p in before)
         }
-        held[c], kept[c] = now, gone | dict(now)
-    return held, kept
+        held[c], ever_held[c] = now, gone | dict(now)
+    return held, ever_held
 
 
 def _changes(ask: Git, case: str, commit: str) -> dict[str, dict[str, str | None]]:
     """What commits did to the golden runs of a case, against their first parents: content by path, None for no more."""
     runs = f":(glob)golden/runs/*/{case}"
-    told = ask.names(
+    entries = ask.names(
         "log", "-z", "--full-history", "--diff-merges=first-parent", "--raw", "--no-abbrev", "--no-renames",
         "--format=%x01%H", commit, "--", f"{runs}.dvc", runs, f"{runs}/**",
     )  # fmt: skip
     changes: dict[str, dict[str, str | None]] = {}
     here: dict[str, str | None] = {}
     facts = ""
-    for entry in told:
+    for entry in entries:
         if entry.startswith("\1"):
             here = changes.setdefault(entry[1:], {})
         elif facts:

@@ -183,9 +183,9 @@ class _Night:
         """
         record = trace.steps[index]
         bounded = [name for metric in self.case.compare.bounds for name in tellings(metric, record.metrics)]
-        kept = record.compared | {name: record.metrics[name] for name in bounded}
+        metrics = record.compared | {name: record.metrics[name] for name in bounded}
         bad = set(trace.nonfinite_numbers(index)) if record.nonfinite else set()
-        return {name: value for name, value in kept.items() if math.isfinite(value) or name in bad}
+        return {name: value for name, value in metrics.items() if math.isfinite(value) or name in bad}
 
     def _metrics(self, tonight: Tonight, baseline: Baseline, spared: str) -> Check:
         table = self.case.nightly

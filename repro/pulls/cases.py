@@ -63,10 +63,10 @@ class PullCases:
         """
         there = self._base.read(case.name)
         allowed = there.subject.pass_env if isinstance(there, Case) else ()
-        kept: dict[str, Any] = {"pass_env": tuple(name for name in case.subject.pass_env if name in allowed)}
+        changes: dict[str, Any] = {"pass_env": tuple(name for name in case.subject.pass_env if name in allowed)}
         if case.subject.check_line and _has_no_check(there):
-            kept["check"] = ""
-        return case.model_copy(update={"subject": case.subject.model_copy(update=kept)})
+            changes["check"] = ""
+        return case.model_copy(update={"subject": case.subject.model_copy(update=changes)})
 
     def left_out(self, name: str) -> str:
         """What of HEAD's case `replayed` takes out and may be missed, in words; '' where that is nothing."""
@@ -75,7 +75,7 @@ class PullCases:
         return f"; both ends are replayed without {_CHECK}, which BASE has not" if brought else ""
 
     def judged(self, result: PairResult) -> PairResult:
-        """The result, which is no agreement where HEAD changed what was asked: how it is run, or its bounds."""
+        """The result, which is no label where HEAD changed what was asked: how it is run, or its bounds."""
         base, head = (cases.read(result.case) for cases in (self._base, self._head))
         if base is None or head is None:
             return result  # it is new, or of the checkout alone
@@ -92,8 +92,8 @@ class PullCases:
         looser = compared and _was_judged(base, result) and not _no_looser(base, head)
         if result.verdict not in ("identical", "within") or not (runs or looser):
             return result
-        said = "bit-identical" if result.verdict == "identical" else "within bounds"
-        reason = f"HEAD changes the case ({what}): {said} as this checkout has it, which says nothing of what it was"
+        label = "bit-identical" if result.verdict == "identical" else "within bounds"
+        reason = f"HEAD changes the case ({what}): {label} as this checkout has it, which says nothing of what it was"
         return replace(result, verdict="unverifiable", reason=reason, compared=None)
 
 

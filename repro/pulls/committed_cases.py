@@ -78,7 +78,7 @@ class CommittedCases:
         if case.case.rollouts is not None:
             path = str(PurePosixPath(case.case.rollouts))
             held = [self._named(place) for place in (path, f"{path}.dvc")]
-            facts["case"] |= {"rollouts": path, ROLLOUTS: sorted(found[0][:10] for found in held if found)}
+            facts["case"] |= {"rollouts": path, ROLLOUTS: sorted(entry[0][:10] for entry in held if entry)}
         return facts
 
     def _named(self, path: str) -> tuple[str, str] | None:
@@ -88,8 +88,8 @@ class CommittedCases:
         return (facts[0].decode(), facts[1].decode()) if len(facts) == 3 and facts[2].isdigit() else None
 
     def _content(self, name: str) -> bytes | None:
-        found = self._named(f"{CASES.as_posix()}/{name}.toml")
-        return self.git("cat-file", "blob", found[0]) if found and found[1] == "blob" else None
+        entry = self._named(f"{CASES.as_posix()}/{name}.toml")
+        return self.git("cat-file", "blob", entry[0]) if entry and entry[1] == "blob" else None
 
 
 def of_checkout(git: Git, case: Case) -> dict[str, Any]:

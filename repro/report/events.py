@@ -28,8 +28,8 @@ def left_out(comparison: EventsComparison, a: str, b: str) -> list[str]:
     for metric, counts in comparison.apart.items():
         alike.setdefault(counts, []).append(metric)
     for counts, metrics in alike.items():
-        told = [f"{count(n, 'step')} of {side} alone" for side, n in zip((a, b), counts, strict=True) if n]
-        notes.append(f"not compared: {', '.join(metrics)} at {' and '.join(told)}")
+        parts = [f"{count(n, 'step')} of {side} alone" for side, n in zip((a, b), counts, strict=True) if n]
+        notes.append(f"not compared: {', '.join(metrics)} at {' and '.join(parts)}")
     return notes
 
 

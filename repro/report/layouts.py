@@ -35,11 +35,11 @@ def headline(result: LayoutResult) -> str:
 
 def unknown(c: LayoutComparison) -> str:
     """What of an agreement nothing is known of; "" where that is nothing."""
-    told = [f"{count(c.unmeasured, 'difference')} could not be measured"] if c.unmeasured else []
+    parts = [f"{count(c.unmeasured, 'difference')} could not be measured"] if c.unmeasured else []
     if several := sum(c.sampled.values()):
-        told.append(f"{count(several, 'difference')} seen in a sample of elements alone")
-    told += [f"{count(c.untold, 'trained tensor')} of one layout alone not compared"] if c.untold else []
-    return ", ".join(told)
+        parts.append(f"{count(several, 'difference')} seen in a sample of elements alone")
+    parts += [f"{count(c.untold, 'trained tensor')} of one layout alone not compared"] if c.untold else []
+    return ", ".join(parts)
 
 
 def lines(result: LayoutResult) -> list[str]:
@@ -93,10 +93,10 @@ def layout_text(result: LayoutResult) -> str:
 
 def write_layout_report(result: LayoutResult, folder: Path, command: str) -> Iterator[Path]:
     """Write ``report.md`` and ``report.html``: each path once it is there."""
-    told = {
+    content = {
         "headline": headline(result),
         "lines": lines(result),
         "cost": f"{cost_line(result)}. Code: {short(result.commit)}. Machine: {result.machine}. repro {__version__}.",
         "command": command,
     }
-    return written("layouts", folder, lambda _: told)
+    return written("layouts", folder, lambda _: content)

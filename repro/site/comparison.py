@@ -125,7 +125,7 @@ class Told:
     Attributes:
         commit: Its facts.
         environment: What its lock files changed.
-        found: `repro_bisect.explain.result.Explanation` as JSON; None where there is none.
+        explanation: `repro_bisect.explain.result.Explanation` as JSON; None where there is none.
         sides: Before and after, those that have an operation.
         change: The part of the change that the named lines are in; None where it names none.
         unexplained: Why there is no explanation; may be empty.
@@ -134,7 +134,7 @@ class Told:
 
     commit: Mapping[str, Any]
     environment: Sequence[str]
-    found: Mapping[str, Any] | None
+    explanation: Mapping[str, Any] | None
     sides: Sequence[Side]
     change: Change | None
     unexplained: str

@@ -82,11 +82,11 @@ def convert(
     return 0
 
 
-def write_dumps(kept: RolloutSet, system: str, folder: Path) -> list[str]:
+def write_dumps(rollouts: RolloutSet, system: str, folder: Path) -> list[str]:
     """Write captured rollouts as dumps ``{rollout_id}.pt``.
 
     Args:
-        kept: The rollouts.
+        rollouts: Those that were captured.
         system: Whose form.
         folder: Where to.
 
@@ -94,8 +94,8 @@ def write_dumps(kept: RolloutSet, system: str, folder: Path) -> list[str]:
         What the form has no place for, each thing once.
     """
     done = _Done()
-    for number in range(len(kept)):
-        _write_dump(Path(f"{number}.safetensors"), kept.read(number), folder, cast("System", system), done)
+    for number in range(len(rollouts)):
+        _write_dump(Path(f"{number}.safetensors"), rollouts.read(number), folder, cast("System", system), done)
     return list(done.losses)
 
 

@@ -50,9 +50,9 @@ def show(
     return _dumps(place, reading, sizes, as_json)
 
 
-def facts(kept: RolloutSet) -> dict[str, Any]:
+def facts(rollouts: RolloutSet) -> dict[str, Any]:
     """How the first rollout was sampled."""
-    meta = kept.read(0).meta if len(kept) else {}
+    meta = rollouts.read(0).meta if len(rollouts) else {}
     return {key: meta.get(key) for key in ("engine", "sampling", "weights")}
 
 

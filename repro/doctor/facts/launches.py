@@ -178,14 +178,14 @@ def _home() -> Path | None:
         return None
 
 
-def same(one: Path, other: Path) -> bool:
+def same(path: Path, other: Path) -> bool:
     """Whether two paths are one folder, as far as can be told: by the file system, else as written."""
     try:
-        if one.exists() and other.exists():
-            return one.samefile(other)
+        if path.exists() and other.exists():
+            return path.samefile(other)
     except (OSError, ValueError):
         pass
-    return PurePosixPath(one) == PurePosixPath(other)
+    return PurePosixPath(path) == PurePosixPath(other)
 
 
 def flag_of(launch: Launch, path: Path, flags: tuple[str, ...]) -> str | None:

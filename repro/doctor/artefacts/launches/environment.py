@@ -56,8 +56,8 @@ def _prefixes(front: Sequence[Placed]) -> list[tuple[str, Variable]]:
     """``env NAME=value python train.py``, ``docker run --env=NAME=value``, ``srun --export=ALL,NAME=value``."""
     variables = []
     for word, where in front:
-        said = word.split(",") if word.startswith("--export=") else [word]
-        for each in (part.removeprefix("--export=").removeprefix("--env=") for part in said):
+        assignments = word.split(",") if word.startswith("--export=") else [word]
+        for each in (part.removeprefix("--export=").removeprefix("--env=") for part in assignments):
             if ASSIGNED.match(each):
                 name, _, value = each.partition("=")
                 variables.append((name, Variable(value, "prefix", Where(where.path, where.line, name, value[:200]))))
@@ -85,9 +85,9 @@ def _runtime_variables(
         if beside is not None:
             text, where = beside[0], Where(str(beside[1]), 1)
             sources = {**sources, where.path: text}
-        found, whole = ({}, False) if file and beside is None else _env_vars(text)
+        variables, whole = ({}, False) if file and beside is None else _env_vars(text)
         hidden = hidden or not whole
-        for key, value in found.items():
+        for key, value in variables.items():
             values[key] = value
             places[key] = _line_of(key, where, sources)
     for flag in flags:
@@ -130,9 +130,9 @@ def _env_vars(text: str) -> tuple[dict[str, str], bool]:
         else:
             # what a shell puts in is no JSON yet
             _, key, rest = text.partition('"env_vars"')
-            found = {m[1]: m[2] if m[2] is not None else m[3] for m in _LOOSE.finditer(rest)} if key else {}
+            variables = {m[1]: m[2] if m[2] is not None else m[3] for m in _LOOSE.finditer(rest)} if key else {}
             between = re.sub(_STRING, "", _LOOSE.sub("", _PRINTED.sub("$_", text)))
-            return found, bool(key) and "$" not in between and "`" not in between
+            return variables, bool(key) and "$" not in between and "`" not in between
     inner = held.get("env_vars", {}) if isinstance(held, dict) else None
     return ({str(k): _text(v) for k, v in inner.items()}, True) if isinstance(inner, dict) else ({}, False)
 

@@ -139,8 +139,8 @@ def launch_of_argv(words: Sequence[str]) -> Launch:
         operands = list(itertools.dropwhile(lambda word: word.startswith("-"), words[1:]))
         if operands and not any(_LINE.fullmatch(word) for word in words[1 : -len(operands)]):
             return read_launch(Path(operands[0]), operands[1:])
-    said = [Word((Part(word),), "argv", 1) for word in words]
-    if said and ((is_shell(words[0]) and line_behind(said)) or handed_on(said)[1]):
+    parsed = [Word((Part(word),), "argv", 1) for word in words]
+    if parsed and ((is_shell(words[0]) and line_behind(parsed)) or handed_on(parsed)[1]):
         line = shlex.join(words)
         return _first(Path("argv"), _script(line.encode(), line, Path("argv"), None))
     placed = [(word, Where("argv", item=word)) for word in words]

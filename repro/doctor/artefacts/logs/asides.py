@@ -160,8 +160,8 @@ def _in_quotes(before: str, phrase: str, behind: str) -> bool:
         closes = re.compile(rf"(?<!\\){mark}(?!\w)")
         closed = closes.search(before, opened.end())
         if closed is None:
-            own = before[: opened.start()][-40:]
-            if closes.search(phrase) or _CALLED.search(own) or _FIELD.search(own):
+            lead = before[: opened.start()][-40:]
+            if closes.search(phrase) or _CALLED.search(lead) or _FIELD.search(lead):
                 return False
             return bool(closes.search(behind)) or len(behind) >= _CUT
         start = closed.end()

@@ -146,15 +146,15 @@ class _Numbers:
             return
         self._seen = number
         text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
-        found = losses_and_norms(text)
-        if found and (match := _STEP.search(text)):
+        metrics = losses_and_norms(text)
+        if metrics and (match := _STEP.search(text)):
             self._lines.setdefault(("step", int(match[1])), number)
-        if found and all(map(math.isfinite, found.values())):
-            self._finite[number] = found
+        if metrics and all(map(math.isfinite, metrics.values())):
+            self._finite[number] = metrics
             if len(self._finite) > _METRICS:
                 self._finite.popitem(last=False)
-        elif found and len(self._not_finite) < _METRICS:
-            self._not_finite[number] = found
+        elif metrics and len(self._not_finite) < _METRICS:
+            self._not_finite[number] = metrics
 
     def argument(self, _number: int, line: bytes) -> None:
         """A line that may be one of Megatron's arguments."""

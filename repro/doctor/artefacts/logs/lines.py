@@ -106,11 +106,11 @@ def _heeded(lines: Sequence[str]) -> list[str]:
     heeded: list[str] = []
     ignored = ""
     for text in lines:
-        own = text.removeprefix(_source(text)).removeprefix(" ")
-        if own.startswith(_IGNORED):
+        message = text.removeprefix(_source(text)).removeprefix(" ")
+        if message.startswith(_IGNORED):
             ignored = _source(text) or "it"
         elif ignored == (_source(text) or "it"):
-            if not own.startswith((" ", "\t", _STARTS[0])):
+            if not message.startswith((" ", "\t", _STARTS[0])):
                 ignored = ""  # this is the exception's own line
         else:
             heeded.append(text)

@@ -67,8 +67,8 @@ def losses_and_norms(line: str) -> dict[str, float]:
     why = aside(line[: stem.start()], stem[0], "" if of_dict else line[stem.end() :])
     if why in ("quoted", "shown"):
         return {}
-    found = in_dict(text) if of_dict else ("=" in text and in_bar(text)) or _fields(text)
-    return {name: value for name, value in found.items() if is_loss(name) or is_gradient_norm(name)}
+    numbers = in_dict(text) if of_dict else ("=" in text and in_bar(text)) or _fields(text)
+    return {name: value for name, value in numbers.items() if is_loss(name) or is_gradient_norm(name)}
 
 
 def _fields(text: str) -> dict[str, float]:

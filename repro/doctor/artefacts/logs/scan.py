@@ -218,10 +218,10 @@ class _Pass:
         parts = before, bytes(self.buffer[start:end]), bytes(self.buffer[end : min(stop, end + BEHIND)])
         why = aside(*(part.decode("utf-8", "replace") for part in parts))
         within = self.shown is not None and self.shown(parts[0].decode("utf-8", "replace"))
-        kept = self.asides if why or within else self.signs
-        kept[index] += 1
+        tally = self.asides if why or within else self.signs
+        tally[index] += 1
         self.wanted[index] = self.signs[index] < KEPT and self.counts[index] < _JUDGED
-        if kept[index] > KEPT:
+        if tally[index] > KEPT:
             return
         if end + self.base - offset <= SHOWN:
             excerpt = bytes(self.buffer[begin : min(stop, begin + 4 * SHOWN)])

@@ -88,10 +88,10 @@ class _Test:
         return None if self._words else value
 
     def _next(self, *texts: str) -> bool:
-        found = bool(self._words) and text_of(self._words[0]) in texts
-        if found:
+        matched = bool(self._words) and text_of(self._words[0]) in texts
+        if matched:
             self._words.pop(0)
-        return found
+        return matched
 
     def _either(self) -> bool | None:
         value = self._each()

@@ -159,9 +159,9 @@ def _words(atoms: Sequence[str]) -> Iterator[str]:
     for start, atom in enumerate(atoms):
         if atom != "{":
             continue
-        found = _alternatives(atoms, start)
-        if found is not None:
-            end, options = found
+        group = _alternatives(atoms, start)
+        if group is not None:
+            end, options = group
             head = "".join(atoms[:start])
             for option, tail in itertools.product(options, itertools.islice(_words(atoms[end + 1 :]), _MOST_WORDS + 1)):
                 yield head + option + tail

@@ -161,14 +161,14 @@ class _Reader(Statements):
         """``NAME=value function``: what stands before it holds as long as it runs."""
         if not settings:
             return self._builtin(words, scope)
-        outer, scope.own = scope.own, {}
+        outer, scope.saved = scope.saved, {}
         beneath, scope.beneath = scope.beneath, scope.beneath | {setting.name for setting in settings}
         for setting in settings:
             scope.keep(setting.name)
             scope.arrays.pop(setting.name, None)
             scope.put(setting.name, setting.where._replace(value=setting.value or ()))
             scope.exported[setting.name] = setting
-        own, scope.own = scope.own, outer
+        inner, scope.saved = scope.saved, outer
         done = self._builtin(words, scope)
         written = [
             setting.name
@@ -176,9 +176,9 @@ class _Reader(Statements):
             if scope.exported.get(setting.name) != setting
             or scope.scalars.get(setting.name) != setting.where._replace(value=setting.value or ())
         ]
-        outer, scope.own = scope.own, own
+        outer, scope.saved = scope.saved, inner
         scope.put_back()
-        scope.own, scope.beneath = outer, beneath
+        scope.saved, scope.beneath = outer, beneath
         for name in written:  # whether that outlives the call depends on how it was written
             scope.forget(name)
         return done
@@ -290,7 +290,7 @@ class _Reader(Statements):
         inner = scope.copy()
         there = {name for name, setting in scope.exported.items() if setting.value is not None}
         inner.scalars = {name: held for name, held in scope.scalars.items() if name in there}
-        inner.arrays, inner.positional, inner.own, inner.attributes = {}, None, None, {}
+        inner.arrays, inner.positional, inner.saved, inner.attributes = {}, None, None, {}
         left = len(self.left)
         self._text(source, word, inner)
         self.ended = ""
@@ -323,10 +323,10 @@ class _Reader(Statements):
     def _body(self, function: Function, arguments: Sequence[Word] | None, scope: Scope) -> None:
         """Run a function's body: its own variables, its arguments (None: unknown) and its file end with it."""
         body, path, line = function
-        before = scope.positional, scope.path, scope.line, scope.own, scope.beneath
+        before = scope.positional, scope.path, scope.line, scope.saved, scope.beneath
         left, loops = len(self.left), self.loops
-        scope.beneath |= {*(scope.own or {})}
-        scope.path, scope.line, scope.own, self.loops = path, line, {}, 0
+        scope.beneath |= {*(scope.saved or {})}
+        scope.path, scope.line, scope.saved, self.loops = path, line, {}, 0
         scope.positional = list(arguments or ())
         if arguments is None:
             scope.lose()
@@ -335,7 +335,7 @@ class _Reader(Statements):
             self.gather(left, scope, "return")
             scope.put_back()
         finally:
-            scope.positional, scope.path, scope.line, scope.own, scope.beneath = before
+            scope.positional, scope.path, scope.line, scope.saved, scope.beneath = before
             self.loops = loops
 
     def uncalled(self, scope: Scope) -> None:
@@ -345,7 +345,7 @@ class _Reader(Statements):
                 self.ended = ""
                 inner = scope.copy()
                 body, inner.path, inner.line = function
-                inner.positional, inner.own = None, {}
+                inner.positional, inner.saved = None, {}
                 self.run(body, inner)
 
     def _source(self, word: Word, arguments: Sequence[Word], scope: Scope) -> None:

@@ -176,16 +176,16 @@ class Merging:
         for name in {name for branch in after for name in branch.attributes}:
             letters = {branch.attributes.get(name, "") for branch in after}
             scope.attributes[name] = "".join({*"".join(letters), *("r" if len(letters) > 1 else "")})
-        if scope.own is not None:
-            own = [branch.own or {} for branch in after]
-            scope.own = {name: self._before(name, scope, own) for name in {name for each in own for name in each}}
+        if scope.saved is not None:
+            saved = [branch.saved or {} for branch in after]
+            scope.saved = {name: self._before(name, scope, saved) for name in {name for each in saved for name in each}}
         if self._picked:
             self.doubts += 1 if (len(after), len(self._picked)) == (2, 1) else 2
 
-    def _before(self, name: str, scope: Scope, own: Sequence[Mapping[str, Held]]) -> Held:
+    def _before(self, name: str, scope: Scope, saved: Sequence[Mapping[str, Held]]) -> Held:
         """What comes back of a name behind a function; of one that is not its own in each branch only a shell knows."""
-        held = [each[name] for each in own if name in each]
-        if len(held) == len(own) and all(each == held[0] for each in held):
+        held = [each[name] for each in saved if name in each]
+        if len(held) == len(saved) and all(each == held[0] for each in held):
             return held[0]
         inner = scope.copy()
         inner.forget(name)
@@ -199,14 +199,14 @@ class Merging:
 
     def _one(self, name: str, before: T | None, after: Sequence[T | None], shared: Shared[T]) -> T | None:
         """What all leave of a name, or else what is taken."""
-        told = [said(each) for each in after]
-        if len({*told}) == 1:
+        forms = [said(each) for each in after]
+        if len({*forms}) == 1:
             return after[-1]
         last = max(at for at, each in enumerate(after) if each is not before)
         if self.taken is None:
             return shared(name, after)
         self._picked.add(last)
-        return after[last] if self.taken else after[next(at for at, each in enumerate(told) if each != told[last])]
+        return after[last] if self.taken else after[next(at for at, each in enumerate(forms) if each != forms[last])]
 
 
 # -- what a command substitution of a shell script gives, where that can be said without running it

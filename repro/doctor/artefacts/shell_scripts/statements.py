@@ -275,8 +275,8 @@ class Statements(abc.ABC):
             patterns = item.children_by_field_name("value")
             body = [c for c in item.named_children if c not in patterns]
             ends = {child.type for child in item.children} & {";&", ";;&"}
-            found = [matches(text, _pattern(each, scope), scope) for each in patterns]
-            taken = True if True in found else None if None in found else False
+            verdicts = [matches(text, _pattern(each, scope), scope) for each in patterns]
+            taken = True if True in verdicts else None if None in verdicts else False
             if through is not False:  # from the one above, if that was taken
                 taken = through or taken or None
             through = taken if ends == {";&"} else False

@@ -145,7 +145,7 @@ class Scope:
         attributes: Letters of ``declare -i`` and its like, by name.
         joins: Collects words of which a backslash at a line's end made one, the second part a flag.
         functions: Bodies by name; of several branches chose one, and None where they may not have defined it.
-        own: What the names that the running function made its own were before; None outside of functions.
+        saved: What the names that the running function made its own were before; None outside of functions.
         beneath: Names that are a caller's own, or stand before its call.
         modes: Options that change how all is read, once a script may have set them; one set for all copies.
     """
@@ -159,7 +159,7 @@ class Scope:
     exported: dict[str, Setting] = field(default_factory=dict)
     attributes: dict[str, str] = field(default_factory=dict)
     functions: dict[str, list[Function | None]] = field(default_factory=dict)
-    own: dict[str, Held] | None = None
+    saved: dict[str, Held] | None = None
     beneath: frozenset[str] = frozenset()
     modes: set[str] = field(default_factory=set)
     joins: list[Word] | None = None
@@ -173,13 +173,13 @@ class Scope:
             exported=dict(self.exported),
             functions=dict(self.functions),
             attributes=dict(self.attributes),
-            own=None if self.own is None else dict(self.own),
+            saved=None if self.saved is None else dict(self.saved),
         )
 
     def take(self, other: Scope) -> None:
         """Hold what another one holds."""
         self.scalars, self.arrays, self.positional = other.scalars, other.arrays, other.positional
-        self.exported, self.attributes, self.own = other.exported, other.attributes, other.own
+        self.exported, self.attributes, self.saved = other.exported, other.attributes, other.saved
         self.functions = other.functions
 
     def word(self, value: Value, node: Node) -> Word:
@@ -240,12 +240,12 @@ class Scope:
 
     def keep(self, name: str) -> None:
         """A name becomes the running function's own: what it was comes back behind the call."""
-        if self.own is not None:
-            self.own.setdefault(name, self.held(name))
+        if self.saved is not None:
+            self.saved.setdefault(name, self.held(name))
 
     def put_back(self) -> None:
         """The running function ends: names that were its own are what they were."""
-        for name, held in (self.own or {}).items():
+        for name, held in (self.saved or {}).items():
             put(self.scalars, name, held.scalar)
             put(self.arrays, name, held.array)
             put(self.exported, name, held.exported)

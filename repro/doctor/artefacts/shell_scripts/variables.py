@@ -208,7 +208,7 @@ class Variables:
                 self._unset_at(subscript[1], number(subscript[2], scope), scope)
             elif any(other.text == "-f" for other in words):
                 continue
-            elif self._odd(word.text, scope) or word.text in scope.beneath - {*(scope.own or {})}:
+            elif self._odd(word.text, scope) or word.text in scope.beneath - {*(scope.saved or {})}:
                 scope.forget(word.text)  # it may stay, and what it hid may show again
             else:
                 scope.scalars.pop(word.text, None)
@@ -258,8 +258,8 @@ class _Made:
 
     def make(self, name: str, scope: Scope) -> bool:
         """Make a name the function's own, with attributes; whether it is new."""
-        if self._local and scope.own is not None:
-            fresh = name not in scope.own
+        if self._local and scope.saved is not None:
+            fresh = name not in scope.saved
             scope.keep(name)
             if fresh:
                 scope.scalars.pop(name, None)
@@ -271,7 +271,7 @@ class _Made:
             fresh = self._new and name not in scope.scalars and name not in scope.arrays
             if fresh and self._array:
                 scope.arrays[name] = []
-            if self._beneath and scope.own and name in scope.own:
+            if self._beneath and scope.saved and name in scope.saved:
                 scope.forget_all()  # it is not the function's own that is meant
         self._add(name, scope, self._attributes - {"r"})
         return fresh
