@@ -70,8 +70,8 @@ def lost(
     a, b = _Process(good), _Process(made)
     if not a.argv or not b.argv:
         return None
-    told = [*_variables(without, made.case, a, b), *_words(without, made.case, good.case, a, b)]
-    missing = [text for text in told if text]
+    texts = [*_variables(without, made.case, a, b), *_words(without, made.case, good.case, a, b)]
+    missing = [text for text in texts if text]
     return Lost(missing[0], b.runs_the_program, computed=_computed(good, made, a, b, twins)) if missing else None
 
 
@@ -146,8 +146,8 @@ def _counted(words: Iterable[str]) -> Counter[str]:
 
 def _pieces(word: str) -> list[str]:
     """The names and values in a word: a launcher may write `--lr 1` as `--lr=1`, `optim.lr=1` or `'{"lr": 1}'`."""
-    found = (re.sub(r"^(?!-\.?\d)[-+]+", "", piece) for piece in re.findall(r"[\w.+-]+", word))
-    return [piece for piece in found if piece]
+    stripped = (re.sub(r"^(?!-\.?\d)[-+]+", "", piece) for piece in re.findall(r"[\w.+-]+", word))
+    return [piece for piece in stripped if piece]
 
 
 # -- variables
@@ -200,11 +200,11 @@ def _words(
             yield f"{shlex.join(words)} was not on {b.at} before"
     beyond = {word for _, word in (*added, *taken)}
     before, after = (_valued(line[start:]) for line, start in zip(lines, starts, strict=False))
-    for name, told in after.items():
+    for name, new_values in after.items():
         held = before.get(name, [])
-        if held != told and len(held) == len(told) and beyond.isdisjoint((*told, *held)):
-            here = any(b.moves(value, a) for value in told)
-            yield "" if here else f"{shlex.join([name, *told] if name else told)} is not on {b.at}"
+        if held != new_values and len(held) == len(new_values) and beyond.isdisjoint((*new_values, *held)):
+            here = any(b.moves(value, a) for value in new_values)
+            yield "" if here else f"{shlex.join([name, *new_values] if name else new_values)} is not on {b.at}"
 
 
 def _valued(words: Sequence[str]) -> dict[str, list[str]]:
@@ -254,8 +254,8 @@ def _passing(words: Sequence[str], again: Sequence[str]) -> Iterator[str]:
 def _lasting(words: Sequence[str], passing: Collection[str]) -> list[str]:
     """The words that are no paths, and stand behind nothing of which the words pass."""
     pairs = zip(["", *words], words, strict=False)
-    own = ((before, word) for before, word in pairs if before not in passing and "/" not in word)
-    return [word for _, word in own if "=" not in word or word.partition("=")[0] not in passing]
+    plain = ((before, word) for before, word in pairs if before not in passing and "/" not in word)
+    return [word for _, word in plain if "=" not in word or word.partition("=")[0] not in passing]
 
 
 def _line(case: Mapping[str, Any]) -> list[str]:
@@ -274,8 +274,8 @@ def _start(line: Sequence[str], argv: Sequence[str]) -> int:
     """How many words of a line are its launcher's own, such as ``torchrun --nproc-per-node 2`` and ``bash run.sh``."""
     pairs = zip(line[::-1], argv[::-1], strict=False)
     alike = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    own = alike and all(word.startswith("-") for word in argv[1 : len(argv) - alike])  # python -u
-    return max(_named(line, argv), len(line) - alike if own else 0)
+    options_alone = alike and all(word.startswith("-") for word in argv[1 : len(argv) - alike])  # python -u
+    return max(_named(line, argv), len(line) - alike if options_alone else 0)
 
 
 def _named(line: Sequence[str], argv: Sequence[str]) -> int:
@@ -286,12 +286,12 @@ def _named(line: Sequence[str], argv: Sequence[str]) -> int:
         last = next((k for k in plain if "=" not in line[k]), len(line))
         return last + _named(line[last:], argv)
     if not _RUNS_A_FILE.fullmatch(first):
-        found = (k for k in plain if _SCRIPT.search(line[k]) or (_is_module(line, k) and line[k] in argv))
-        return next((k + 1 for k in found), 0)
+        places = (k for k in plain if _SCRIPT.search(line[k]) or (_is_module(line, k) and line[k] in argv))
+        return next((k + 1 for k in places), 0)
     last = next(plain, len(line) - 1)
     if _is_module(line, last) and line[last] not in argv:  # a launcher, such as torch.distributed.launch
-        found = (k for k in plain if line[k] in argv and (_SCRIPT.search(line[k]) or _is_module(line, k)))
-        last = next(found, last)
+        places = (k for k in plain if line[k] in argv and (_SCRIPT.search(line[k]) or _is_module(line, k)))
+        last = next(places, last)
     return last + 1
 
 

@@ -218,13 +218,13 @@ class Varied(Axis):
 
     def changes_lost(self, point: str, case: Case, good: Header, made: Header) -> dict[str, Lost]:
         """Likewise of each change that a point is made of, but for those that are excused."""
-        found: dict[str, Lost] = {}
+        by_label: dict[str, Lost] = {}
         for label in self._points[point].labels:
             with contextlib.suppress(ReproError):  # a later one needs it
                 less = self._points[point].without(case, {label})
                 if label not in self._excused and (of_it := lost(good, made, less.canonical())):
-                    found[label] = of_it
-        return found
+                    by_label[label] = of_it
+        return by_label
 
     def excuse(self, labels: Iterable[str]) -> None:
         """Ask no more of changes that do not show in the process that trains, and move numbers all the same."""

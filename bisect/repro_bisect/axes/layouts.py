@@ -333,11 +333,11 @@ def _paired(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> tuple[list[tuple[Ro
     pairs: list[tuple[Row, list[Row]]] = []
     only_a = []
     for row in rows_a:
-        one = by_key.get((row.key[0], _base(row.name))) if _shared(row) else None
+        single = by_key.get((row.key[0], _base(row.name))) if _shared(row) else None
         if row.key in by_key:
             others = [by_key[row.key]]
-        elif one is not None and one.key not in in_a and _alike(row, one):
-            others = [one]
+        elif single is not None and single.key not in in_a and _alike(row, single):
+            others = [single]
         else:
             others = [other for other in ranks.get(row.key, ()) if _alike(row, other)]
         paired |= {other.key for other in others}

@@ -64,10 +64,10 @@ def refuse_lost(scheduler: Scheduler, baseline: Trace, last: Trace, *, agree: bo
         if sure and _idle(scheduler, axis, sure):
             raise refused(bad, parts[sure[0]].text)
     axis.excuse(parts)
-    told = [f"{label}: {part.text}, under this name at least" for label, part in parts.items()]
-    for text in told:
+    notes = [f"{label}: {part.text}, under this name at least" for label, part in parts.items()]
+    for text in notes:
         scheduler.say(text)
-    return told
+    return notes
 
 
 def _idle(scheduler: Scheduler, axis: Varied, labels: list[str]) -> bool:

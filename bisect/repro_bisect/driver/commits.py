@@ -169,7 +169,7 @@ class Bisection(Searching[BisectResult]):
         if isinstance(noisy.answer, Ambiguous):
             left = Ambiguous(noisy.answer.commits, untried & noisy.answer.commits)
             return self._result("ambiguous", [], ambiguous=left, **details)
-        culprit = Culprit(self.history.info(noisy.answer.commit), noisy.own, None)
+        culprit = Culprit(self.history.info(noisy.answer.commit), noisy.divergence, None)
         if noise and not isinstance(self.predicate, Exit) and noisy.answer.commit != self.history.bad:
             self._untold(noisy.answer.commit, "verdicts are noisy; search from it on")
         return self._result("found", [culprit], **details)
@@ -408,8 +408,8 @@ class Bisection(Searching[BisectResult]):
         dag, after = self._way(history.good, history.bad, inside=self._inside).dag, history.descendants(culprit)
         if culprit not in dag:
             return False
-        found = dag.index[culprit]
-        codes = {history.tree(c): bool(dag.ancestors[i] >> found & 1) for i, c in enumerate(dag)}
+        index = dag.index[culprit]
+        codes = {history.tree(c): bool(dag.ancestors[i] >> index & 1) for i, c in enumerate(dag)}
         codes[history.tree(history.good)] = False
         return all(codes.get(history.tree(c)) == (c == culprit or c in after) for c in history.parents)
 

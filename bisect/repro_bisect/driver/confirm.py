@@ -186,8 +186,8 @@ def _only_lacks_good(scheduler: Scheduler, info: PointInfo, interval: Interval, 
     parents = history.parents.get(info.commit)
     if parents is None:  # a set of changes is with GOOD's, whatever is undone
         return False
-    told = parents and (not isinstance(its_parent, Skip) or not any(map(history.tree, parents)))
-    return not told and info.commit not in history.descendants(interval.good)
+    parent_tells = parents and (not isinstance(its_parent, Skip) or not any(map(history.tree, parents)))
+    return not parent_tells and info.commit not in history.descendants(interval.good)
 
 
 def _asked_of(scheduler: Scheduler, interval: Interval) -> int:
@@ -227,8 +227,8 @@ def _replays(
     if straight is None or steps is None:
         return scheduler.ask(*asked), None
     ways = list(zip(pair, pair[::-1], strict=True))
-    for one, other in ways:
-        if prober.known(one) is not None and not prober.known_operations(one, steps, against=other.point):
+    for replay, other in ways:
+        if prober.known(replay) is not None and not prober.known_operations(replay, steps, against=other.point):
             return scheduler.ask(*asked), None
 
     def start(request: Request, other: Request) -> Future[Any]:
@@ -238,19 +238,19 @@ def _replays(
         return scheduler.start(request.point, recorded)
 
     started = [start(*both) for both in ways]
-    results: list[Any] = scheduler.results([*started, *(scheduler.submit(one) for one in asked[2:])])
+    results: list[Any] = scheduler.results([*started, *(scheduler.submit(replay) for replay in asked[2:])])
     recordings: list[Recording | Skip] = results[:2]
-    kept = list[Trace | None]()
-    for k, (one, judged) in enumerate(zip(pair, straight, strict=True)):
+    traces = list[Trace | None]()
+    for k, (replay, judged) in enumerate(zip(pair, straight, strict=True)):
         recording = recordings[k]
         if not _unmoved(recording, judged):
-            kept.append(None)
+            traces.append(None)
             continue
-        if prober.known(one) is None:
-            recordings[k] = recording = prober.keep(one, recording)
-        kept.append(recording.trace)
-    plain = iter(scheduler.ask(*(one for one, trace in zip(pair, kept, strict=True) if trace is None)))
-    answers, (before, after) = [next(plain) if trace is None else trace for trace in kept], recordings
+        if prober.known(replay) is None:
+            recordings[k] = recording = prober.keep(replay, recording)
+        traces.append(recording.trace)
+    plain = iter(scheduler.ask(*(replay for replay, trace in zip(pair, traces, strict=True) if trace is None)))
+    answers, (before, after) = [next(plain) if trace is None else trace for trace in traces], recordings
     if isinstance(before, Skip) or isinstance(after, Skip):
         return [*answers, *results[2:]], None
     return [*answers, *results[2:]], Recorded(steps, (before, after))

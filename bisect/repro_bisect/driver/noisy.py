@@ -44,7 +44,8 @@ class NoisyAnswer:
     Attributes:
         answer: The culprit, or commits that nothing testable tells apart.
         end: A violation that BAD showed.
-        own: One that the culprit showed, or the commit with its code that was replayed for it; None for exit codes.
+        divergence: One that the culprit showed, or the commit with its code that was replayed for it; None for exit
+            codes.
         posterior: Each commit's probability of being the culprit, those worth telling.
         rates: How often a commit without and one with the culprit is judged BAD, as it is estimated.
         tallies: How many replays of commits without the culprit were BAD, of how many, and the same of those with it.
@@ -54,7 +55,7 @@ class NoisyAnswer:
 
     answer: FirstBad[str] | Ambiguous[str]
     end: Divergence | None
-    own: Divergence | None
+    divergence: Divergence | None
     posterior: Mapping[str, float]
     rates: tuple[float, float]
     tallies: tuple[tuple[int, int], tuple[int, int]]

@@ -66,7 +66,7 @@ def _text(git: Git, commit: str, name: str) -> str:
 
 
 def _pins(text: str) -> dict[str, str]:
-    return {one or other: first or second for one, first, other, second in _PIN.findall(text)}
+    return {name or other: first or second for name, first, other, second in _PIN.findall(text)}
 
 
 def _dependencies(text: str) -> str:
@@ -77,5 +77,5 @@ def _dependencies(text: str) -> str:
         return text
     tool = raw.get("tool")
     tables = [raw, raw.get("project"), *(tool.values() if isinstance(tool, Mapping) else ())]
-    found: list[Any] = [{k: t[k] for k in _DEPENDENCIES if k in t} for t in tables if isinstance(t, Mapping)]
-    return canonical_json(found)
+    dependencies: list[Any] = [{k: t[k] for k in _DEPENDENCIES if k in t} for t in tables if isinstance(t, Mapping)]
+    return canonical_json(dependencies)

@@ -185,14 +185,14 @@ class BisectResult:
     @property
     def divergence(self) -> Divergence | None:
         """Where the suspects, the flaky commit or the first culprit first differ; without any, where BAD does."""
-        told = self.flaky or next(iter(self.culprits), None)
-        return self.apart or (told.divergence if told else self.end)
+        culprit = self.flaky or next(iter(self.culprits), None)
+        return self.apart or (culprit.divergence if culprit else self.end)
 
     @property
     def comparison(self) -> Comparison | None:
         """The first culprit's full replay against its parent's; of a flaky commit two of its own."""
-        told = self.flaky or next(iter(self.culprits), None)
-        return told.comparison if told else None
+        culprit = self.flaky or next(iter(self.culprits), None)
+        return culprit.comparison if culprit else None
 
     @property
     def unnamed(self) -> str:
@@ -207,6 +207,6 @@ class BisectResult:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        told = ("bitwise", "order", "commits", "culprit", "comparison", "divergence")
-        more = {name: getattr(self, name) for name in told} | {"renamed": self.renames, "looked_at": self.looked}
+        fields = ("bitwise", "order", "commits", "culprit", "comparison", "divergence")
+        more = {name: getattr(self, name) for name in fields} | {"renamed": self.renames, "looked_at": self.looked}
         return mapping_of(self, "parents", "end", "renames", "looked", "apart", **more)

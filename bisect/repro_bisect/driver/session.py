@@ -127,11 +127,11 @@ def session(
     """
     cost = options.cost or Cost()
     refuse_tracked(checkout.git, case)
-    remarks = [told] if (told := rewritten(checkout.git, axis.paths)) else []
+    remarks = [remark] if (remark := rewritten(checkout.git, axis.paths)) else []
     if axis.commit(axis.good) != axis.commit(axis.bad):
         remarks += never_fetched(checkout, axis.parents, axis.paths)
-    for told in remarks:
-        watch(Event(told))
+    for remark in remarks:
+        watch(Event(remark))
     if options.fresh:
         forget(checkout.state)
     store, rollouts = Store(checkout.root), check_rollouts(checkout, case)

@@ -411,10 +411,10 @@ def _size_of(pair: tuple[Operation, Operation], raw: tuple[bytes, bytes]) -> Siz
     return Size(where, replace(difference, max_ulp=None), (), dtypes)
 
 
-def _sentence(cause: Cause, inputs: str, gap: tuple[str, str] | None, told: Sequence[Explained | None]) -> str:
+def _sentence(cause: Cause, inputs: str, gap: tuple[str, str] | None, explained: Sequence[Explained | None]) -> str:
     """The answer in one sentence."""
     main = cause.operation
-    order = told if cause.side == "before" else told[::-1]
+    order = explained if cause.side == "before" else explained[::-1]
     at = next((f" at {side.place}" for side in order if side and side.place), "")
     a, b = cause.before, cause.after
     forms = [[(v.dtype, list(v.shape)) for v in o.inputs] if o else [] for o in (a, b)]

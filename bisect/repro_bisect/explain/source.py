@@ -304,9 +304,9 @@ class Sources:
         text = self._read(file)
         for node in ast.walk(text.tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                own = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+                lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
                 parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                yield from ((a.arg, a.lineno, own, True) for a in parameters if a.lineno in touched)
+                yield from ((a.arg, a.lineno, lines, True) for a in parameters if a.lineno in touched)
             elif isinstance(node, (ast.Assign, ast.AnnAssign)) and _overlap(_head(node), touched):
                 scope = text.scope(node.lineno)
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]

@@ -137,8 +137,8 @@ def unusable(name: str, answer: Answer) -> str:
 
 def is_told(reason: str) -> bool:
     """Whether the reason of a skip names its cause, and the cure."""
-    told = names_cure(reason) or LEADS_OUT in reason or RECORDER_FAILED in reason
-    return told or reason.startswith((_OTHER_CODE, _OTHER_RANKS, ABSENT))
+    names_cause = names_cure(reason) or LEADS_OUT in reason or RECORDER_FAILED in reason
+    return names_cause or reason.startswith((_OTHER_CODE, _OTHER_RANKS, ABSENT))
 
 
 def differ_twice(first: Trace, again: Trace, name: str, asked: int | None = None) -> Divergence | None:

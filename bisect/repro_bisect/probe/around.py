@@ -193,8 +193,8 @@ class Surroundings:
 
 def _others(case: Case, root: Path) -> list[str]:
     """The interpreters that variables and words name by environments, beside the case's own."""
-    own = interpreter(case.subject, root)
-    return [python for python in environments_named(case, root) if not same_python(python, own)]
+    case_python = interpreter(case.subject, root)
+    return [python for python in environments_named(case, root) if not same_python(python, case_python)]
 
 
 def _sources(case: Case, root: Path) -> Snapshot:

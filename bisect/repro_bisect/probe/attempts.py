@@ -87,9 +87,9 @@ class Attempts:
         cancel, progress = control.cancel, control.progress
         if progress and not isinstance(task.predicate, Exit):  # whose programs leave no trace that could grow
             progress(0, task.steps)
-        told = None if progress is None else lambda steps: progress(steps, task.steps)
+        report_steps = None if progress is None else lambda steps: progress(steps, task.steps)
         try:
-            outcome = replace(self._executor.run(task, folder, cancel, told), beside=run.beside)
+            outcome = replace(self._executor.run(task, folder, cancel, report_steps), beside=run.beside)
         except AbsentError as error:
             return Outcome(ChildFailure("absent", -1, str(error), str(folder / "log")))
         self.has_made(task.commit, outcome.made)
@@ -111,8 +111,8 @@ class Attempts:
                 self._made = self._made or frozenset()  # GOOD began beside BAD, and may have made it
         if not any(made == name or made.startswith(f"{name}/") for made in self._made or ()):
             return outcome
-        own = replace(failure, message=message) if failure.code is None else None
-        return replace(outcome, failure=own, code=failure.code)
+        shortened = replace(failure, message=message) if failure.code is None else None
+        return replace(outcome, failure=shortened, code=failure.code)
 
 
 class DisturbedError(NotVerifiableError):

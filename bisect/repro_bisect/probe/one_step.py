@@ -53,10 +53,10 @@ class Shortcut:
         return same_step(trace, straight, self.state.step)
 
 
-def same_step(one: Trace, straight: Trace, step: int) -> bool:
+def same_step(replayed: Trace, straight: Trace, step: int) -> bool:
     """Whether two traces show the same signals in a step, apart from the weights that a run starts from."""
     rows = []
-    for trace in (one, straight):
+    for trace in (replayed, straight):
         index = next((i for i, record in enumerate(trace.steps) if record.step == step), None)
         if index is None:
             return False

@@ -148,7 +148,7 @@ class Prober:
         )  # fmt: skip
         return self._replay(task, asked, key, control)
 
-    def make_state(self, commit: str, step: int, kept: Path, start: State | None, control: Control = _FREE) -> None:
+    def make_state(self, commit: str, step: int, target: Path, start: State | None, control: Control = _FREE) -> None:
         """Train a commit up to `step`, and keep its state in a folder of `States` if it can save itself.
 
         Raises:
@@ -164,7 +164,7 @@ class Prober:
             trace = trace_in(folder / "trace")
             ran_in = outcome.pythons
             if outcome.failure is None and around.expects(ran_in) and around.lasted(stood, ran_in):
-                states.keep(folder / "states", kept)
+                states.keep(folder / "states", target)
         self._charge("search", len(trace.steps) if trace else 0, time.monotonic() - began, outcome.tries)
 
     def operations(
@@ -219,9 +219,9 @@ class Prober:
         left.seal(folder)
         (folder / left.FOLDER).rename(trace.directory / left.FOLDER)
         key = self._operations_key(asked, steps, values, changed)
-        kept = self._keep(commit, asked, key, None, made, seconds, trace.directory, outcome, lasting=lasting)
-        streams = [replace(stream, folder=kept / left.FOLDER) for stream in streams]
-        return Recording(Trace(kept), streams, seconds, key, asked.run, beside=outcome.beside)
+        trace_path = self._keep(commit, asked, key, None, made, seconds, trace.directory, outcome, lasting=lasting)
+        streams = [replace(stream, folder=trace_path / left.FOLDER) for stream in streams]
+        return Recording(Trace(trace_path), streams, seconds, key, asked.run, beside=outcome.beside)
 
     def known_operations(
         self, asked: Request, steps: tuple[int, int], values: Sequence[int] = (), *, against: str
@@ -281,8 +281,8 @@ class Prober:
         if not recording.key:
             lasting, seconds = recording.lasting, recording.seconds
             outcome = Outcome(beside=recording.beside, pythons=recording.pythons)
-            kept = self._keep(commit, asked, key, None, steps, seconds, trace.directory, outcome, lasting=lasting)
-            return replace(recording, trace=Trace(kept))
+            trace_path = self._keep(commit, asked, key, None, steps, seconds, trace.directory, outcome, lasting=lasting)
+            return replace(recording, trace=Trace(trace_path))
         lasting = trace.directory.parent == self._journal.folder / "probes"  # both entries name the one folder
         name = trace.directory.name if lasting else str(trace.directory)
         made = self._journal.find(recording.key, recording.run)
@@ -326,8 +326,8 @@ class Prober:
             return asked
         for run in self._journal.runs(self.key(asked.point, asked.start)):
             again = replace(asked, run=run)
-            own = self.made(again)
-            if run > asked.run and own and own.commit == commit and self.known(again) is not None:
+            entry = self.made(again)
+            if run > asked.run and entry and entry.commit == commit and self.known(again) is not None:
                 return again
         return self.anew(asked)
 
@@ -395,8 +395,8 @@ class Prober:
             outcome = self._run(task, folder, control, alone=asked.alone)
             trace = trace_in(folder / "trace")
             reason = reason_of(outcome.failure, self.git) if outcome.failure else ""
-            own = trace if outcome.ran_itself else None
-            if reason and own and (asked.partial or (not asked.start and self._violates(own, asked))):
+            judged = trace if outcome.ran_itself else None
+            if reason and judged and (asked.partial or (not asked.start and self._violates(judged, asked))):
                 reason = ""  # it crashed only after its numbers had moved
             lasting = around.lasted(stood, outcome.pythons)
             if asked.keep and not outcome.failure and lasting and around.expects(outcome.pythons):

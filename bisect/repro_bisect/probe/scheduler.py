@@ -72,9 +72,9 @@ class PendingProbe:
         """See `Prober.operations`."""
         return self.prober.operations(request, steps, values, self._control, against=against)
 
-    def make_state(self, step: int, kept: Path, start: State | None) -> None:
+    def make_state(self, step: int, target: Path, start: State | None) -> None:
         """See `Prober.make_state`."""
-        self.prober.make_state(self.commit, step, kept, start, self._control)
+        self.prober.make_state(self.commit, step, target, start, self._control)
 
     @property
     def _control(self) -> Control:

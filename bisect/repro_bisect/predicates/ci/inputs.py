@@ -38,14 +38,14 @@ class Seen:
 
         Told again it has several (`tellings`); what the sum of many is says nothing of any.
         """
-        names = [told for base in (name, name.partition("/")[2]) if base for told in tellings(base, self.metrics)]
-        return {told: self.metrics[told] for told in names if "#more" not in told}
+        names = [telling for base in (name, name.partition("/")[2]) if base for telling in tellings(base, self.metrics)]
+        return {telling: self.metrics[telling] for telling in names if "#more" not in telling}
 
     def alike(self, metric: str, name: str) -> float | None:
         """A metric as the name `name` tells it elsewhere, in a folder or not; None where it is not told so here."""
         folder = metric.partition("/")[0] + "/"
         bare = name.removeprefix(folder)
-        return next((self.metrics[told] for told in (name, bare, folder + bare) if told in self.metrics), None)
+        return next((self.metrics[alias] for alias in (name, bare, folder + bare) if alias in self.metrics), None)
 
     def phase(self, metric: str) -> str:
         """The phase in which a metric was observed."""

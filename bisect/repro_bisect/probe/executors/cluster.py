@@ -118,7 +118,7 @@ class Cluster:
     def _found(self, function: Callable[..., Built], *given: object) -> Snapshot:
         hosts = self._hosts()
         built = self._on_each(function, dict.fromkeys(hosts, given))
-        held = {node: self._ray.put(list(one.marks)) for node, one in built.items()}  # tens of thousands of places
+        held = {node: self._ray.put(list(build.marks)) for node, build in built.items()}  # tens of thousands of places
 
         def named(marks: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
             return {f"{place} on {hosts[node]}": m for node, known in marks.items() for place, m in known.items()}
@@ -126,9 +126,9 @@ class Cluster:
         def look() -> dict[str, str]:
             return named(self._on_each(marked, {node: (held[node],) for node in self._hosts() if node in held}))
 
-        digests = sorted({one.digest for one in built.values()})
+        digests = sorted({build.digest for build in built.values()})
         facts = (digest("nodes", self._name, *digests),) if any(digests) else ()
-        return Snapshot(facts, named({node: one.marks for node, one in built.items()}), look)
+        return Snapshot(facts, named({node: build.marks for node, build in built.items()}), look)
 
     def _hosts(self) -> dict[str, str]:
         """The name of each node's host, by the node's id."""
