@@ -72,7 +72,7 @@ class DiskWatch:
         needed: Folders that a run cannot do without.
         variables: The environment, which names folders that programs write to unasked.
         counts: The files in which the kernel counts what `_TOLD` names; by default those of our own group.
-        told: Folders that the program is told of. Nobody knows whether it writes there, so that a disk of them that
+        folders: Those that the program is told of. Nobody knows whether it writes there, so that a disk of them that
             cannot be written to from the start, such as one of data, is not watched.
     """
 
@@ -81,7 +81,7 @@ class DiskWatch:
         needed: Iterable[Path],
         variables: Mapping[str, str],
         counts: Mapping[str, Path] | None = None,
-        told: Iterable[Path] = (),
+        folders: Iterable[Path] = (),
     ) -> None:
         named = [Path(variables[name]) for name in _HOMES if variables.get(name)]
         self._needed = [*needed, Path(tempfile.gettempdir())]
@@ -89,7 +89,7 @@ class DiskWatch:
         for folder in (*self._needed, *named, Path("/dev/shm")):  # noqa: S108 - it is watched, not written to
             with contextlib.suppress(OSError):
                 self._rooms.setdefault(folder.stat().st_dev, _Room(folder, *_free(folder)))
-        for folder in told:
+        for folder in folders:
             with contextlib.suppress(OSError):
                 room = _Room(folder, *_free(folder))
                 if room.free > _LOW and room.inodes > _FEW and not os.statvfs(folder).f_flag & os.ST_RDONLY:

@@ -205,13 +205,13 @@ class Case(Table):
         """Steps that the proofs repeat."""
         return min(self.case.proof_steps or self.steps, self.steps)
 
-    def paths(self, own: Sequence[str] = ()) -> list[str]:
+    def paths(self, code_paths: Sequence[str] = ()) -> list[str]:
         """All of the repository that decides numbers: the subject's code, and lock files that lie outside of it.
 
         Args:
-            own: What holds the code, in place of `subject.path`.
+            code_paths: What holds the code, in place of `subject.path`.
         """
-        code = list(own) or [self.subject.path]
+        code = list(code_paths) or [self.subject.path]
         locks = self.subject.locks
         return code + [name for name in locks if not any(PurePosixPath(name).is_relative_to(path) for path in code)]
 
@@ -239,8 +239,8 @@ class Case(Table):
         So runs of different lengths share their prefix.
         """
         fields = self.canonical()
-        told = self.subject.told_steps
-        return digest("case", canonical_json({k: v for k, v in fields.items() if k != "steps" or told}))
+        knows_steps = self.subject.told_steps
+        return digest("case", canonical_json({k: v for k, v in fields.items() if k != "steps" or knows_steps}))
 
 
 def read_case(path: Path) -> Case:

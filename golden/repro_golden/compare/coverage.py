@@ -97,7 +97,7 @@ class Coverage:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types, with the sentence as ``text``."""
-        return mapping_of(self, moved=[one._asdict() for one in self.moved], text=str(self))
+        return mapping_of(self, moved=[number._asdict() for number in self.moved], text=str(self))
 
     @property
     def counted(self) -> str:

@@ -175,8 +175,8 @@ def exchanged(rows_a: Iterable[Row], rows_b: Iterable[Row]) -> set[str]:
 
 def _trained(signals: frozenset[tuple[str, str, Content]]) -> bool:
     """Whether a part has a gradient and is updated."""
-    own = {phase for phase, label, _ in signals if not _OPTIMIZER_LABEL.sub("", label)}
-    return {"grad", "update"} <= own
+    phases = {phase for phase, label, _ in signals if not _OPTIMIZER_LABEL.sub("", label)}
+    return {"grad", "update"} <= phases
 
 
 def _saved(signals: frozenset[tuple[str, str, Content]]) -> bool:
@@ -225,9 +225,9 @@ def retold(
         b: The other run's.
         so_far: Whether more steps will come, so that what nothing tells yet may still be told.
     """
-    told = [{name for step in side for name in step} for side in (a, b)]
+    names = [{name for step in side for name in step} for side in (a, b)]
     alike: dict[tuple[object, ...], _Class] = {}
-    for steps, others, mine in ((a[: len(b)], told[1], 0), (b[: len(a)], told[0], 1)):
+    for steps, others, mine in ((a[: len(b)], names[1], 0), (b[: len(a)], names[0], 1)):
         for name in dict.fromkeys(name for step in steps for name in step if name not in others and _is_named(name)):
             values = tuple(struct.pack("<d", step[name]) if name in step else b"" for step in steps)
             rank = name.partition("@")[2]  # that of all ranks is not that of one

@@ -186,10 +186,10 @@ class _Common(Trace):
             at = len(self.steps)
             if same and other is not None:
                 rows = baseline.rows(at), source.rows(at)
-                told = one_sees_more.at(at)
-                self.alone |= alone(*rows, told)
+                in_step = one_sees_more.at(at)
+                self.alone |= alone(*rows, in_step)
                 self.common = self.common or not {row.key for row in rows[0]}.isdisjoint(row.key for row in rows[1])
-                same = not differing(*rows, told)
+                same = not differing(*rows, in_step)
             previous = self.steps[-1].chain if self.steps else digest("chain", SCHEME)
             step_root = other.root if same and other is not None else record.root
             self.steps.append(replace(record, root=step_root, chain=chain(previous, record.step, step_root)))
@@ -253,14 +253,14 @@ def _aligned(
     if index == 0 and not strict and first_other_chain(a, renamed.trace) == 0 and (turned := _in_order_of(a, b)):
         whole = _renamed(a, turned, 0, so_far=so_far)
         other = first_other_chain(a, whole.trace)
-        found = (
+        differences = (
             [] if other is None else differing(a.rows(other), whole.trace.rows(other), unlike(a, whole.trace).at(other))
         )
         # else steps would be told under numbers that are not their own; what lives beside stands with the same step
-        if other is None or (found and all(_beside(row) for _, row, _ in found)):
+        if other is None or (differences and all(_beside(row) for _, row, _ in differences)):
             return whole
-    rows, told = (a.rows(index), renamed.trace.rows(index)), unlike(a, renamed.trace).at(index)
-    if not one_sided(*rows, told) and differing(*rows, told):
+    rows, only_one = (a.rows(index), renamed.trace.rows(index)), unlike(a, renamed.trace).at(index)
+    if not one_sided(*rows, only_one) and differing(*rows, only_one):
         return renamed
     common = _Common(renamed.trace, a, index)
     if not common.common:
@@ -289,13 +289,13 @@ def _renamed(a: Trace, b: Trace, index: int, *, so_far: bool) -> Alignment:
     if not any("optimizer." in row.name for rows in sides for row in rows):
         del matchings[1]
     metrics = Matching(by_metric, lambda _: False)
-    told = retold(*([record.compared for record in trace.steps] for trace in (a, b)), so_far=so_far)
+    metric_names = retold(*([record.compared for record in trace.steps] for trace in (a, b)), so_far=so_far)
     parted: list[Mapping[str, str]] | None = None
     last, only_one = count, unlike(a, b)
     for at in range(index, count):
         if at > last:
             break
-        rows_a, rows_b = a.rows(at), metrics.rename(b.rows(at), told)
+        rows_a, rows_b = a.rows(at), metrics.rename(b.rows(at), metric_names)
         for matching in matchings:
             matching.take(rows_a, rows_b)
             rows_b = matching.rename(rows_b, matching.names())
@@ -305,7 +305,7 @@ def _renamed(a: Trace, b: Trace, index: int, *, so_far: bool) -> Alignment:
             parted, last = [matching.names() for matching in matchings], max(a.as_made(at))
     names = [matching.names() for matching in matchings]
     later = [(m, {**new, **old}) for m, new, old in zip(matchings, names, parted or names, strict=True)]
-    rename = [(metrics, told), *later]
+    rename = [(metrics, metric_names), *later]
     if not any(new != old for _, names in rename for new, old in names.items()):
         return Alignment(b)
     renamed = _Renamed(b, rename)
@@ -372,7 +372,7 @@ def _in_order_of(a: Trace, b: Trace) -> Trace | None:
     order = list[int]()
     for index in range(len(turns)):
         wanted = _shown(a.rows(index))
-        place = next((k for k, one in enumerate(shown) if one == wanted and k not in order), None)
+        place = next((k for k, signals in enumerate(shown) if signals == wanted and k not in order), None)
         if place is None:
             return None
         order.append(place)
@@ -416,8 +416,8 @@ class _Turned(Trace):
         self.steps: list[StepRecord] = []
         previous = digest("chain", SCHEME)
         for index, record in enumerate(source.steps):
-            own, rows = self._own(index), self.rows(index)
-            names = {x.name: y.name for x, y in zip(own, rows, strict=True) if x.dtype == METRIC}
+            source_rows, rows = self._own(index), self.rows(index)
+            names = {x.name: y.name for x, y in zip(source_rows, rows, strict=True) if x.dtype == METRIC}
             made = source.steps[self._place(index)]
             metrics = {names.get(name, name): value for name, value in made.metrics.items()}
             previous = chain(previous, record.step, step_root := root(rows))
@@ -431,10 +431,10 @@ class _Turned(Trace):
         """A step's rows, under the source's names."""
         size = len(self._order)
         first = index - index % size
-        own = [row for row in self._source.rows(self._place(index)) if not _beside(row)]
+        rows = [row for row in self._source.rows(self._place(index)) if not _beside(row)]
         last = min(first + size, len(self._source.steps)) - 1
         beside = [row for row in self._source.rows(last) if _beside(row)] if index == last else []
-        return own + beside
+        return rows + beside
 
     def name_of(self, phase: str, name: str) -> str:
         """See `Trace.name_of`."""

@@ -180,8 +180,8 @@ def differing(
         if entry[0] not in ("missing", "added") or not {_object(entry[1]), column_of(entry[1])} & skipped.keys()
     ]  # fmt: skip
     differences = [entry for entry in differences if file_of(entry[1].phase, entry[1].name) not in skipped]
-    told = _told_otherwise(rows_a, rows_b, unlike)
-    differences = [entry for entry in differences if entry[1].key not in told]
+    told_elsewhere = _told_otherwise(rows_a, rows_b, unlike)
+    differences = [entry for entry in differences if entry[1].key not in told_elsewhere]
     values = _new_values(rows_a, rows_b, unlike)
     differences = [entry for entry in differences if not (entry[0] in ("missing", "added") and entry[1].name in values)]
     ended = _ended(rows_a) != _ended(rows_b)
@@ -207,19 +207,19 @@ def first_of_round(a: Trace, b: Trace, index: int) -> tuple[int, list[tuple[Diff
         b: The other.
         index: Of the first step that differs, in the traces' order.
     """
-    told, made = unlike(a, b), as_both_made(a, b, index)
-    differences = {k: differing(a.rows(k), b.rows(k), told.at(k)) for k in made}
+    only_one, made = unlike(a, b), as_both_made(a, b, index)
+    differences = {k: differing(a.rows(k), b.rows(k), only_one.at(k)) for k in made}
 
-    def late(found: tuple[int, tuple[Difference, Row, Row | None]]) -> bool:
-        step, (_, row, _) = found
+    def late(difference: tuple[int, tuple[Difference, Row, Row | None]]) -> bool:
+        step, (_, row, _) = difference
         return step != made[-1] and family(row.phase, row.name) in BESIDE
 
     # sorted() is stable
-    every = sorted(((k, one) for k in made for one in differences[k]), key=late)
+    every = sorted(((k, difference) for k in made for difference in differences[k]), key=late)
     if not every:
         return index, []
     step, first = every[0]
-    return step, [first, *(one for one in differences[step] if one is not first)]
+    return step, [first, *(difference for difference in differences[step] if difference is not first)]
 
 
 def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) -> dict[str, str]:
@@ -238,8 +238,8 @@ def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) 
         if unlike.told and known.get(row.key) != others.get(row.key) and _unsure(row, unlike)
     }
     otherwise = _told_otherwise(rows_a, rows_b, unlike)
-    told = {f"{COLUMN}{metric}": side for key, (metric, side) in otherwise.items() if key not in unsure}
-    return objects | told | dict.fromkeys(unsure.values(), BOTH) | _new_values(rows_a, rows_b, unlike)
+    columns = {f"{COLUMN}{metric}": side for key, (metric, side) in otherwise.items() if key not in unsure}
+    return objects | columns | dict.fromkeys(unsure.values(), BOTH) | _new_values(rows_a, rows_b, unlike)
 
 
 def _unsure(row: Row, unlike: Unlike) -> bool:
@@ -356,10 +356,10 @@ def _rates(rows: Iterable[Row]) -> set[tuple[object, ...]]:
 
 def _rate(row: Row) -> tuple[object, ...]:
     """A number of an optimizer's group and its value, whichever group that is; empty for any other signal."""
-    found = of_group(row.phase, row.name)
-    if found is None:
+    parts = of_group(row.phase, row.name)
+    if parts is None:
         return ()
-    before, name, rank = found
+    before, name, rank = parts
     return before, name.partition("/")[0] if name.startswith("lr") else "step", rank, content(row)
 
 
@@ -396,8 +396,8 @@ def _unknowable(kind: Difference, row: Row, unlike: Unlike, *, ended: bool) -> b
     """
     one_sided = kind in ("missing", "added")
     if row.dtype == METRIC and unlike.told and unlike.told.otherwise:
-        told = unlike.told.metric(row.name)
-        if (one_sided and unlike.told.elsewhere(told, unlike.index)) or _unsure(row, unlike):
+        metric = unlike.told.metric(row.name)
+        if (one_sided and unlike.told.elsewhere(metric, unlike.index)) or _unsure(row, unlike):
             return True
     if row.dtype == METRIC and "#" in row.name:
         return unlike.earlier or (one_sided and ended and "#after" in row.name)

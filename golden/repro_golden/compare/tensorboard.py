@@ -54,16 +54,16 @@ def read_events(folder: Path) -> dict[int, dict[str, float]]:
     files = event_files(folder)
     if not files:
         raise ReproError(f"{folder} holds no TensorBoard event file (*tfevents*): give the folder that the run wrote")
-    told: dict[str, dict[Path, _Values]] = {}
+    by_tag: dict[str, dict[Path, _Values]] = {}
     for of, values in itertools.groupby(sorted(files, key=lambda path: path.parent), key=lambda path: path.parent):
         for tag, each in _of_folder(values).items():
-            told.setdefault(_grouped(tag, of, {path.parent for path in files}), {})[of] = each
+            by_tag.setdefault(_grouped(tag, of, {path.parent for path in files}), {})[of] = each
     newest: dict[tuple[int, str], tuple[float, float]] = {}
-    for tag, folders in told.items():
+    for tag, folders in by_tag.items():
         names = _told_apart([of.relative_to(folder).as_posix() for of in folders]) if _at_once(folders.values()) else {}
         for of, each in folders.items():
-            own = names.get(of.relative_to(folder).as_posix(), "")
-            name = f"{own}/{tag}" if own else tag
+            label = names.get(of.relative_to(folder).as_posix(), "")
+            name = f"{label}/{tag}" if label else tag
             for step, (at, value) in each.items():
                 if at >= newest.get((step, name), (at, 0.0))[0]:
                     newest[step, name] = at, value
@@ -81,19 +81,19 @@ _Values = dict[int, tuple[float, float]]
 
 def _of_folder(files: Iterable[Path]) -> dict[str, _Values]:
     """The values of one folder's files, by tag: those that count."""
-    told: dict[str, _Values] = {}
+    by_tag: dict[str, _Values] = {}
     began: list[tuple[float, int]] = []
     for path in files:
         for at, step, tag, value in _scalars(path):
             if tag is None:
                 began.append((at, step))
-            elif at >= told.setdefault(tag, {}).get(step, (at, 0.0))[0]:
-                told[tag][step] = at, value
+            elif at >= by_tag.setdefault(tag, {}).get(step, (at, 0.0))[0]:
+                by_tag[tag][step] = at, value
     for at, first in began:  # a run that began anew there took back what was logged from that step on
-        for values in told.values():
+        for values in by_tag.values():
             for step in [step for step, (then, _) in values.items() if step >= first and then < at]:
                 del values[step]
-    return {tag: values for tag, values in told.items() if values}
+    return {tag: values for tag, values in by_tag.items() if values}
 
 
 def _grouped(tag: str, folder: Path, folders: Set[Path]) -> str:
@@ -185,8 +185,8 @@ class EventsComparison:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types; floats that are not finite as the hex of their bits."""
-        told = {"equal": self.agrees, "metrics": dict(self.metrics), "values": self.values, "last_steps": self.last}
-        return mapping_of(self, "changes", "last", **told)
+        facts = {"equal": self.agrees, "metrics": dict(self.metrics), "values": self.values, "last_steps": self.last}
+        return mapping_of(self, "changes", "last", **facts)
 
 
 def matched(baseline: Sequence[str], ours: Sequence[str]) -> list[tuple[str, str]]:
@@ -227,9 +227,9 @@ def differences(
     """
     names = _names(baseline), _names(metrics)
     pairs = matched(*names)
-    told = list(_changes(baseline, dict(sorted(metrics.items())), pairs, bounds, offset))
-    changes = [change for change, _ in told]
-    differing, nonfinite = ([c for c, how in told if how == which] for which in ("differs", "not finite"))
+    outcomes = list(_changes(baseline, dict(sorted(metrics.items())), pairs, bounds, offset))
+    changes = [change for change, _ in outcomes]
+    differing, nonfinite = ([c for c, how in outcomes if how == which] for which in ("differs", "not finite"))
     seen = {change.metric for change in changes}
     used = [p for p in pairs if p[0] in seen]
     last, ended = None, ""
@@ -286,8 +286,8 @@ def agreeing_offset(
         return values >= least and len(different) >= _TELLING
 
     others = {theirs - step for theirs in logged[0] for step in logged[1]} - {offset}
-    found = list(itertools.islice(filter(agrees, others), 2))
-    return found[0] if len(found) == 1 else None
+    offsets = list(itertools.islice(filter(agrees, others), 2))
+    return offsets[0] if len(offsets) == 1 else None
 
 
 def _changes(

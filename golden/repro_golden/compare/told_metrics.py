@@ -100,13 +100,13 @@ class ToldMetrics:
         both = (self._a, self._b)
         rounds = {frozenset(trace.as_made(index)) for index in range(self._count) for trace in both}
         pairs = [[self._told_in(trace, metric, steps) for trace in both] for steps in rounds if len(steps) > 1]
-        told = [pair for pair in pairs if all(pair)]
-        return bool(told) and all(before == after for before, after in told)
+        shared = [pair for pair in pairs if all(pair)]
+        return bool(shared) and all(before == after for before, after in shared)
 
     def _told_in(self, trace: Trace, metric: str, steps: Set[int]) -> list[tuple[str, str]]:
         """Names and numbers that tell a metric in some steps."""
-        told = (pair for step in steps if step < self._count for pair in trace.steps[step].compared.items())
-        return sorted((name, str(encode_float(number))) for name, number in told if self.metric(name) == metric)
+        pairs = (pair for step in steps if step < self._count for pair in trace.steps[step].compared.items())
+        return sorted((name, str(encode_float(number))) for name, number in pairs if self.metric(name) == metric)
 
     def unsure(self, name: str) -> bool:
         """Whether a number stands in another step because of who recorded it, or under another name.
@@ -141,16 +141,16 @@ def _recorders_part(a: Trace, b: Trace, since: int) -> bool:
 def _a_step_early(a: Trace, b: Trace, name: str) -> bool:
     """Whether, where a number first differs, the earlier recorder has what the later one has a step later."""
     old, new = sorted((a, b), key=lambda trace: trace.header.recorder)
-    told = [[step.metrics.get(name) for step in trace.steps] for trace in (old, new)]
-    for index, (x, y) in enumerate(zip(*told, strict=False)):
+    series = [[step.metrics.get(name) for step in trace.steps] for trace in (old, new)]
+    for index, (x, y) in enumerate(zip(*series, strict=False)):
         if x is None or y is None or same_float(x, y):
             continue
-        before = told[0][index - 1] if index else y
+        before = series[0][index - 1] if index else y
         if before is None or not same_float(before, y):
             return False
-        if index + 1 == len(told[1]):  # it may come, or be what nobody asked for
+        if index + 1 == len(series[1]):  # it may come, or be what nobody asked for
             return index > 0 or new.end is None
-        after = told[1][index + 1]
+        after = series[1][index + 1]
         return after is not None and same_float(x, after)
     return False
 
@@ -184,8 +184,8 @@ class _Form(NamedTuple):
         """With one more number that is written."""
         if not math.isfinite(value):
             return self
-        one = Decimal(repr(value)).normalize().as_tuple()
-        return _Form(max(self.decimals, -int(one.exponent)), max(self.digits, len(one.digits)), self.times + 1)
+        decimal = Decimal(repr(value)).normalize().as_tuple()
+        return _Form(max(self.decimals, -int(decimal.exponent)), max(self.digits, len(decimal.digits)), self.times + 1)
 
     def of(self, value: float, text: float) -> bool:
         """Whether a value would be written so."""
@@ -225,10 +225,10 @@ class _Said:
         """Read on: the trace may have grown."""
         ranks = _ranks(trace)
         for number, record in enumerate(trace.steps[len(self.steps) :], len(self.steps)):
-            told = frozenset(_metric(name, ranks) for name in record.compared)
-            self.last.update(dict.fromkeys(told, number))
+            names = frozenset(_metric(name, ranks) for name in record.compared)
+            self.last.update(dict.fromkeys(names, number))
             self._forms |= {name: self.form(name).with_(record.metrics[name]) for name in record.shown}
-            self.steps.append(told)
+            self.steps.append(names)
 
 
 _traces: weakref.WeakKeyDictionary[Trace, _Said] = weakref.WeakKeyDictionary()
@@ -237,10 +237,10 @@ _reading = threading.Lock()  # probes that end at once are compared with one bas
 
 def _said(trace: Trace) -> _Said:
     with _reading:
-        said = _traces.setdefault(trace, _Said())
-        if len(said.steps) < len(trace.steps):
-            said.read(trace)
-        return said
+        told_so_far = _traces.setdefault(trace, _Said())
+        if len(told_so_far.steps) < len(trace.steps):
+            told_so_far.read(trace)
+        return told_so_far
 
 
 # -- numbers in lines of text
@@ -281,8 +281,8 @@ def moved_text(a: Trace, b: Trace) -> list[Moved]:
             fits = _rounds(name, x, y, form, other) and form.of(after, before)
             if not fits and not (_rounds(name, y, x, other, form) and other.of(before, after)):
                 moved[name] = Moved(name, x.step, before, after)
-    every = (one for one in moved.values() if not (part and _a_step_early(a, b, one.metric)))
-    return sorted(every, key=lambda one: (one.step, one.metric))
+    every = (number for number in moved.values() if not (part and _a_step_early(a, b, number.metric)))
+    return sorted(every, key=lambda number: (number.step, number.metric))
 
 
 def _rounds(name: str, x: StepRecord, y: StepRecord, form: _Form, other: _Form) -> bool:

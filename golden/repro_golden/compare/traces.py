@@ -89,9 +89,9 @@ class Divergence:
     @property
     def of_itself(self) -> str:
         """As two runs of the same code differ, in words: of a file that only the first one wrote, with the cure."""
-        kept = self.kind == "missing" and family(self.phase, self.signal) == "saved"
+        is_file = self.kind == "missing" and family(self.phase, self.signal) == "saved"
         cure = ", a file that only the first run wrote: name such a cache by {out}, or clear it first"
-        return f"{self}{cure if kept else ''}"
+        return f"{self}{cure if is_file else ''}"
 
     def __str__(self) -> str:
         size = f": {self.magnitude}" if self.magnitude and self.magnitude.elements else ""
@@ -255,9 +255,9 @@ def check_identities(a: Trace, b: Trace, vary: Sequence[str]) -> list[str]:
     differences = identity_differences(a, b)
     if other := [d for d in differences if d.part not in vary]:
         parts = dict.fromkeys(d.part for d in other)
-        told = "; ".join(str(next(d for d in other if d.part == part)) for part in parts)
+        text = "; ".join(str(next(d for d in other if d.part == part)) for part in parts)
         options = " ".join(f"--vary {part}" for part in parts)
-        raise NotVerifiableError(f"not comparable: {told}; compare all the same with {options}")
+        raise NotVerifiableError(f"not comparable: {text}; compare all the same with {options}")
     return [str(d) for d in differences]
 
 
@@ -447,7 +447,7 @@ def _tells(trace: Trace, metric: str) -> bool:
 def every_violation(a: Trace, b: Trace, bounds: Mapping[str, Bound]) -> Iterator[Divergence]:
     """The `violations` of all common steps."""
     count = min(len(a.steps), len(b.steps))
-    return (found for index in in_order(a, b, count) for found in violations(a, b, index, bounds))
+    return (violation for index in in_order(a, b, count) for violation in violations(a, b, index, bounds))
 
 
 def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> list[Divergence]:

@@ -35,13 +35,13 @@ def untouched(a: Trace, b: Trace, looked: Coverage) -> str:
     count = len(a.steps)
     if not looked.parameters or not count or count != len(b.steps):
         return ""
-    told, kinds, alone = unlike(a, b), set[str](), False
+    only_one, kinds, alone = unlike(a, b), set[str](), False
     for index in range(count):
         if a.steps[index].root == b.steps[index].root:
             continue
         rows_a, rows_b = a.rows(index), b.rows(index)
         alone = alone or {row.key for row in rows_a} != {row.key for row in rows_b}
-        for difference, row, other in differing(rows_a, rows_b, told.at(index)):
+        for difference, row, other in differing(rows_a, rows_b, only_one.at(index)):
             what = _what(difference, row, other)
             if what != _SHAPE and _kind(row) not in _BESIDE:
                 return ""

@@ -427,19 +427,19 @@ def blame_the_network(what: str, log: Path) -> None:
 
 
 @contextlib.contextmanager
-def watched(place: Place, log: Path, variables: Mapping[str, str], told: Iterable[Path] = ()) -> Iterator[DiskWatch]:
+def watched(place: Place, log: Path, variables: Mapping[str, str], folders: Iterable[Path] = ()) -> Iterator[DiskWatch]:
     """Watch the disks that a run writes to; what fails in the block while one is full is the machine's failure.
 
     Args:
         place: Where the program's code lies.
         log: The file for its output, beside which it is recorded.
         variables: Variables of its own that may name folders which it writes to.
-        told: Other folders that it is told of.
+        folders: Other folders that it is told of.
 
     Raises:
         MachineFailureError: there is no room to begin with, or there was none.
     """
-    with DiskWatch((log.parent, place.root), {**os.environ, **variables}, told=told) as watch:
+    with DiskWatch((log.parent, place.root), {**os.environ, **variables}, folders=folders) as watch:
         try:
             yield watch
         except (MachineFailureError, CancelledError):

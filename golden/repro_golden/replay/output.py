@@ -52,8 +52,8 @@ def last_line(log: Path) -> str:
         mark = f"[rank{match[1]}]: "
         printed = [line.removeprefix(mark) for line in lines if line.startswith(mark)]
         if not printed:  # it failed before torch knew which rank it is
-            own = itertools.takewhile(lambda line: _ENDED not in line, lines)
-            printed = [line for line in own if RAISED.match(line)]
+            earlier = itertools.takewhile(lambda line: _ENDED not in line, lines)
+            printed = [line for line in earlier if RAISED.match(line)]
         return f"rank {match[1]} failed first, with {match[2]}: {_named(printed) or 'no traceback'}"[:300]
     return _named(lines)[:300] or "no output"
 

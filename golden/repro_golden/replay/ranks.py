@@ -66,7 +66,7 @@ class Lost(Exception):  # noqa: N818 - what happened to the subject, which is da
     Attributes:
         rank: Which one.
         code: Its exit code, negative where a signal ended it; None where it said what was wrong and had not ended yet.
-        said: What it wrote of its failure; None where it died without a word.
+        report: What it wrote of its failure; None where it died without a word.
         log: Its output.
         peer: Whether that is no more than what another rank's end leaves behind.
         at: When, in seconds.
@@ -74,7 +74,7 @@ class Lost(Exception):  # noqa: N818 - what happened to the subject, which is da
 
     rank: int
     code: int | None
-    said: Mapping[str, Any] | None
+    report: Mapping[str, Any] | None
     log: Path
     peer: bool
     at: float

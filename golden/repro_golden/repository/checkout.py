@@ -119,13 +119,13 @@ class Checkout:
         left_out = [*not_code(self.root), *(f":(top,exclude,literal){path}" for path in untracked)]
         return commit if commit and not _changed(self.git, [PurePosixPath()], left_out) else None
 
-    def paths(self, case: Case, own: Sequence[str] = (), *, untracked: bool = False) -> list[str]:
+    def paths(self, case: Case, code_paths: Sequence[str] = (), *, untracked: bool = False) -> list[str]:
         """`Case.paths`, and what git tracks of the files that the case itself names: its launch script, say.
 
         With it what says which data belongs where the program reads some that git does not track. `untracked` takes the
         files that git would track for those that it does.
         """
-        paths = case.paths(own)
+        paths = case.paths(code_paths)
         named = [name for name in case.named if _outside(name, paths)]
         listed = ("ls-files", "-z", *(("--cached", "--others", "--exclude-standard") if untracked else ()), "--")
         tracked = self.git.names(*listed, *(f":(top,literal){name}" for name in named)) if named else []

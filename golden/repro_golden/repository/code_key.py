@@ -173,13 +173,13 @@ def not_code(root: Path, of_commit: Sequence[str] = NOT_CODE) -> list[str]:
     return [f":(top,exclude,{spec}" for spec in left_out]
 
 
-def same_beside(git: Git, one: str, other: str) -> bool:
+def same_beside(git: Git, commit: str, other: str) -> bool:
     """Whether two commits have the same files, but for what recording writes; False where one of them is not here."""
     try:
-        keys = code_keys(git, [one, other], ["."])
+        keys = code_keys(git, [commit, other], ["."])
     except GitFailedError:
         return False
-    return keys.of(one) == keys.of(other)
+    return keys.of(commit) == keys.of(other)
 
 
 class _Trees:

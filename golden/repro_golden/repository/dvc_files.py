@@ -77,14 +77,14 @@ def conflicts(file: str) -> str:
     )
 
 
-def same(one: str | None, other: str | None) -> bool:
+def same(fact: str | None, other: str | None) -> bool:
     """Whether two facts, of which one may be of DVC 2, name the same content."""
-    return (one and one.removeprefix(_OLD)) == (other and other.removeprefix(_OLD))
+    return (fact and fact.removeprefix(_OLD)) == (other and other.removeprefix(_OLD))
 
 
-def overlap(one: str, other: str) -> bool:
+def overlap(path: str, other: str) -> bool:
     """Whether a path is another, lies below it, or holds it."""
-    a, b = PurePosixPath(one), PurePosixPath(other)
+    a, b = PurePosixPath(path), PurePosixPath(other)
     return a.is_relative_to(b) or b.is_relative_to(a)
 
 
@@ -98,9 +98,9 @@ def named(git: Git, paths: Sequence[str]) -> Names:
     if not paths:
         return {}
     listed = git.names("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *POINTERS)
-    found = [pair for name in dict.fromkeys(listed) for pair in outputs(git.folder, PurePosixPath(name))]
+    pairs = [pair for name in dict.fromkeys(listed) for pair in outputs(git.folder, PurePosixPath(name))]
     # of what is not known where it lies, nothing is known
-    return {name: fact for name, fact in found if ":" in name or any(overlap(name, path) for path in paths)}
+    return {name: fact for name, fact in pairs if ":" in name or any(overlap(name, path) for path in paths)}
 
 
 def outputs(root: Path, file: PurePosixPath) -> Iterator[tuple[str, str]]:
@@ -213,9 +213,9 @@ def content_of(root: Path, name: str, fact: str) -> dict[str, Path] | None:
             files = {f"{name}/{entry['relpath']}": entry["md5"] for entry in json.loads(listing.read_bytes())}
         except (OSError, ValueError, KeyError, TypeError):
             return None
-    kept = {path: place_of(cache, md5) for path, md5 in files.items()}
-    inside = all(PurePosixPath(posixpath.normpath(path)).is_relative_to(name) for path in kept)
-    return kept if inside and all(_is_whole(kept[path], md5) for path, md5 in files.items()) else None
+    cached = {path: place_of(cache, md5) for path, md5 in files.items()}
+    inside = all(PurePosixPath(posixpath.normpath(path)).is_relative_to(name) for path in cached)
+    return cached if inside and all(_is_whole(cached[path], md5) for path, md5 in files.items()) else None
 
 
 def place_of(cache: Path, md5: str) -> Path:
@@ -223,11 +223,11 @@ def place_of(cache: Path, md5: str) -> Path:
     return cache / "files" / "md5" / md5[:2] / md5[2:]
 
 
-def _is_whole(kept: Path, md5: str) -> bool:
+def _is_whole(path: Path, md5: str) -> bool:
     """Whether a cache has a content; as DVC does, what nobody may write is taken for what it was."""
     try:
-        protected = not stat.S_IMODE(kept.stat().st_mode) & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)
-        return kept.is_file() and (protected or file_md5(kept) == md5)
+        protected = not stat.S_IMODE(path.stat().st_mode) & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)
+        return path.is_file() and (protected or file_md5(path) == md5)
     except OSError:
         return False
 

@@ -202,8 +202,8 @@ def cleaned(git: Git, names: Sequence[str]) -> list[str]:
     """
     filters = _filters(git, "clean") if names else frozenset[str]()
     given = b"".join(os.fsencode(name) + b"\0" for name in names)
-    found = [path for path, _ in _filtered(git, given, filters)] if filters else []
-    return [path for path in found if (git.folder / path).is_file() and not (git.folder / path).is_symlink()]
+    filtered = [path for path, _ in _filtered(git, given, filters)] if filters else []
+    return [path for path in filtered if (git.folder / path).is_file() and not (git.folder / path).is_symlink()]
 
 
 def _filters(git: Git, direction: str) -> frozenset[str]:
@@ -217,8 +217,8 @@ def _filters(git: Git, direction: str) -> frozenset[str]:
 
 def _filtered(git: Git, files: bytes, filters: frozenset[str]) -> Iterator[tuple[str, str]]:
     """The path and the filter of each file, of those that are given NUL-terminated, that one of some filters is for."""
-    told = git("check-attr", "-z", "--stdin", "filter", given=files).split(b"\0")
-    for path, value in zip(told[::3], told[2::3], strict=False):
+    fields = git("check-attr", "-z", "--stdin", "filter", given=files).split(b"\0")
+    for path, value in zip(fields[::3], fields[2::3], strict=False):
         if (name := os.fsdecode(value)) in filters:
             yield os.fsdecode(path), name
 

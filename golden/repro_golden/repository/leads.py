@@ -109,7 +109,7 @@ def noted(base: Path, site: Path, root: Path, cut: tuple[type[BaseException], ..
     Raises:
         MachineFailureError: the note cannot be written, what runs installed not be taken back, or not be told.
     """
-    found, ours = list[str](), str(root.parents[2])
+    installed, ours = list[str](), str(root.parents[2])
     base.mkdir(parents=True, exist_ok=True)
     untold = base / f"{digest('site', str(site))}.untold"
     with _turn(base):
@@ -130,7 +130,7 @@ def noted(base: Path, site: Path, root: Path, cut: tuple[type[BaseException], ..
         fcntl.flock(lock, fcntl.LOCK_SH)
     stopped, line = False, ""
     try:
-        yield found
+        yield installed
     except cut:
         stopped = True
         raise
@@ -138,7 +138,7 @@ def noted(base: Path, site: Path, root: Path, cut: tuple[type[BaseException], ..
         with _turn(base):
             lock.close()
             if path.exists():  # who clears our state away meanwhile has the packages as they are
-                found += sorted({_called(file) for file in _new(_read(path)._replace(ours=[ours]))})
+                installed += sorted({_called(file) for file in _new(_read(path)._replace(ours=[ours]))})
                 line = _unknown(_read(path))
             try:
                 _settle(path, "" if stopped else ours)
@@ -234,19 +234,19 @@ def _look(base: Path, site: Path, root: Path, earlier: _Note | None) -> _Note:
     named, modules = projects(root)
     sourced = {name_of(path.parent) for path in leads if path.suffix == ".json" and _is_sourced(leads[path])}
     sourced |= {canonical(path.stem) for path in leads if path.suffix == ".egg-link"} | known_by(abouts, modules, site)
-    kept = dict[str, dict[str, str]]()
+    copies = dict[str, dict[str, str]]()
     for name, files in packages_in(site, abouts, named | sourced).items():
         if not away & {*files} and sum(map(size_of, files)) < (_OWN if name in named else _ANY):
-            kept[name] = _copied(base, files)
-    ours, own, stood = [str(root.parents[2])], sorted(named), [about.name for about in abouts]
+            copies[name] = _copied(base, files)
+    ours, project_names, stood = [str(root.parents[2])], sorted(named), [about.name for about in abouts]
     if earlier is None:
         led = {str(path): digest("lead", text) for path, text in leads.items()}
-        return _Note(str(site), _anchor(site), ours, own, stood, led, kept, [])
+        return _Note(str(site), _anchor(site), ours, project_names, stood, led, copies, [])
     return earlier._replace(
         ours=sorted({*earlier.ours, *ours}),  # of whom no run is under way, the user's packages are as they stand now
-        own=sorted({*earlier.own, *own}),
+        own=sorted({*earlier.own, *project_names}),
         stood=sorted({*earlier.stood, *stood}),
-        kept=earlier.kept | {name: files for name, files in kept.items() if _is_other(files, earlier.kept.get(name))},
+        kept=earlier.kept | {name: files for name, files in copies.items() if _is_other(files, earlier.kept.get(name))},
     )
 
 
@@ -315,8 +315,8 @@ def _unknown(note: _Note) -> str:
 
 
 def _is_changed(about: Path, note: _Note) -> bool:
-    kept = ((Path(path), Path(copy)) for path, copy in note.kept.get(name_of(about), {}).items())
-    return any(about in path.parents and path.suffix != ".pyc" and not is_same(path, copy) for path, copy in kept)
+    copies = ((Path(path), Path(copy)) for path, copy in note.kept.get(name_of(about), {}).items())
+    return any(about in path.parents and path.suffix != ".pyc" and not is_same(path, copy) for path, copy in copies)
 
 
 def _called(file: Path) -> str:
@@ -416,7 +416,7 @@ def _is_at_work(note: _Note) -> bool:
 def _overwritten(note: _Note, theirs: list[Path]) -> set[str]:
     """The packages of other names that have files of the same paths."""
     files, standing = {str(file) for about in theirs for file in files_of(about)}, names_in(Path(note.site))
-    return {name for name, kept in note.kept.items() if name in standing and not files.isdisjoint(kept)}
+    return {name for name, copies in note.kept.items() if name in standing and not files.isdisjoint(copies)}
 
 
 def _gone(note: _Note) -> set[str]:

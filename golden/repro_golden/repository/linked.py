@@ -124,7 +124,7 @@ class Linked:
             made = re.compile(_MADE.replace(b"@", re.escape(os.fsencode(module))), re.IGNORECASE)
             if any(_COMPUTED.search(_CLASS.sub(b"", text)) for text in texts):
                 return True
-            inside = (found[1] for text in texts for found in made.finditer(text))
+            inside = (match[1] for text in texts for match in made.finditer(text))
             return any(not of or of.split(b".")[-2] == os.fsencode(package) for of in inside)
 
         return told
@@ -159,12 +159,12 @@ class Linked:
                 target.mkdir()
             else:
                 target.symlink_to(self._root / name)
-        for name, kept in (pair for files in other.values() for pair in files.items()):
+        for name, cached in (pair for files in other.values() for pair in files.items()):
             target = tree / name
             target.parent.mkdir(parents=True, exist_ok=True)
             if target.parent.resolve().is_relative_to(tree.resolve()) and not os.path.lexists(target):
-                self._kept.setdefault(kept, _facts(kept))
-                target.symlink_to(kept)
+                self._kept.setdefault(cached, _facts(cached))
+                target.symlink_to(cached)
 
     def _of_commit(self, tree: Path) -> dict[str, Mapping[str, Path]]:
         """The paths at which a worktree's commit has other data than the checkout, with the files to link below each.
@@ -205,7 +205,7 @@ class Linked:
         if (files := content_of(self._root, name, fact or "")) is None:
             raise AbsentError(f"{what}, and not in DVC's cache: `dvc fetch --all-commits {name}` brings it")
         links = set(map(str, self._names))
-        return {path: kept for path, kept in files.items() if _within(path, links)}
+        return {path: cached for path, cached in files.items() if _within(path, links)}
 
     @cached_property
     def _unnamed(self) -> str:
@@ -221,9 +221,9 @@ class Linked:
         now: dict[str, _Facts] = {}
         for name in self._names:
             now |= self._below(name)
-        kept = dict(self._kept)
-        now |= {str(file): _facts(file) if file.exists() else () for file in kept}
-        seen = self._seen | {str(file): facts for file, facts in kept.items()}
+        cached = dict(self._kept)
+        now |= {str(file): _facts(file) if file.exists() else () for file in cached}
+        seen = self._seen | {str(file): facts for file, facts in cached.items()}
         for file in sorted(now.keys() | seen.keys()):
             before, after = seen.get(file, ()), now.get(file, ())
             if before != after:
@@ -412,8 +412,8 @@ def _programs(case: Case, root: Path) -> Iterator[str]:
     inside, path = root.resolve(), program.env.get("PATH", os.environ.get("PATH", ""))
     search = os.pathsep.join(folder for folder in path.split(os.pathsep) if os.path.isabs(folder))  # noqa: PTH117
     for word in dict.fromkeys(word for line in program.lines for word in _started(line, shell=program.shell)):
-        found = shutil.which(word, path=search) if "/" not in word else None
-        if found and (place := Path(found).resolve()).is_relative_to(inside):
+        location = shutil.which(word, path=search) if "/" not in word else None
+        if location and (place := Path(location).resolve()).is_relative_to(inside):
             yield str(place.relative_to(inside))
 
 

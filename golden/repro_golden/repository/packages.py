@@ -69,17 +69,17 @@ def size_of(path: Path) -> int:
 
 def packages_in(site: Path, abouts: Iterable[Path], names: set[str]) -> dict[str, list[Path]]:
     """The files of packages that can be kept, by their names."""
-    found: dict[str, list[Path]] = {}
+    by_name: dict[str, list[Path]] = {}
     for path in site.glob("*.egg-link"):
-        found.setdefault(canonical(path.stem), []).append(path)
+        by_name.setdefault(canonical(path.stem), []).append(path)
     for about in abouts:
         if (name := name_of(about)) in names:
-            found.setdefault(name, []).extend(files_of(about))
-    for name, script in scripts_in(site, found):
-        found[name].append(script)
+            by_name.setdefault(name, []).extend(files_of(about))
+    for name, script in scripts_in(site, by_name):
+        by_name[name].append(script)
     readables = {
         name: [path for path in dict.fromkeys(files) if path.is_symlink() or readable(path)]
-        for name, files in found.items()
+        for name, files in by_name.items()
     }
     return {name: files for name, files in readables.items() if files}
 
@@ -115,8 +115,8 @@ def scripts_in(site: Path, names: Collection[str]) -> Iterator[tuple[str, Path]]
         if readable(path) and size_of(path) < _SMALL:
             with path.open("rb") as file:
                 text = file.read() if file.read(2) == b"#!" else b""
-            found = {canonical(name.decode()) for name in _SCRIPT.findall(text)}
-            yield from ((name, path) for name in found.intersection(names))
+            mentioned = {canonical(name.decode()) for name in _SCRIPT.findall(text)}
+            yield from ((name, path) for name in mentioned.intersection(names))
 
 
 def _environment(site: Path) -> Path:
@@ -139,8 +139,8 @@ def projects(root: Path) -> tuple[set[str], set[str]]:
     for folder, below, files in os.walk(root):
         deep = len(Path(folder).relative_to(root).parts)
         below[:] = [] if deep > 2 else [name for name in below if not name.startswith(".")]
-        if found := _NAMES.keys() & {*files}:
-            paths = (path for file in found if readable(path := Path(folder, file)))
+        if project_files := _NAMES.keys() & {*files}:
+            paths = (path for file in project_files if readable(path := Path(folder, file)))
             names |= {canonical(name) for path in paths for name in _NAMES[path.name].findall(text_of(path))}
             places = (path for part in (".", "src", "lib", "python") for path in Path(folder, part).glob("*"))
             modules |= {path.stem for path in places if path.suffix == ".py" or path.is_dir()}
@@ -153,7 +153,7 @@ def known_by(abouts: Iterable[Path], modules: set[str], site: Path) -> set[str]:
         return set()
     records = (about / "RECORD" for about in abouts)
     tops = ((path.parent, set(_TOP.findall(text_of(path)))) for path in records if readable(path))
-    return {name_of(about) for about, found in tops if not modules.isdisjoint(found)}
+    return {name_of(about) for about, top_names in tops if not modules.isdisjoint(top_names)}
 
 
 def names_in(site: Path) -> set[str]:

@@ -38,9 +38,9 @@ def entries_of(git: Git, commit: str) -> tuple[list[str], dict[str, str]]:
     files, links = list[str](), dict[str, str]()
     for entry in git.names("ls-tree", "--full-tree", "-r", "-z", commit):
         facts, _, path = entry.partition("\t")
-        mode, _, found = facts.split()
+        mode, _, object_id = facts.split()
         if mode == SUBMODULE:
-            links[path] = found
+            links[path] = object_id
         elif mode != _SYMLINK:
             files.append(path)
     return files, links
@@ -98,9 +98,9 @@ def fetched(git: Git, common: Path) -> dict[str, Path]:
         git: In the checkout's root.
         common: The repository's common git folder.
     """
-    own = Path(git.text("rev-parse", "--absolute-git-dir"))  # a linked worktree keeps what was made there
-    kept = sorted({*_modules(common / "modules"), *_modules(own / "modules")})
-    return {str(folder.relative_to(common)): folder for folder in kept} | dict(_cloned(git, ""))
+    git_folder = Path(git.text("rev-parse", "--absolute-git-dir"))  # a linked worktree keeps what was made there
+    folders = sorted({*_modules(common / "modules"), *_modules(git_folder / "modules")})
+    return {str(folder.relative_to(common)): folder for folder in folders} | dict(_cloned(git, ""))
 
 
 def _modules(folder: Path) -> Iterator[Path]:
@@ -129,16 +129,16 @@ def empty_in(git: Git, above: str = "") -> dict[str, bool]:
         git: In its root.
         above: Put before each path.
     """
-    found = dict[str, bool]()
+    empty = dict[str, bool]()
     links = _links_in(git)
     names = names_of(git, "HEAD") if links else {}
     for path in links:
         folder = git.folder / path
         if is_absent(folder):
-            found[f"{above}{path}"] = path in names
+            empty[f"{above}{path}"] = path in names
         elif (folder / ".git").exists():
-            found |= empty_in(git.at(folder), f"{above}{path}/")
-    return found
+            empty |= empty_in(git.at(folder), f"{above}{path}/")
+    return empty
 
 
 def _links_in(git: Git) -> list[str]:
@@ -175,9 +175,9 @@ def never_fetched(checkout: Checkout, parents: Mapping[str, Sequence[str]], path
             return frozenset()
 
     for commit, before in _changing(git, parents, paths):
-        for one in sorted(empty(commit) ^ empty(before)):
-            changing.setdefault(one.path, []).append(commit)
-            having.setdefault(one.path, (commit if one in empty(commit) else before, one.named))
+        for submodule in sorted(empty(commit) ^ empty(before)):
+            changing.setdefault(submodule.path, []).append(commit)
+            having.setdefault(submodule.path, (commit if submodule in empty(commit) else before, submodule.named))
     return [_told(path, list(dict.fromkeys(changing[path])), *having[path]) for path in having]
 
 
@@ -192,17 +192,17 @@ def _changing(git: Git, parents: Mapping[str, Sequence[str]], paths: Sequence[st
     pairs = [(commit, before) for commit, those in parents.items() for before in those]
     asked = ("diff-tree", "--stdin", "--always", "-r", "-z", "--raw", "--no-renames", "--ignore-submodules=none")
     given = "".join(f"{commit} {before}\n" for commit, before in pairs)  # the second in its parents' place
-    told, rest = iter(git(*asked, given=given.encode()).split(b"\0")), iter(pairs)
+    output, rest = iter(git(*asked, given=given.encode()).split(b"\0")), iter(pairs)
     pair, wanted = ("", ""), [PurePosixPath(path) for path in paths]
-    found = dict[tuple[str, str], None]()
-    for entry in told:
+    changing = dict[tuple[str, str], None]()
+    for entry in output:
         if not entry.startswith(b":"):  # the commit of the next pair, or the end
             pair = next(rest, pair)
             continue
-        path = PurePosixPath(os.fsdecode(next(told)))
+        path = PurePosixPath(os.fsdecode(next(output)))
         if SUBMODULE.encode() in entry[1:].split(b" ")[:2] and any(map(partial(_overlap, path), wanted)):
-            found[pair] = None
-    return iter(found)
+            changing[pair] = None
+    return iter(changing)
 
 
 def _overlap(path: PurePosixPath, other: PurePosixPath) -> bool:

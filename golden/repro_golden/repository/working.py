@@ -44,8 +44,8 @@ class Ran:
 
     def beside(self, later: Ran) -> list[str]:
         """What lay beside it and still does, and what came since, as a program's own output does."""
-        kept = (d for path, d in later.untracked.items() if self.untracked.get(path, d) == d)
-        return sorted(kept)
+        digests = (d for path, d in later.untracked.items() if self.untracked.get(path, d) == d)
+        return sorted(digests)
 
 
 @contextlib.contextmanager
@@ -58,13 +58,13 @@ def apart(git: Git) -> Iterator[Git]:
     index, objects = (git.folder / git.text("rev-parse", "--git-path", name) for name in ("index", "objects"))
     known = str(objects.resolve()).replace("\\", "\\\\").replace('"', '\\"')
     with tempfile.TemporaryDirectory(prefix="repro-index-") as scratch:
-        copy, own = Path(scratch) / "index", Path(scratch) / "objects"
-        own.mkdir()
+        copy, scratch_objects = Path(scratch) / "index", Path(scratch) / "objects"
+        scratch_objects.mkdir()
         if index.exists():
             shutil.copy2(index, copy)  # its time says which entries git must look at again
         variables = {
             "GIT_INDEX_FILE": str(copy),
-            "GIT_OBJECT_DIRECTORY": str(own),
+            "GIT_OBJECT_DIRECTORY": str(scratch_objects),
             "GIT_ALTERNATE_OBJECT_DIRECTORIES": f'"{known}"',
         }
         yield replace(git.with_options("-c", "core.looseCompression=0"), variables=tuple(variables.items()))
@@ -101,10 +101,10 @@ def as_it_lies(git: Git, index: Git) -> Lying:
     for flag in ("--no-assume-unchanged", "--no-skip-worktree"):
         _put(index, hidden, flag)
     here, gone = list[str](), list[str]()
-    told = {name: kind for kind, name in changed(git) if kind[1] != " "}
-    unmerged = [name for name, kind in told.items() if "U" in kind or kind in ("AA", "DD")]
+    kinds = {name: kind for kind, name in changed(git) if kind[1] != " "}
+    unmerged = [name for name, kind in kinds.items() if "U" in kind or kind in ("AA", "DD")]
     modules = {name for name, mode in modes_of(git).items() if mode == SUBMODULE}
-    for name in dict.fromkeys([*told, *hidden]):
+    for name in dict.fromkeys([*kinds, *hidden]):
         absent = name in modules and is_absent(git.folder / name)
         if not absent or name in unmerged:  # git cannot write a tree of what is unmerged
             (here if not absent and _is_there(git.folder, name) else gone).append(name)

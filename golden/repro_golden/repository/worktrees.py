@@ -139,8 +139,8 @@ def name_for(checkout: Checkout) -> str:
 
     All working trees of a repository share the name: what was found in worktrees of one serves the others.
     """
-    own = checkout.common.parent if checkout.common.name == ".git" else checkout.root
-    return own.name if re.fullmatch(r"\w[\w.+-]*", own.name) else "tree"
+    folder = checkout.common.parent if checkout.common.name == ".git" else checkout.root
+    return folder.name if re.fullmatch(r"\w[\w.+-]*", folder.name) else "tree"
 
 
 def folder_for(checkout: Checkout) -> Path:
@@ -204,9 +204,9 @@ def fill(tree: Path, common: Path, commit: str, git: Git, home: Path) -> None:
         MachineFailureError: git or the disk failed.
     """
     try:
-        own = Path(git.at(home).text("rev-parse", "--absolute-git-dir"))
+        git_folder = Path(git.at(home).text("rev-parse", "--absolute-git-dir"))
         part = _Part.of(tree, common, commit, "", git.at(tree.parent), tree.parent / BESIDE)
-        _complete(replace(part, own=own), home)
+        _complete(replace(part, linked=git_folder), home)
     except GitFailedError as error:
         raise _git_failed(f"`git {error.command}`", error.stderr, tree) from None
     except OSError as error:
@@ -234,7 +234,7 @@ class _Part:
         git: Git on that repository and this folder, run beside the worktree: a submodule's own setting may name a
             folder that is not there now.
         kept: Beside the worktree, where the git folders of this part's submodules are made.
-        own: The git folder of a linked worktree, in which git keeps the submodules that were made there.
+        linked: The git folder of a linked worktree, in which git keeps the submodules that were made there.
     """
 
     tree: Path
@@ -243,7 +243,7 @@ class _Part:
     path: str
     git: Git
     kept: Path
-    own: Path | None = None
+    linked: Path | None = None
 
     @classmethod
     def of(cls, tree: Path, repository: Path, commit: str, path: str, git: Git, kept: Path) -> _Part:
@@ -266,7 +266,7 @@ def _complete(part: _Part, home: Path) -> None:
     _lfs(part, files)
     names = names_of(part.git, part.commit) if links else {}
     for path, commit in links.items():
-        above, here = [part.repository, *([part.own] if part.own else [])], home / part.name(path)
+        above, here = [part.repository, *([part.linked] if part.linked else [])], home / part.name(path)
         repositories = repositories_of(above, names.get(path, path), here)
         if not repositories and is_absent(here):
             (part.tree / path).mkdir(parents=True, exist_ok=True)
@@ -318,8 +318,8 @@ def _own_git_folder(part: _Part) -> None:
     for folder in ("objects/info", "info", "refs"):
         (part.kept / folder).mkdir(parents=True)
     (part.kept / "HEAD").write_text(f"{part.commit}\n")  # by which git knows the folder
-    told = part.git("count-objects", "-v").splitlines()
-    others = [line.removeprefix(b"alternate: ") for line in told if line.startswith(b"alternate: ")]
+    lines = part.git("count-objects", "-v").splitlines()
+    others = [line.removeprefix(b"alternate: ") for line in lines if line.startswith(b"alternate: ")]
     # git follows alternates of alternates five deep, and this is one more: the deepest first, so that it follows none
     stores = [*reversed(others), os.fsencode(part.repository / "objects")]
     (part.kept / "objects" / "info" / "alternates").write_bytes(b"".join(store + b"\n" for store in stores))

@@ -59,8 +59,8 @@ def _own(git: Git, folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
     if lines := _lines(folder / "info" / "attributes", git, settings):
         yield digest("info/attributes", *lines)
     if settings.get("core.usereplacerefs", "").lower() not in _OFF:
-        told = git.text("for-each-ref", "--format=%(objecttype) %(refname) %(objectname)", "refs/replace").splitlines()
-        if replaced := [line for line in told if not line.startswith("commit ")]:  # a commit's tree is in each key
+        refs = git.text("for-each-ref", "--format=%(objecttype) %(refname) %(objectname)", "refs/replace").splitlines()
+        if replaced := [line for line in refs if not line.startswith("commit ")]:  # a commit's tree is in each key
             yield digest("replaced", *replaced)
 
 
@@ -69,13 +69,13 @@ def _settings(git: Git) -> Mapping[str, str]:
     words = git.names("config", "--list", "--show-scope", "-z")
     scopes = zip(words[::2], words[1::2], strict=True)
     entries = [entry.partition("\n") for scope, entry in scopes if scope != "worktree"]
-    return {name.lower(): value if told else "true" for name, told, value in entries}
+    return {name.lower(): value if separator else "true" for name, separator, value in entries}
 
 
 def _shared(git: Git, settings: Mapping[str, str]) -> Iterator[list[str]]:
     """The lines that decide in the attributes of the user and of the machine."""
-    own = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
-    named = os.path.expanduser(settings.get("core.attributesfile") or f"{own}/git/attributes")  # noqa: PTH111
+    config_folder = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
+    named = os.path.expanduser(settings.get("core.attributesfile") or f"{config_folder}/git/attributes")  # noqa: PTH111
     yield _lines(git.folder / named, git, settings)
     yield _lines(Path("/etc/gitattributes"), git, settings)
 

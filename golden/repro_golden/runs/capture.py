@@ -156,25 +156,25 @@ def record_rollouts(
     assert default is not None  # no command
     target = out.resolve() if out else default
     with held_alone(checkout, target):
-        return _record_rollouts(checkout, case, how, say, store, target, kept=out is None, replace=replace)
+        return _record_rollouts(checkout, case, how, say, store, target, in_store=out is None, replace=replace)
 
 
 def _record_rollouts(
-    checkout: Checkout, case: Case, how: Capture, say: Say, store: Store, target: Path, *, kept: bool, replace: bool
+    checkout: Checkout, case: Case, how: Capture, say: Say, store: Store, target: Path, *, in_store: bool, replace: bool
 ) -> Rollouts:
     pointer = pointer_of(target)
     if not replace and (target.exists() or pointer.exists()):
         where = f"at {target} already" if target.exists() else f"behind {pointer} (`repro golden pull` brings them)"
         raise ReproError(f"there are rollouts {where}: --replace takes their place, --out FOLDER leaves them")
     _refuse_foreign(case, target)
-    if kept:
+    if in_store:
         store.dvc.check()
         store.refuse_dirty(target)
     with scratch_folder(checkout.scratch, "capture") as scratch:
         folder, log = scratch / "rollouts", scratch / "capture.log"
         capture(case, checkout.place(case), how, folder, log, say)
         _refuse_foreign(case, target)  # sampling takes long: something may have come meanwhile
-        if kept:
+        if in_store:
             keep(store, case, folder)
         else:
             put(folder, target)

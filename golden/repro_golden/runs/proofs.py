@@ -118,9 +118,9 @@ def perturbations(trace: Trace, steps: int, needed: Sequence[str] = _PLANTED) ->
         # a learning rate is no parameter
         dtypes = _FLOATING if needed or phase == "update" else (*_FLOATING, "metric")
         serving = ((index, name) for index in indices if (name := _to_plant(trace.rows(index), phase, dtypes)))
-        found = next(serving, None)
-        if found is not None:
-            chosen.append((trace.steps[found[0]].step, phase, found[1]))
+        signal = next(serving, None)
+        if signal is not None:
+            chosen.append((trace.steps[signal[0]].step, phase, signal[1]))
         elif phase in needed:
             if not any(_fit(trace.rows(index), phase, dtypes) for index in indices):
                 raise ReproError(

@@ -62,8 +62,8 @@ class Verification:
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
         golden = {"machine": self.golden.machine, "commit": self.golden.record.get("commit")}
-        told = {"agrees": self.agrees, "mismatch_broken": self.broken, **golden}
-        return mapping_of(self, "golden", "steps", "agreeing", "broken", **told)
+        outcome = {"agrees": self.agrees, "mismatch_broken": self.broken, **golden}
+        return mapping_of(self, "golden", "steps", "agreeing", "broken", **outcome)
 
 
 def find_golden(store: Store, case: Case, who: Who, vary: Sequence[str] = ()) -> GoldenRun:

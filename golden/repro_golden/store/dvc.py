@@ -101,12 +101,12 @@ class Dvc:
         return self._tell_git("/runs/*/*/*")  # DVC reads /runs/*/*/ as /runs/*/, and sees no pointer below that
 
     def _tell_git(self, *rules: str) -> bool:
-        own = self.root / "golden" / ".gitignore"
-        lines = own.read_text(encoding="utf-8").splitlines() if own.exists() else []
+        ignore_file = self.root / "golden" / ".gitignore"
+        lines = ignore_file.read_text(encoding="utf-8").splitlines() if ignore_file.exists() else []
         new = [rule for rule in rules if rule not in lines]
         if new:
-            own.parent.mkdir(exist_ok=True)
-            write_atomic(own, "".join(f"{line}\n" for line in (*lines, *new)))
+            ignore_file.parent.mkdir(exist_ok=True)
+            write_atomic(ignore_file, "".join(f"{line}\n" for line in (*lines, *new)))
         return bool(new)
 
     def _ignored(self, folder: str) -> str:
@@ -242,9 +242,9 @@ class Dvc:
         folder, cache = self._remote_folder(), self._cache()
         if folder is None:
             return []
-        found = {pointer: lacking(pointer, folder, cache) for pointer in pointers if not elsewhere(pointer)}
+        missing = {pointer: lacking(pointer, folder, cache) for pointer in pointers if not elsewhere(pointer)}
         return sorted(
-            {blob for pointer, blobs in found.items() if blobs for blob in (*blobs, object_of(pointer, folder))}
+            {blob for pointer, blobs in missing.items() if blobs for blob in (*blobs, object_of(pointer, folder))}
         )
 
     def _remote_folder(self) -> Path | None:
@@ -277,7 +277,7 @@ class Dvc:
                     f"{what} is not what its pointer stands for, and DVC's cache has not kept it: move it away, and "
                     "`repro golden pull` again"
                 ) from None
-            if not any(said in str(error) for said in ("Checkout failed", "failed to transfer")):
+            if not any(phrase in str(error) for phrase in ("Checkout failed", "failed to transfer")):
                 raise
             remote = self.remote
             if remote and Path(remote) != private_remote(self.root):
@@ -359,8 +359,9 @@ class Dvc:
             local: Write to ``.dvc/config.local``, which git ignores, instead of the shared configuration.
         """
         self.run("remote", "add", "--default", "--force", *(["--local"] if local else []), name, url)
-        own = not local and (self.root / ".dvc" / "config.local").exists()  # this checkout's, which would go before it
-        for key in (f"remote.{name}.url", "core.remote") if own else ():
+        # this checkout's, which would go before it
+        has_local = not local and (self.root / ".dvc" / "config.local").exists()
+        for key in (f"remote.{name}.url", "core.remote") if has_local else ():
             with contextlib.suppress(MachineFailureError):  # it has none; credentials stay
                 self.run("config", "--local", "--unset", key)
 
@@ -399,9 +400,9 @@ class Dvc:
                     "Once it does, the same command goes on where this one was"
                 ) from None
         if process.returncode != 0:
-            said = err.decode(errors="replace").strip().splitlines()
+            output = err.decode(errors="replace").strip().splitlines()
             every = [
-                each for each in said if each.strip() and not each.startswith(("Having any troubles?", "Hit us up"))
+                each for each in output if each.strip() and not each.startswith(("Having any troubles?", "Hit us up"))
             ]
             lines = [each for each in every if each.startswith("ERROR")] or every[-1:] or [f"exit {process.returncode}"]
             message = " ".join(lines).replace("ERROR: ", "")[:400]

@@ -152,8 +152,8 @@ class Store:
         Golden runs count on whatever machine they were recorded, by their pointer or as files of git's; replaced ones
         do not.
         """
-        kept = Git(self.root).names("ls-files", "-z", "--", ":(glob)golden/runs/*/*/run.json")
-        runs = {name for _, name, _ in self.entries()} | {Path(path).parent.name for path in kept}
+        tracked = Git(self.root).names("ls-files", "-z", "--", ":(glob)golden/runs/*/*/run.json")
+        runs = {name for _, name, _ in self.entries()} | {Path(path).parent.name for path in tracked}
         known = dict.fromkeys(name for name in runs if _PREVIOUS not in name)
         return dict(sorted({**known, **{path.stem: path for path in list_cases(self.root)}}.items()))
 
@@ -237,10 +237,10 @@ class Store:
 
     def _machines(self, case: Case, identity: Identity) -> list[str]:
         """Those that have a golden run of a case, a run's own first."""
-        own = identity.machine
-        machines = [machine for machine, name, _ in self.entries() if name == case.name and machine != own]
-        there = self.run_path(own, case.name)
-        return [own] * (there.exists() or pointer_of(there).exists()) + machines
+        here = identity.machine
+        machines = [machine for machine, name, _ in self.entries() if name == case.name and machine != here]
+        there = self.run_path(here, case.name)
+        return [here] * (there.exists() or pointer_of(there).exists()) + machines
 
     def _candidates(
         self, machines: Sequence[str], case: Case, identity: Identity, versions: Mapping[str, str]
@@ -304,9 +304,9 @@ class Store:
     def _hand_over(self, path: Path) -> GoldenRun:
         """Have DVC keep a golden run, and say in its pointer what that is of, for whoever has the pointer alone."""
         self.dvc.add(path)
-        kept = self.read(path.parent.name, path.name)
-        note(pointer_of(path), kept.record)
-        return kept
+        run = self.read(path.parent.name, path.name)
+        note(pointer_of(path), run.record)
+        return run
 
     def refuse_dirty(self, path: Path) -> None:
         """Refuse to go on over files that DVC does not know.
@@ -344,8 +344,8 @@ class Store:
         if torn := [name for name in names if name.endswith(":")]:
             raise ReproError(conflicts(torn[0][:-1]))
         places = {name: f":(top,literal){name}" for name in names if ":" not in name}
-        kept = git.names("ls-files", "-z", "--", *places.values()) if places else []  # by git itself
-        known = {name: names[name] for name in places if not any(overlap(name, other) for other in kept)}
+        tracked = git.names("ls-files", "-z", "--", *places.values()) if places else []  # by git itself
+        known = {name: names[name] for name in places if not any(overlap(name, other) for other in tracked)}
         if other := self.dvc.differing(known):
             raise ReproError(
                 f"{other[0]} is not the content that DVC's files name for it, so no commit holds it: `dvc checkout "

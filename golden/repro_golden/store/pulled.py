@@ -164,8 +164,8 @@ def elsewhere(pointer: Path) -> bool:
 def without_a_part(pointer: Path) -> str:
     """How many of a folder's files a pointer that was just written does not stand for; empty where it has all."""
     there = sum(path.is_file() for path in pointer.with_suffix("").rglob("*"))
-    kept = _FILES.search(pointer.read_text(encoding="utf-8"))
-    return f"{there - int(kept[1])} of the {there} files" if kept and int(kept[1]) < there else ""
+    match = _FILES.search(pointer.read_text(encoding="utf-8"))
+    return f"{there - int(match[1])} of the {there} files" if match and int(match[1]) < there else ""
 
 
 def is_small(pointer: Path) -> bool:

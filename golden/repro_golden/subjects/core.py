@@ -428,7 +428,7 @@ def _train(
 
 def _judged(lost: Lost, growing: Sequence[_Growing]) -> Exception:
     """Whose failure it was that a rank failed."""
-    who, report = f"rank {lost.rank}", lost.said or {}
+    who, report = f"rank {lost.rank}", lost.report or {}
     if refusal := report.get("refused"):
         kind = MachineFailureError if report.get("machine") else ReproError
         return kind(f"{who}: {refusal}")

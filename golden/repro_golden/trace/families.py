@@ -114,8 +114,8 @@ def of_group(phase: str, name: str) -> tuple[str, str, str] | None:
 
 def skipped(rows: Iterable[Row]) -> set[str]:
     """The optimizers that made no step of a step's gradients, since a gradient scaler found some not finite."""
-    told = {row.name for row in rows if row.phase == "update" and row.dtype == METRIC}
-    return {number for name in told if name == (number := optimizer_of(name)) + "skipped"}
+    names = {row.name for row in rows if row.phase == "update" and row.dtype == METRIC}
+    return {number for name in names if name == (number := optimizer_of(name)) + "skipped"}
 
 
 def is_norm(metric: str) -> bool:

@@ -148,10 +148,10 @@ class Trace:
         orders = (self.end or {}).get("rounds")
         if self._told is None or self._told[0] is not orders:
             self._told = (orders, Order.read(orders[0] if isinstance(orders, list) and len(orders) == 1 else None))
-        found = self._told[1].around(index)
-        if found is None:
+        whole_round = self._told[1].around(index)
+        if whole_round is None:
             return [index]
-        first, order = found
+        first, order = whole_round
         places = sorted(range(len(order)), key=lambda place: order[place][0])
         return [first + place for place in places if first + place < len(self.steps)]
 

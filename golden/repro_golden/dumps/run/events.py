@@ -182,7 +182,7 @@ class EventLog:
         key = number if into is self.steps else -1 - number
         if attempt > self._attempts.get(key, 0):
             into.pop(number, None)
-            self._told = {told: value for told, value in self._told.items() if told[0] != key}
+            self._told = {place: value for place, value in self._told.items() if place[0] != key}
         self._attempts[key] = max(attempt, self._attempts.get(key, 0))
         if attempt == self._attempts[key]:
             known = into.setdefault(number, {})

@@ -95,14 +95,14 @@ class SideRecords:
 
     def history(self, step: int) -> dict[str, float]:
         """The CI history's numbers of an update; where several processes give other ones, they are told again."""
-        told: dict[str, set[float]] = {}
+        by_name: dict[str, set[float]] = {}
         for _, series in self._histories.values():
             for name, points in series.items():
                 if name.startswith("train/"):  # others count rollouts, or what else the logger was given
-                    told.setdefault(name, set()).update(value for at, value in points if at == step)
+                    by_name.setdefault(name, set()).update(value for at, value in points if at == step)
         return {
             f"{name}#{k}" if k else name: value  # files have names by chance, so they come by size
-            for name, values in told.items()
+            for name, values in by_name.items()
             for k, value in enumerate(sorted(values, key=lambda v: (math.isnan(v), v)))
         }
 

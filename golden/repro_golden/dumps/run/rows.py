@@ -254,8 +254,8 @@ def _tensors(name: str, values: Sequence[Any], where: str) -> dict[str, Tensor]:
         keys = sorted({key for entry in dicts for key in entry if isinstance(key, str)})
         columns = {key: [entry.get(key) if isinstance(entry, dict) else None for entry in values] for key in keys}
         parts = {key: concatenated([v for v in column if v is not None], where) for key, column in columns.items()}
-        found = {f"/{key}": part for key, part in parts.items() if part is not None}
-        return found | {f"{part}{_LENGTHS}": cut for part in found if (cut := _cut(columns[part[1:]])) is not None}
+        tensors = {f"/{key}": part for key, part in parts.items() if part is not None}
+        return tensors | {f"{part}{_LENGTHS}": cut for part in tensors if (cut := _cut(columns[part[1:]])) is not None}
     tensor, cut = concatenated(values, f"{where}, {name}"), _cut(values)
     return {} if tensor is None else {"": tensor} if cut is None else {"": tensor, _LENGTHS: cut}
 
