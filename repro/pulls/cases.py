@@ -75,7 +75,7 @@ class PullCases:
         return f"; both ends are replayed without {_CHECK}, which BASE has not" if brought else ""
 
     def judged(self, result: PairResult) -> PairResult:
-        """The result, which is no label where HEAD changed what was asked: how it is run, or its bounds."""
+        """The result, which is no agreement where HEAD changed what was asked: how it is run, or its bounds."""
         base, head = (cases.read(result.case) for cases in (self._base, self._head))
         if base is None or head is None:
             return result  # it is new, or of the checkout alone
