@@ -51,10 +51,10 @@ _EXCHANGE = 2
 _HERE = -100
 
 
-def exchanged(one: Path, other: Path) -> bool:
+def exchanged(folder: Path, other: Path) -> bool:
     """Whether two folders have taken each other's names: a process that is killed leaves both names whole."""
     exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # Linux has it
-    return exchange is not None and not exchange(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE)
+    return exchange is not None and not exchange(_HERE, os.fsencode(folder), _HERE, os.fsencode(other), _EXCHANGE)
 
 
 def of_user(name: str) -> Iterator[Path]:
@@ -65,8 +65,8 @@ def of_user(name: str) -> Iterator[Path]:
     caches = [Path(os.environ.get("XDG_CACHE_HOME", ""))]
     with contextlib.suppress(RuntimeError):  # a user without a home
         caches.append(Path.home() / ".cache")
-    own = Path(tempfile.gettempdir()) / f"repro-{os.getuid()}"
-    for cache in [*caches, own]:
+    temporary = Path(tempfile.gettempdir()) / f"repro-{os.getuid()}"
+    for cache in [*caches, temporary]:
         folder = cache / "repro" / name
         with contextlib.suppress(OSError):
             if not cache.is_absolute() or any((above / ".git").exists() for above in folder.resolve().parents):
@@ -75,7 +75,7 @@ def of_user(name: str) -> Iterator[Path]:
             parts = cache, folder.parent, folder
             for part in parts:
                 part.mkdir(mode=stat.S_IRWXU, exist_ok=True)
-            mine = all(part.stat().st_uid == os.getuid() for part in parts[cache != own :])
+            mine = all(part.stat().st_uid == os.getuid() for part in parts[cache != temporary :])
             if mine and os.access(folder, os.W_OK):
                 yield folder.resolve()
 

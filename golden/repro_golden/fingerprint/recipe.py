@@ -159,11 +159,11 @@ def _first(tensors: Sequence[torch.Tensor], how: tuple[bool, ...]) -> tuple[obje
 _Kept = TypeVar("_Kept")
 
 
-def _put(kept: OrderedDict[tuple[object, ...], _Kept], key: tuple[object, ...], value: _Kept, most: int) -> None:
-    kept[key] = value
-    kept.move_to_end(key)
-    if len(kept) > most:
-        kept.popitem(last=False)
+def _put(cache: OrderedDict[tuple[object, ...], _Kept], key: tuple[object, ...], value: _Kept, most: int) -> None:
+    cache[key] = value
+    cache.move_to_end(key)
+    if len(cache) > most:
+        cache.popitem(last=False)
 
 
 def _appearance(tensors: Sequence[torch.Tensor]) -> list[object] | None:

@@ -36,16 +36,16 @@ def own_caches(variables: Mapping[str, str], folder: Path, root: Path) -> dict[s
         folder: Where the run's caches lie; nothing is made in it where the user keeps none.
         root: The user's checkout, where a relative HF_HOME leads.
     """
-    own, home = dict[str, str](), _home(variables, root)
+    caches, home = dict[str, str](), _home(variables, root)
     if "HF_MODULES_CACHE" not in variables:
-        own["HF_MODULES_CACHE"] = str(folder / "modules")
+        caches["HF_MODULES_CACHE"] = str(folder / "modules")
         for name in _BY_CONTENT:
             with contextlib.suppress(OSError):  # there is none, or another process writes it
                 shutil.copytree(home / "modules" / name, folder / "modules" / name, ignore=_ignored)
     if "HF_DATASETS_CACHE" not in variables:
-        own["HF_DATASETS_CACHE"] = str(folder / "datasets")
+        caches["HF_DATASETS_CACHE"] = str(folder / "datasets")
         _link(home / "datasets", folder / "datasets")
-    return own
+    return caches
 
 
 def implicit_files(variables: Mapping[str, str], root: Path) -> list[str]:
@@ -72,12 +72,12 @@ def _ignored(_: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name == "__pycache__" or name.endswith(".lock")]
 
 
-def _link(cache: Path, own: Path) -> None:
+def _link(cache: Path, target: Path) -> None:
     """The folders of a cache anew, with links to its files: what is written beside one stays in the run's own."""
     made, met = dict[Path, os.stat_result](), dict[tuple[int, int], Path]()
     for place, below, names in os.walk(cache, followlinks=True):
         here, status = Path(place), os.stat(place)  # noqa: PTH116 - tens of thousands of files
-        folder, number = own / here.relative_to(cache), (status.st_dev, status.st_ino)
+        folder, number = target / here.relative_to(cache), (status.st_dev, status.st_ino)
         if number in met:  # there are several links to it, of which one may lead back
             folder.symlink_to(met[number])
             below.clear()
@@ -96,8 +96,8 @@ def _link(cache: Path, own: Path) -> None:
         os.utime(folder, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def _put(path: Path, own: Path) -> None:
+def _put(path: Path, target: Path) -> None:
     if path.suffix == ".json" and path.stat().st_size < _SMALL:
-        shutil.copy2(path, own)
+        shutil.copy2(path, target)
     else:
-        own.symlink_to(path)
+        target.symlink_to(path)

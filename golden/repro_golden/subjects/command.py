@@ -224,10 +224,10 @@ class CommandKind(Kind):
 
     def build(self, root: Path) -> Built:
         """See `subjects.build_of`."""
-        own = super().build(root)
-        builds = [own, *(build_of_other(self.case, other, root) for other in self.other_pythons(root))]
-        marks = {place: mark for one in builds for place, mark in one.marks.items()}
-        return Built(digest("builds", *(one.digest for one in builds)), marks) if builds[1:] else own
+        case_build = super().build(root)
+        builds = [case_build, *(build_of_other(self.case, other, root) for other in self.other_pythons(root))]
+        marks = {place: mark for build in builds for place, mark in build.marks.items()}
+        return Built(digest("builds", *(build.digest for build in builds)), marks) if builds[1:] else case_build
 
     def _surroundings(self, root: Path) -> tuple[str, dict[str, str], dict[str, str]]:
         """The case's own interpreter, the program's variables, and what its tokens stand for."""

@@ -363,22 +363,22 @@ class _Growing:
             finally:
                 self._gathering.close()
 
-    def result(self, said: Sequence[Mapping[str, Any]], log: Path) -> RunResult:
+    def result(self, reports: Sequence[Mapping[str, Any]], log: Path) -> RunResult:
         """What came of it.
 
         Args:
-            said: What each rank says of it; nothing where it was ended before.
+            reports: What each rank says of it; nothing where it was ended before.
             log: What a failure of all ranks is shown by.
 
         Raises:
             ChildFailure: the ranks' records make no trace.
         """
-        seconds = said[0]["seconds"] if said else []
+        seconds = reports[0]["seconds"] if reports else []
         if self._gathering is None:
             terminal = {
-                f"rank-{k:05d}/{name}": v for k, report in enumerate(said) for name, v in report["terminal"].items()
+                f"rank-{k:05d}/{name}": v for k, report in enumerate(reports) for name, v in report["terminal"].items()
             }
-            return RunResult(said[0]["steps"], False, terminal, seconds)
+            return RunResult(reports[0]["steps"], False, terminal, seconds)
         try:
             self.poll()
             if self.wrong:

@@ -47,12 +47,12 @@ def taken_back(pythons: Sequence[str], place: Place, variables: Mapping[str, str
     """
     others = [python for python in pythons if not Path(python).is_relative_to(place.root)] if place.home else []
     sites = dict.fromkeys(site for python in others for site in _sites(python, variables, place.root))
-    found = [site for site in sites if _can_be_written(site)]  # in others no run can install
+    writable = [site for site in sites if _can_be_written(site)]  # in others no run can install
     seen = list[list[str]]()
     try:
         with contextlib.ExitStack() as exits:
-            notes = _notes(place, exits) if found else Path()
-            seen += [exits.enter_context(noted(notes, site, place.root, _CUT)) for site in found]
+            notes = _notes(place, exits) if writable else Path()
+            seen += [exits.enter_context(noted(notes, site, place.root, _CUT)) for site in writable]
             yield
     finally:
         if names := list(dict.fromkeys(name for names in seen for name in names)):
@@ -88,8 +88,8 @@ def left_alone(python: str, setup: str, root: Path, variables: Mapping[str, str]
     now = _marks(sites)
     if changed := sorted(place for place, _ in now.items() ^ before.items()):
         named = [Path(place).parent.stem if place.endswith("RECORD") else Path(place).name for place in changed]
-        own = [name for name in named if name not in {site.name for site in sites}]
-        names = ", ".join(dict.fromkeys(own or named))
+        packages = [name for name in named if name not in {site.name for site in sites}]
+        names = ", ".join(dict.fromkeys(packages or named))
         raise ReproError(
             f"subject.setup ({setup}) changes {names} in {python}, which every probe and you share (look what it left "
             "there, and install again what was yours): let it build in the worktree ({python} setup.py build_ext "

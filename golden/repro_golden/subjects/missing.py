@@ -52,8 +52,8 @@ def missing_from(place: Place, output: str, linked: Sequence[str], *, sure: bool
         return ""
     ended = output.splitlines()[-_LINES:]
     lines = [line for line in ended if _SAYS_SO.search(line)]
-    found = (match for line in reversed(ended) for match in _MODULE.findall(line))
-    modules = [whole or f"{package}.{name}" for whole, name, package in found]
+    matches = (match for line in reversed(ended) for match in _MODULE.findall(line))
+    modules = [whole or f"{package}.{name}" for whole, name, package in matches]
     try:
         checkout = _Untracked(Git(place.home), place.root)
         texts = dict.fromkeys(text for line in reversed(lines) for text in _paths(line))
@@ -157,11 +157,11 @@ class _Untracked:
         """What to do where a module was built in the checkout alone; '' where none was."""
         path = module.replace(".", "/")
         specs = [f":(top,glob)**/{path}{ending}" for ending in (".so", ".*.so", ".pyd", ".*.pyd")]
-        found = [PurePosixPath(name) for name in self._git.names("ls-files", "--others", "-z", "--", *specs)]
-        found = [name for name in found if not _NOT_BUILT_HERE & set(name.parts) and self._is_missing(name)]
-        if not found:
+        built_files = [PurePosixPath(name) for name in self._git.names("ls-files", "--others", "-z", "--", *specs)]
+        built_files = [name for name in built_files if not _NOT_BUILT_HERE & set(name.parts) and self._is_missing(name)]
+        if not built_files:
             return ""
-        file = min(found, key=lambda name: len(name.parts))
+        file = min(built_files, key=lambda name: len(name.parts))
         return (
             f"{module} {_BUILT} ({file}, which git does not track) and in no commit's worktree: have the command build "
             'it, or setup = "{python} setup.py build_ext --inplace" in [subject] of a case, or what builds it here'

@@ -75,8 +75,8 @@ def build_in(case: Case, python: str, root: Path) -> Built:
         raise ReproError(f"there is no {python} any more")
     program = case.subject.program
     assert program is not None
-    own = interpreter(program, root)
-    variables = variables_of(case, program, own, {"root": str(root), "python": own})
+    case_python = interpreter(program, root)
+    variables = variables_of(case, program, case_python, {"root": str(root), "python": case_python})
     return build_for(python, variables, root)
 
 
@@ -106,14 +106,14 @@ def _others(raw: Path, root: Path, known: Sequence[str]) -> Iterator[str]:
             python = str(json.loads(text))
         except ValueError:  # cut short: of one that nobody finds nothing is used again
             python = _UNKNOWN
-        own = any(Path(python).is_relative_to(top) for top in (root, root.resolve()))
-        if not own and not is_one_of(python, known):
+        of_tree = any(Path(python).is_relative_to(top) for top in (root, root.resolve()))
+        if not of_tree and not is_one_of(python, known):
             yield python
 
 
 def is_one_of(python: str, known: Sequence[str]) -> bool:
     """Whether an interpreter is one of those that are known, or what one of them starts in its place."""
-    return any(same_python(python, name) for one in known for name in (one, _behind(one)))
+    return any(same_python(python, name) for known_python in known for name in (known_python, _behind(known_python)))
 
 
 @functools.cache

@@ -194,8 +194,8 @@ def _places(case: Case, root: Path) -> dict[str, tuple[int, ...]]:
         inside = iter(()) if path in libraries else itertools.islice(_files(path, root), _MOST)
         for place in [path, *path.parents, *inside]:
             with contextlib.suppress(OSError):
-                told = place.lstat()
-                link = (told.st_ino, told.st_ctime_ns) if stat.S_ISLNK(told.st_mode) else ()
+                link_status = place.lstat()
+                link = (link_status.st_ino, link_status.st_ctime_ns) if stat.S_ISLNK(link_status.st_mode) else ()
                 known[str(place)] = link
                 status = place.stat()
                 changed = status.st_ctime_ns if stat.S_ISREG(status.st_mode) else 0  # a folder's is that of its list
@@ -269,8 +269,8 @@ def _programs(case: Case, root: Path) -> set[Path]:
     python = interpreter(subject, root)
     search = variables_of(case, subject, python, {"root": str(root), "python": python})["PATH"]
     names = {name for word in subject.words for name in _NAME.findall(word) if os.sep not in name}
-    found = {Path(path) for name in names if (path := shutil.which(name, path=search))}
-    return {path for path in found if path.is_absolute() and path.parent not in (*_SYSTEM, Path(python).parent)}
+    programs = {Path(path) for name in names if (path := shutil.which(name, path=search))}
+    return {path for path in programs if path.is_absolute() and path.parent not in (*_SYSTEM, Path(python).parent)}
 
 
 _FEW = 1000

@@ -70,12 +70,12 @@ class Watched:
                 marks = {"what cannot be looked at": ""}
             if marks != self._found.marks:
                 try:
-                    found = self._find(True)
+                    fresh = self._find(True)
                 except ReproError:  # what cannot be read is not what it was
-                    found = Snapshot((), marks, self._found.look)
+                    fresh = Snapshot((), marks, self._found.look)
                 turns = self.last[0]
-                if found.facts != self._found.facts:
+                if fresh.facts != self._found.facts:
                     turns += 1
                     self.changed.add(min(place for place, _ in marks.items() ^ self._found.marks.items()))
-                self._found, self.last = found, (turns, found.facts == self.facts)
+                self._found, self.last = fresh, (turns, fresh.facts == self.facts)
             return self.last

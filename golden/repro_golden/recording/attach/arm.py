@@ -112,7 +112,7 @@ def _clipping(when: Callable[[str, Callable[[Any], None]], object], utils: Any, 
             finally:
                 depth.value -= 1
             if not depth.value:
-                session.metric("grad_norm", norm, own=True)
+                session.metric("grad_norm", norm, by_recorder=True)
             return norm
 
         return clip_grad_norm_
@@ -121,7 +121,7 @@ def _clipping(when: Callable[[str, Callable[[Any], None]], object], utils: Any, 
         @functools.wraps(scale)
         def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
             if not torch.compiler.is_compiling():
-                session.metric("grad_norm", total_norm, own=True)
+                session.metric("grad_norm", total_norm, by_recorder=True)
             return scale(parameters, max_norm, total_norm, *args, **kwargs)
 
         return clip_grads_with_norm_
@@ -155,8 +155,8 @@ def _left_out(_: Any, stepped: bool, scaler: Any, optimizer: Any, *__: Any, **__
         return not stepped
     if not scaler.is_enabled():
         return False
-    found = list(scaler._found_inf_per_device(optimizer).values())  # one for each device, which is not waited for
-    return found[0] if len(found) == 1 else any(map(bool, found))
+    flags = list(scaler._found_inf_per_device(optimizer).values())  # one for each device, which is not waited for
+    return flags[0] if len(flags) == 1 else any(map(bool, flags))
 
 
 def _heard(scaler: Any, name: str, session: Any) -> None:

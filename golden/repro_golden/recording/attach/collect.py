@@ -479,13 +479,13 @@ def read_terminal(raw: Path) -> dict[str, str]:
         for path in raw.glob("rank-*.terminal")
         for name, value in (_read(path) or {}).items()
     ]
-    told: dict[str, str] = {}
+    terminal: dict[str, str] = {}
     for rank, name, value in sorted(ends):
         key = f"{rank}/{name}"
-        while key in told:  # of another training's rank
+        while key in terminal:  # of another training's rank
             key += ".again"
-        told[key] = value
-    return told
+        terminal[key] = value
+    return terminal
 
 
 def _read(path: Path) -> Any:

@@ -94,8 +94,8 @@ def _installed(marks: dict[str, str] | None = None) -> dict[str, tuple[str, str,
     installed: dict[str, tuple[str, str, metadata.Distribution]] = {}
     for dist in metadata.distributions():
         if marks is not None:
-            told = str(getattr(dist, "_path", ""))  # in no public place
-            marks |= marked([told, *(f"{told}/{name}" for name in _TELLING)])
+            folder = str(getattr(dist, "_path", ""))  # in no public place
+            marks |= marked([folder, *(f"{folder}/{name}" for name in _TELLING)])
         text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or dist.read_text("") or ""
         head = {key.lower(): value for key, value in reversed(_HEADER.findall(text.partition("\n\n")[0]))}
         if name := head.get("name"):
@@ -115,13 +115,13 @@ def main_tree() -> str | None:
     return tree_of(Path(main)) if main else None
 
 
-def places(*own: str | None) -> dict[str, str]:
+def places(*left_out: str | None) -> dict[str, str]:
     """The folder that each loaded top-level module came from, where no installer put it.
 
     Args:
-        own: Where the code under test lies, which is left out.
+        left_out: Where the code under test lies.
     """
-    tops = [Path(__file__).parents[3], sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *own]
+    tops = [Path(__file__).parents[3], sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *left_out]
     known, folders = [f"{top}{os.sep}" for top in tops if top], {}
     for name in loaded():
         module = sys.modules.get(name)
@@ -231,11 +231,11 @@ def _patched(site: str, record: str, marks: dict[str, str]) -> Iterator[str]:
 
     Looked at are those that came after the list. A copy may keep an older time, but not that of its own change.
     """
-    own = _LIST.search(record)
-    if own is None:
+    listing = _LIST.search(record)
+    if listing is None:
         return
-    listed = os.stat(f"{site}/{own[1]}")  # noqa: PTH116 - tens of thousands of files
-    for path, told, size in _LISTED.findall(record):
+    listed = os.stat(f"{site}/{listing[1]}")  # noqa: PTH116 - tens of thousands of files
+    for path, expected, size in _LISTED.findall(record):
         place = f"{site}/{path}"
         try:
             status = os.stat(place)  # noqa: PTH116
@@ -247,9 +247,9 @@ def _patched(site: str, record: str, marks: dict[str, str]) -> Iterator[str]:
         written = status.st_mtime_ns > listed.st_mtime_ns
         # a change of a file's links, which installers share, is one of it too: no large one is read for that
         if written or (status.st_ctime_ns > listed.st_ctime_ns and not _is_alike(status, size)):
-            found = _content(Path(place), status)
-            if found != told:
-                yield f"{path} {found}"
+            content = _content(Path(place), status)
+            if content != expected:
+                yield f"{path} {content}"
 
 
 def _is_alike(status: os.stat_result, size: str) -> bool:

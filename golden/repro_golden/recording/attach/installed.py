@@ -50,15 +50,15 @@ class Copy:
         files: The modules and data in it, as seen from there.
         programs: Of each program by its path what it starts, ``module:function``; '' for one that is a copy itself.
         project: The folder in the tree under test that it was made of.
-        own: Whether it was made of the tree under test itself, so that what is compiled is of it.
+        under_test: Whether it was made of the tree under test itself, so that what is compiled is of it.
         sure: Whether it is known to be of the project: an archive that lies in a checkout may be of another one.
     """
 
     def __init__(
-        self, site: str, files: frozenset[str], programs: dict[str, str], project: str, own: bool, sure: bool
+        self, site: str, files: frozenset[str], programs: dict[str, str], project: str, under_test: bool, sure: bool
     ) -> None:
         self.site, self.files, self.programs = site, files, programs
-        self.project, self.own, self.sure = project, own, sure
+        self.project, self.under_test, self.sure = project, under_test, sure
 
     def has(self, path: str) -> bool:
         """Whether a file is part of it."""
@@ -81,12 +81,12 @@ def copies(site: str, place: str, home: str | None) -> Sequence[Copy]:
 def _read(site: str, note: str, place: str, home: str | None) -> Copy | None:
     """The package with a note of where it is from; None where that is not this repository."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # damaged: pip says so
-        about, own = json.loads(_text(note)), os.path.dirname(note)  # noqa: PTH120
+        about, folder = json.loads(_text(note)), os.path.dirname(note)  # noqa: PTH120
         if (source := _source(about, place, home)) is None:
             return None
-        starts = dict(_starts(_text(os.path.join(own, "entry_points.txt"))))  # noqa: PTH118
+        starts = dict(_starts(_text(os.path.join(folder, "entry_points.txt"))))  # noqa: PTH118
         # `importlib.metadata` takes longer to import than most Pythons take to start
-        rows = csv.reader(_text(os.path.join(own, "RECORD")).splitlines())  # noqa: PTH118
+        rows = csv.reader(_text(os.path.join(folder, "RECORD")).splitlines())  # noqa: PTH118
         listed = [row[0].replace(os.sep, "/") for row in rows if row]
         outside = [os.path.normpath(os.path.join(site, path)) for path in listed if path.startswith("..")]  # noqa: PTH118
         programs = [path for path in outside if os.path.basename(os.path.dirname(path)) in ("bin", "Scripts")]  # noqa: PTH119, PTH120
@@ -115,7 +115,7 @@ def _starts(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _source(about: Any, place: str, home: str | None) -> tuple[str, bool, bool] | None:
-    """`project`, `own` and `sure` of a package; None where nothing says that it is of this repository."""
+    """`project`, `under_test` and `sure` of a package; None where nothing says that it is of this repository."""
     here = real(place)
     if "vcs_info" in about:
         inside = os.path.join(here, about.get("subdirectory") or "")  # noqa: PTH118
@@ -153,7 +153,7 @@ def said(copy: Copy, name: str, path: str, place: str, *, tests: bool) -> str | 
     inside = path[len(copy.site) + 1 :].replace(os.sep, "/")
     top, _, rest = inside.partition("/")
     if inside.endswith(_COMPILED):
-        built_of = copy.own or _ENVIRONMENTS in f"{copy.site}/"  # whose key is what it was built of
+        built_of = copy.under_test or _ENVIRONMENTS in f"{copy.site}/"  # whose key is what it was built of
         if built_of or not _has_source(copy, top):
             return None
         return (
@@ -219,14 +219,14 @@ def _twin(copy: Copy, top: str) -> str | None:
     Under another name it is a folder that has most modules of the package: a build may map one to the other.
     """
     inner = [path.partition("/")[2] for path in copy.files if path.startswith(f"{top}/") and path.endswith(".py")]
-    own = {name for name in inner if name != "__init__.py"} or set(inner)
+    modules = {name for name in inner if name != "__init__.py"} or set(inner)
     known, named = Counter[str](), set[str]()
     for name in _listed(copy.project):
         parts = name.split("/")
         if top in parts and (parts[-1] == top or parts[-1].endswith(".py")):
             named.add("/".join(parts[: parts.index(top) + 1]))
-        known.update("/".join(parts[:at]) for at in range(len(parts)) if "/".join(parts[at:]) in own)
-    alike = {place for place in known if copy.sure and 2 * known[place] > len(own)}
+        known.update("/".join(parts[:at]) for at in range(len(parts)) if "/".join(parts[at:]) in modules)
+    alike = {place for place in known if copy.sure and 2 * known[place] > len(modules)}
     places = {place for place in named if known[place]} or alike or named
     best = min(places, key=lambda place: (-known[place], len(place), place), default=None)
     return None if best is None else os.path.join(copy.project, best)  # noqa: PTH118
@@ -254,18 +254,18 @@ def _said_of_program(copy: Copy, path: str, place: str) -> str | None:
     """The line for a program that the project under test does not define like that."""
     name, starts = os.path.basename(path), copy.programs[path]  # noqa: PTH119
     if starts:
-        said = [re.sub(r"(?m)#.*$", "", text) for text in _texts(copy.project, _PROJECT)]
-        told, same = (rf"(?<![\w.-]){re.escape(word)}(?![\w.-])" for word in (name, starts))
+        texts = [re.sub(r"(?m)#.*$", "", text) for text in _texts(copy.project, _PROJECT)]
+        named, same = (rf"(?<![\w.-]){re.escape(word)}(?![\w.-])" for word in (name, starts))
         # a project that does not write it so may make it in another way
-        if any(re.search(same, text) for text in said) or not any(re.search(told, text) for text in said):
+        if any(re.search(same, text) for text in texts) or not any(re.search(named, text) for text in texts):
             return None
         what = f"starts {starts}, as it did when it was installed, and the commit under test does not say that"
     else:
-        own = [file for file in _listed(copy.project) if os.path.basename(file) == name]  # noqa: PTH119
-        lines = [text.partition("\n")[2] for text in _texts(copy.project, own)]
-        if not own or next(_texts(copy.site, [path]), "").partition("\n")[2] in lines:
+        files = [file for file in _listed(copy.project) if os.path.basename(file) == name]  # noqa: PTH119
+        lines = [text.partition("\n")[2] for text in _texts(copy.project, files)]
+        if not files or next(_texts(copy.site, [path]), "").partition("\n")[2] in lines:
             return None
-        file = os.path.relpath(os.path.join(copy.project, own[0]), real(place))  # noqa: PTH118
+        file = os.path.relpath(os.path.join(copy.project, files[0]), real(place))  # noqa: PTH118
         what = f"is a copy that was installed, and {file} of the commit under test is not the same"
     return f"{path} {what}: start a file of the commit's, or a module (python -m), in its place"
 

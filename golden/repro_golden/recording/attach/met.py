@@ -83,8 +83,8 @@ class _Process:
         listed = os.path.join(os.path.realpath(folder), TRACKED)  # noqa: PTH118
         programs = [os.path.join(top, "bin") for top in _environments()]  # noqa: PTH118
         self._meant = tuple(f"{top.rstrip('/')}/" for top in (place, here, _OURS, standard, _STANDARD, *programs))
-        own = os.path.realpath(home) if home else ""
-        self._own, self._others = f"{own.rstrip('/')}/", (f"{own}/.git/", f"{here}/", f"{_OURS}/", listed)
+        checkout = os.path.realpath(home) if home else ""
+        self._own, self._others = f"{checkout.rstrip('/')}/", (f"{checkout}/.git/", f"{here}/", f"{_OURS}/", listed)
         self._known: set[str] = set()
         self._foreign: set[str] = set()
         self._made: dict[str, tuple[int, ...] | None] = {}
@@ -250,9 +250,9 @@ class _Process:
     def _placed(self, path: str) -> str:
         """A path without links to its folder."""
         folder, _, name = path.rpartition("/")
-        if (found := self._real.get(folder)) is None:
-            found = self._real[folder] = os.path.realpath(folder or "/").rstrip("/")
-        return f"{found}/{name}"
+        if (real_folder := self._real.get(folder)) is None:
+            real_folder = self._real[folder] = os.path.realpath(folder or "/").rstrip("/")
+        return f"{real_folder}/{name}"
 
     def read(self, file: str, whose: str) -> None:
         """A file was read that was last changed while other code ran."""
@@ -306,11 +306,11 @@ def _say_python(folder: str) -> None:
     import zlib
 
     with contextlib.suppress(Exception):  # the program goes on
-        own = sys.executable if _is_python(sys.executable or "") else os.path.join(sys.prefix, "bin", "python")  # noqa: PTH118
-        which = f"{_called()}-{zlib.crc32(own.encode()):08x}"  # a process may become another Python
+        executable = sys.executable if _is_python(sys.executable or "") else os.path.join(sys.prefix, "bin", "python")  # noqa: PTH118
+        which = f"{_called()}-{zlib.crc32(executable.encode()):08x}"  # a process may become another Python
         name = os.path.join(folder, PYTHONS.replace("*", which))  # noqa: PTH118
         with open(name, "w", encoding="utf-8") as file:  # noqa: PTH123
-            json.dump(own, file)
+            json.dump(executable, file)
 
 
 def _environments() -> Sequence[str]:

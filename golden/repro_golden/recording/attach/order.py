@@ -45,10 +45,10 @@ def as_met(rounds: Rounds, first: int, at: At) -> At:
     step, phase, name = at
     if family(phase, name) in BESIDE:  # as it was after the step of a round that was made last
         return at
-    found = Order.read(rounds).around(step - first)
-    if found is None:
+    whole_round = Order.read(rounds).around(step - first)
+    if whole_round is None:
         return at
-    begin, order = found
+    begin, order = whole_round
     offset, number = order[step - first - begin]
     return first + begin + offset, phase, _read_as(phase, name, number)
 

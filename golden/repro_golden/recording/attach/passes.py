@@ -128,7 +128,7 @@ class Passes:
 
     def _parameters(self, given: Iterable[Any]) -> list[torch.Tensor]:
         """Those that got a gradient by a pass from these: another leaf may be an input, or be sent by a stage."""
-        found = [item for item in given if isinstance(item, torch.Tensor) and is_leaf(item)]
+        leaves = [item for item in given if isinstance(item, torch.Tensor) and is_leaf(item)]
         # what is given may be an edge: a node, and a number
         stack = [getattr(item, "grad_fn", None) or getattr(item, "node", None) or item for item in given]
         met = set[Any]()
@@ -139,10 +139,10 @@ class Passes:
             met.add(node)
             self._nodes -= 1
             if type(node).__name__ == "AccumulateGrad":
-                found += [node.variable] if node.variable.grad is not None else []
+                leaves += [node.variable] if node.variable.grad is not None else []
             else:
                 stack += [inner for inner, _ in node.next_functions]
-        return [leaf for leaf in found if type(leaf) in PLAIN_TENSORS and type(leaf) is not torch.Tensor]
+        return [leaf for leaf in leaves if type(leaf) in PLAIN_TENSORS and type(leaf) is not torch.Tensor]
 
     def stepped(self) -> None:
         """A step was made and read: what optimizers hold that have made steps is theirs."""
@@ -201,9 +201,9 @@ class Passes:
 
     def unread(self) -> dict[str, str]:
         """What to say of those that no step followed, and of what they trained and nobody has any more."""
-        said = {f"{_passes(self._count)} after the last step": self._count}
-        said[f"{_passes(self._before)} after the last step of a training before"] = self._before
-        out = {text: "no optimizer made a step of them" for text, count in said.items() if count}
+        counts = {f"{_passes(self._count)} after the last step": self._count}
+        counts[f"{_passes(self._before)} after the last step of a training before"] = self._before
+        out = {text: "no optimizer made a step of them" for text, count in counts.items() if count}
         if self._nodes <= 0:
             out["what backward passes train beside optimizers"] = "their graphs were too large to be looked through"
         if gone := sum(known() is None for known in self._known):

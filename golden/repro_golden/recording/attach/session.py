@@ -236,8 +236,8 @@ class Session:
         if optimizer is None or (not self._step and self._hand.moved_nothing(optimizer)):
             self._records.take_back(self._step)
             self._hand, self._signals, self._labels = None, None, Labels()
-            for kept in (self._met, self._kept, self._seen):
-                kept.clear()
+            for collection in (self._met, self._kept, self._seen):
+                collection.clear()
 
     def knows(self, optimizer: Any) -> bool:
         """Whether the program is known to have made an optimizer."""

@@ -86,13 +86,13 @@ class Steps(threading.local):
             optimizer: It is to step.
             given: What its step is given, closures among it.
         """
-        own = self._push(_step_call())
+        this_call = self._push(_step_call())
         if self._whole is not None:
             return
         if closure := any(map(callable, given)):
             self._closure()
-        elif self._calls == [own] and self._is_none(optimizer):
-            self._whole = own
+        elif self._calls == [this_call] and self._is_none(optimizer):
+            self._whole = this_call
             return
         for number, each in enumerate(self._handed_to(optimizer)):
             self._begun(each, len(self._calls) == 1 and not number)
@@ -103,9 +103,9 @@ class Steps(threading.local):
 
     def leave(self, optimizer: Any) -> None:
         """Torch's hook after a step: nothing but the hooks is left of it."""
-        own = _call_of(_step_call())
-        none = own == self._whole
-        self._pop(own)
+        this_call = _call_of(_step_call())
+        none = this_call == self._whole
+        self._pop(this_call)
         if not none:
             self._took(optimizer)
 
@@ -119,12 +119,12 @@ class Steps(threading.local):
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            own = self._push(sys._getframe(0))
-            self._whole = self._whole or own
+            this_call = self._push(sys._getframe(0))
+            self._whole = self._whole or this_call
             try:
                 return function(*args, **kwargs)
             finally:
-                self._pop(own)
+                self._pop(this_call)
 
         return call
 
@@ -148,20 +148,20 @@ class Steps(threading.local):
 
         @functools.wraps(step)
         def call(*args: Any, **kwargs: Any) -> Any:
-            own = self._push(sys._getframe(0))
+            this_call = self._push(sys._getframe(0))
             optimizer = inner(*args, **kwargs)
             parts = [] if optimizer is None else [optimizer] if whole else self._handed_to(optimizer)
             if self._whole is None:
                 for number, each in enumerate(parts):
                     self._begun(each, len(self._calls) == 1 and not number)
-                self._whole = own if whole and parts else None
+                self._whole = this_call if whole and parts else None
             left = self._left
             try:
                 out = step(*args, **kwargs)
             except BaseException:
-                self._pop(own)
+                self._pop(this_call)
                 raise
-            self._pop(own)
+            self._pop(this_call)
             if not self._calls:
                 left_out = skipped(out, self._left > left, *args, **kwargs)
                 self._made.optimizers = self._made.optimizers or list(parts)
@@ -199,14 +199,14 @@ class Steps(threading.local):
             self._calls = [call for call in self._calls if call in alive]
             self._made = self._made if self._calls else Made()
             self._whole = self._whole if self._whole in alive else None
-        own = _call_of(frame)
-        self._calls.append(own)
-        return own
+        this_call = _call_of(frame)
+        self._calls.append(this_call)
+        return this_call
 
-    def _pop(self, own: _Call) -> None:
-        if own == self._whole:
+    def _pop(self, this_call: _Call) -> None:
+        if this_call == self._whole:
             self._whole = None
-        while self._calls and self._calls.pop() != own:
+        while self._calls and self._calls.pop() != this_call:
             pass
 
 
@@ -215,8 +215,8 @@ def _found_by_scaler(optimizer: Any) -> torch.Tensor | None:
 
     It is not 0 then. Nobody waits for a device to know.
     """
-    found = getattr(optimizer, "found_inf", None) if getattr(optimizer, "_step_supports_amp_scaling", False) else None
-    return found if isinstance(found, torch.Tensor) and found.numel() == 1 else None
+    flag = getattr(optimizer, "found_inf", None) if getattr(optimizer, "_step_supports_amp_scaling", False) else None
+    return flag if isinstance(flag, torch.Tensor) and flag.numel() == 1 else None
 
 
 def _call_of(frame: FrameType) -> _Call:

@@ -39,13 +39,13 @@ def prepare(folder: Path, checkout: Path) -> None:
 _listed: dict[str, tuple[dict[str, str], frozenset[str]]] = {}
 
 
-def _known(own: str) -> frozenset[str]:
+def _known(checkout: str) -> frozenset[str]:
     """What git tracks in a checkout; it is asked again where its index is another."""
-    marks, known = _listed.get(own, ({}, frozenset()))
+    marks, known = _listed.get(checkout, ({}, frozenset()))
     if not marks or marked(marks) != marks:
         marks = {}
-        known = tracked(own, marks)
-        _listed[own] = marks, known
+        known = tracked(checkout, marks)
+        _listed[checkout] = marks, known
     return known
 
 
@@ -61,7 +61,7 @@ def said(folder: Path, root: Path, home: Path | None) -> str | None:
     if not (lines := dict.fromkeys(line for text in texts for line in text.splitlines())):
         return None
     forget()  # what was the same at another commit
-    place, own = str(root), str(home) if home else None
+    place, checkout = str(root), str(home) if home else None
     try:
         met = [json.loads(line) for line in lines]
     except ValueError:
@@ -69,15 +69,15 @@ def said(folder: Path, root: Path, home: Path | None) -> str | None:
             "what a process imported and read was not written down whole (the disk is full, or the program limits the "
             "size of files by ulimit -f): make room for it"
         )
-    modules = [one for one in met if "name" in one]
-    run = {path for one in met if "read" not in one for path in (one["path"], real_file(one["path"]))}
+    modules = [entry for entry in met if "name" in entry]
+    run = {path for entry in met if "read" not in entry for path in (entry["path"], real_file(entry["path"]))}
     main = ""
-    for one in modules:
-        line = _said_of(one, place, own)
-        if line and one["name"] not in _MAIN:
+    for module in modules:
+        line = _said_of(module, place, checkout)
+        if line and module["name"] not in _MAIN:
             return line
         main = main or line or ""
-    return main or next(_read([one for one in met if "read" in one], run, place, own or ""), None)
+    return main or next(_read([entry for entry in met if "read" in entry], run, place, checkout or ""), None)
 
 
 def _read(read: Iterable[Mapping[str, Any]], run: Set[str], place: str, home: str) -> Iterator[str]:
@@ -91,26 +91,26 @@ def _read(read: Iterable[Mapping[str, Any]], run: Set[str], place: str, home: st
         place: The working tree under test.
         home: The checkout.
     """
-    own, here = real(home), real(place)
-    for one in read:
-        file = os.path.relpath(one["file"], own)
-        meant = _VERSIONS.search(file) or (one["tests"] and TESTS.search(file))
-        if meant or not run.isdisjoint((one["read"], one["file"])):
+    checkout, here = real(home), real(place)
+    for entry in read:
+        file = os.path.relpath(entry["file"], checkout)
+        meant = _VERSIONS.search(file) or (entry["tests"] and TESTS.search(file))
+        if meant or not run.isdisjoint((entry["read"], entry["file"])):
             continue
-        if not is_alike(one["file"], os.path.join(here, file)):  # noqa: PTH118
+        if not is_alike(entry["file"], os.path.join(here, file)):  # noqa: PTH118
             yield (
-                f"{one['read']} was read in your checkout, which git tracks, and the commit under test has another: "
+                f"{entry['read']} was read in your checkout, which git tracks, and the commit under test has another: "
                 "let the program find it from where it runs (its own folder, or the working directory)"
             )
 
 
-def _said_of(one: Mapping[str, Any], place: str, home: str | None) -> str | None:
-    name, path, tests = str(one["name"]), str(one["path"]), bool(one["tests"])
-    if site := one.get("site"):
+def _said_of(module: Mapping[str, Any], place: str, home: str | None) -> str | None:
+    name, path, tests = str(module["name"]), str(module["path"]), bool(module["tests"])
+    if site := module.get("site"):
         copy = next((copy for copy in installed.copies(site, place, home) if copy.has(path)), None)
         called = "__main__" if name in _MAIN else name
         return installed.said(copy, called, path, place, tests=tests) if copy else None
-    other = _strange(path, one["folders"], place, home, tests)
+    other = _strange(path, module["folders"], place, home, tests)
     if other is None:
         return None
     folder, file = os.path.split(real_file(path))
@@ -181,12 +181,12 @@ def _other(there: str, here: str, whole: bool, of_here: bool) -> str | None:
         names = set(tracked(pair[1]) or [str(path.relative_to(pair[1])) for path in counted(pair[1], deep=whole)])
         names |= frozenset() if of_here else tracked(pair[0])
         for name in sorted(names if whole else filter(_is_beside, names)):
-            one, other = (os.path.join(folder, name) for folder in pair)  # noqa: PTH118
-            if os.path.isdir(one) and os.path.isdir(other):  # noqa: PTH112 - a link, or a submodule
-                linked = (real(one), real(other))
+            theirs, other = (os.path.join(folder, name) for folder in pair)  # noqa: PTH118
+            if os.path.isdir(theirs) and os.path.isdir(other):  # noqa: PTH112 - a link, or a submodule
+                linked = (real(theirs), real(other))
                 pairs += [linked] if whole and linked[0] != linked[1] and linked not in known else []
-            elif (os.path.lexists(one) or os.path.lexists(other)) and not is_alike(one, other):
-                return os.path.relpath(one, there)
+            elif (os.path.lexists(theirs) or os.path.lexists(other)) and not is_alike(theirs, other):
+                return os.path.relpath(theirs, there)
     return None
 
 

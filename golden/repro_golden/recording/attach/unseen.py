@@ -159,7 +159,7 @@ def _sets_anew(command: Sequence[str], root: Path) -> str:
 
 
 def _anew(line: str) -> bool:
-    return any("PYTHONPATH" not in found["value"] for found in _SET.finditer(line))
+    return any("PYTHONPATH" not in match["value"] for match in _SET.finditer(line))
 
 
 def _scripts(command: Sequence[str], root: Path) -> Iterator[tuple[str, str]]:

@@ -74,9 +74,9 @@ def origin_in(folder: str, place: str, home: str | None) -> Origin | None:
     here = real(place)
     if below(f"{folder}/", here):
         return Origin(here, here, True)
-    own = real(home) if home else ""
-    if home and below(f"{folder}/", own) and not below(f"{folder}/", f"{own}/.git"):
-        return Origin(own, here, True)
+    checkout = real(home) if home else ""
+    if home and below(f"{folder}/", checkout) and not below(f"{folder}/", f"{checkout}/.git"):
+        return Origin(checkout, here, True)
     unsure = None
     for top in _trees(folder, here):
         same = _is_of_same(top, here)
@@ -104,12 +104,12 @@ def _is_submodule(top: str, above: str, here: str) -> bool:
     return os.path.isdir(os.path.join(here, os.path.relpath(top, above)))  # noqa: PTH112, PTH118 - old ones keep their own
 
 
-def is_alike(one: str, other: str) -> bool:
+def is_alike(path: str, other: str) -> bool:
     """Whether two files hold the same, or are links to nowhere that do."""
     try:
-        return os.path.samefile(one, other) or filecmp.cmp(one, other, shallow=False)  # noqa: PTH121
+        return os.path.samefile(path, other) or filecmp.cmp(path, other, shallow=False)  # noqa: PTH121
     except OSError:  # one is not there; links that lead nowhere may be the same
-        return os.path.islink(one) and os.path.islink(other) and os.readlink(one) == os.readlink(other)  # noqa: PTH114, PTH115
+        return os.path.islink(path) and os.path.islink(other) and os.readlink(path) == os.readlink(other)  # noqa: PTH114, PTH115
 
 
 def real_file(path: str) -> str:
@@ -152,10 +152,10 @@ def _is_of_same(top: str, here: str) -> bool | None:
 
     None where a repository cannot be read.
     """
-    one, other = _common(top), _common(here)
-    if one is None or other is None or one == other:
-        return None if None in (one, other) else True
-    return not _names(one).isdisjoint(_names(other))
+    git_folder, other = _common(top), _common(here)
+    if git_folder is None or other is None or git_folder == other:
+        return None if None in (git_folder, other) else True
+    return not _names(git_folder).isdisjoint(_names(other))
 
 
 def is_remote(url: str, here: str) -> bool:
@@ -195,11 +195,11 @@ def _common(top: str) -> str | None:
         return os.path.realpath(git)
     try:
         with open(git, encoding="utf-8") as file:  # noqa: PTH123
-            own = os.path.join(top, file.read().partition("gitdir:")[2].strip() or ".git")  # noqa: PTH118
-        shared = os.path.join(own, "commondir")  # noqa: PTH118
+            git_folder = os.path.join(top, file.read().partition("gitdir:")[2].strip() or ".git")  # noqa: PTH118
+        shared = os.path.join(git_folder, "commondir")  # noqa: PTH118
         if not os.path.exists(shared):  # noqa: PTH110 - a submodule's own, or one that lies apart
-            return os.path.realpath(own) if os.path.isdir(own) else None  # noqa: PTH112
+            return os.path.realpath(git_folder) if os.path.isdir(git_folder) else None  # noqa: PTH112
         with open(shared, encoding="utf-8") as file:  # noqa: PTH123
-            return os.path.realpath(os.path.join(own, file.read().strip()))  # noqa: PTH118
+            return os.path.realpath(os.path.join(git_folder, file.read().strip()))  # noqa: PTH118
     except (OSError, ValueError):
         return None

@@ -193,7 +193,7 @@ class SmallResults:
 
     def _room(self, device: torch.device, size: int) -> tuple[torch.Tensor, int]:
         """Where the next bytes of a device go: the room, and the first byte."""
-        last = next((kept for kept in reversed(self._on_device.values()) if kept[0].device == device), None)
+        last = next((entry for entry in reversed(self._on_device.values()) if entry[0].device == device), None)
         if last is not None and last[1] + last[2] + size <= _ROOM:
             return last[0], last[1] + last[2]
         from repro_golden.fingerprint.gpu import own_memory

@@ -176,9 +176,9 @@ class OperationRecorder(TorchDispatchMode):
             for single in filter(None, self._singles.values()):
                 by_source[single] = [_hex(*lanes) for lanes in single.result()]
             contents = [by_source[source][number] for source, number in self._readings]
-            kept = self._results.write(kept_path(self._folder, self.rank), contents)
+            ranges = self._results.write(kept_path(self._folder, self.rank), contents)
         self._line({"contents": contents})
-        self._line({"kept": kept})
+        self._line({"kept": ranges})
         self._line({"end": self._problem, "compiled": _compiles(), "ran": self._ran.end()})
         self._flush()
         os.close(self._file)

@@ -163,8 +163,8 @@ def _build(slot: Slot, build: Callable[[Slot], Mapping[str, Any]], began: float)
     failed = slot.path("failed")
     if failed.exists() and failed.stat().st_mtime > began:
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):  # damaged: it fails once more
-            told = checked(parse_json(failed.read_text(encoding="utf-8")))
-            raise ChildFailure(told["stage"], -1, told["message"], str(slot.path("log")))
+            report = checked(parse_json(failed.read_text(encoding="utf-8")))
+            raise ChildFailure(report["stage"], -1, report["message"], str(slot.path("log")))
     done = False
     try:
         _remove(slot.folder)

@@ -30,10 +30,10 @@ def sources(index: str | None, python: str, variables: Mapping[str, str], place:
         place: Where the installer starts, above which uv looks for settings of a project.
     """
     settings = pip_settings(python, variables) | ({"index-url": index} if index else {})
-    told = {name: settings[name] for name in DECIDING if settings.get(name)}
-    told |= {name: variables[name] for name in _OF_UV if variables.get(name)}
-    local = [*(word for value in told.values() for word in value.split()), *_uv_files(variables, place)]
-    return [*(redacted(f"{name}={value}") for name, value in told.items()), *filter(None, map(_lies_at, local))]
+    deciding = {name: settings[name] for name in DECIDING if settings.get(name)}
+    deciding |= {name: variables[name] for name in _OF_UV if variables.get(name)}
+    local = [*(word for value in deciding.values() for word in value.split()), *_uv_files(variables, place)]
+    return [*(redacted(f"{name}={value}") for name, value in deciding.items()), *filter(None, map(_lies_at, local))]
 
 
 def uv_switches(root: Path, lock: str) -> dict[str, Any]:
@@ -47,10 +47,10 @@ def _uv_files(variables: Mapping[str, str], place: Path) -> list[str]:
     """Where uv's own settings may lie: of projects, of the user and of the machine."""
     if variables.get("UV_NO_CONFIG"):
         return []
-    own = variables.get("XDG_CONFIG_HOME") or str(Path(variables.get("HOME", "~"), ".config").expanduser())
+    config_home = variables.get("XDG_CONFIG_HOME") or str(Path(variables.get("HOME", "~"), ".config").expanduser())
     shared = (variables.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep)
     projects = [f"{folder}/{name}" for folder in place.parents for name in ("uv.toml", "pyproject.toml")]
-    return [*projects, *(f"{folder}/uv/uv.toml" for folder in (own, *shared)), "/etc/uv/uv.toml"]
+    return [*projects, *(f"{folder}/uv/uv.toml" for folder in (config_home, *shared)), "/etc/uv/uv.toml"]
 
 
 def _lies_at(place: str) -> str:

@@ -142,7 +142,7 @@ def held_overlay(
     changed = edited(base_python, tuple(there)) if there else ()
     wanted = {name: version for name, version in checked.items() if name not in there or name in changed}
     if not wanted:
-        prefix, base_scripts = Path(base.said["prefix"]), [str(Path(base_python).parent)]
+        prefix, base_scripts = Path(base.report["prefix"]), [str(Path(base_python).parent)]
         yield Overlay(prefix, base.key({}, ()), base_python, _listed(base.packages), base_scripts, sorted(checked))
         return
     fetching = _fetching() | variables
@@ -221,7 +221,7 @@ class _Base:
     """The subject's own environment, as it says itself."""
 
     python: str
-    said: Mapping[str, Any]
+    report: Mapping[str, Any]
 
     def has(self, name: str, version: str) -> bool:
         """Whether it has a release already.
@@ -236,19 +236,19 @@ class _Base:
     @property
     def packages(self) -> Packages:
         """All that it has, by normalised names."""
-        return cast("Packages", self.said["packages"])
+        return cast("Packages", self.report["packages"])
 
     @property
     def marks(self) -> Mapping[str, str]:
         """Values for the markers of requirements."""
-        return cast("Mapping[str, str]", self.said["marks"])
+        return cast("Mapping[str, str]", self.report["marks"])
 
     def key(self, pins: Mapping[str, str], index: Sequence[str]) -> str:
         """What an overlay is built from."""
         binary = Path(self.python).stat()
         about = {
             "python": [self.python, str(Path(self.python).resolve()), binary.st_size, binary.st_mtime_ns],
-            "base": [self.said["prefix"], self.said["folders"], self.marks["python_full_version"]],
+            "base": [self.report["prefix"], self.report["folders"], self.marks["python_full_version"]],
             "packages": _listed(self.packages), "machine": platform.machine(), "index": list(index), "recipe": _FORMAT,
             "pins": {name: canonicalize_version(version) for name, version in pins.items()},
         }  # fmt: skip
@@ -393,7 +393,7 @@ class _Recipe:
         versions = {root: f"{name} {package['version']}" for name, package in new.items() for root in package["roots"]}
         for root in [root for root in versions if root.split(".")[0] in COMMON]:
             del versions[root]
-        text = BEHIND.format(hidden=hidden, ours=versions, folders=self.base.said["folders"])
+        text = BEHIND.format(hidden=hidden, ours=versions, folders=self.base.report["folders"])
         pure = Path(next(package["pure"] for package in new.values()))
         (pure / f"{_HIDE}.py").write_text(text, encoding="utf-8")
         (pure / _LINK).write_text(f"import {_HIDE}\n", encoding="utf-8")

@@ -316,11 +316,11 @@ DECIDING = (
 
 def _pip_places(python: str, file: str | None) -> list[str]:
     """Where pip looks for its files."""
-    own = [os.path.expanduser(f"~/{name}") for name in (".pip/pip.conf", ".config/pip/pip.conf")]  # noqa: PTH111
+    user_files = [os.path.expanduser(f"~/{name}") for name in (".pip/pip.conf", ".config/pip/pip.conf")]  # noqa: PTH111
     folders = [os.environ.get("XDG_CONFIG_HOME"), *os.environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(os.pathsep)]
     prefix = Path(os.path.abspath(python)).parent.parent  # noqa: PTH100 - an environment's python is a link
-    return [*own, *(f"{folder}/pip/pip.conf" for folder in folders if folder), "/etc/pip.conf", f"{prefix}/pip.conf",
-            *([file] if file else [])]  # fmt: skip
+    shared = [f"{folder}/pip/pip.conf" for folder in folders if folder]
+    return [*user_files, *shared, "/etc/pip.conf", f"{prefix}/pip.conf", *([file] if file else [])]
 
 
 @functools.lru_cache(maxsize=32)

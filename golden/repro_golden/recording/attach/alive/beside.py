@@ -213,7 +213,7 @@ class Beside:
         for whole, reading in out.items():
             why = dict[str, str]()
             out[whole] = readable(whole, reading, why)
-            self.unread |= {whole[:-1] if whole.startswith("module/") else name: said for name, said in why.items()}
+            self.unread |= {whole[:-1] if whole.startswith("module/") else name: reason for name, reason in why.items()}
         return out
 
     def _put_mapped(self, out: dict[str, Reading], read: set[int]) -> None:

@@ -44,8 +44,8 @@ class Owned(NamedTuple):
                 if tensor is not None:
                     tensors[id_of(tensor)] = tensor
         for optimizer in optimizers:
-            kept: Any = optimizer.state
-            for state in list(kept.values()) if isinstance(kept, Mapping) else [kept]:
+            states: Any = optimizer.state
+            for state in list(states.values()) if isinstance(states, Mapping) else [states]:
                 for value in list(state.values()) if type(state) is dict else [state]:
                     if is_tensor(value):
                         others.append(value)

@@ -46,7 +46,7 @@ def hook(when: Callable[[str, Callable[[Any], None]], object], steps: Steps, ses
     def left_out(out: Any, *_: Any, **__: Any) -> bool:
         done, norm = out[:2]
         if norm:  # 0.0 says that it was not asked for
-            session.metric("grad_norm", norm, own=True)
+            session.metric("grad_norm", norm, by_recorder=True)
         return done is False
 
     def optimizers(module: Any) -> None:
@@ -60,7 +60,7 @@ def hook(when: Callable[[str, Callable[[Any], None]], object], steps: Steps, ses
 
         @functools.wraps(clip)
         def call(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
-            session.metric("grad_norm", total_norm, own=True)
+            session.metric("grad_norm", total_norm, by_recorder=True)
             return clip(parameters, max_norm, total_norm, *args, **kwargs)
 
         module.clip_grad_by_total_norm_fp32 = call

@@ -115,12 +115,12 @@ class ModulePlan:
 
     def mapped(self) -> list[tuple[str, str, torch.Tensor]]:
         """The prefix, the name and the tensor of what they have in mappings, of those known since `owned` looked."""
-        found = []
+        tensors = []
         for whole, path, reference, key in self._mappings:
             module = reference()
             for name, tensor in _tensors_in(None if module is None else vars(module).get(key)):
-                found.append((whole, f"{path}.{name}", tensor))
-        return found
+                tensors.append((whole, f"{path}.{name}", tensor))
+        return tensors
 
     def owned(self, roots: list[Root], held: Set[int]) -> Owned:
         """All that they own.

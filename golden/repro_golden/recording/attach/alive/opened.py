@@ -70,8 +70,8 @@ def _is_leaf(key: Any, value: Any) -> bool:
     return type(value) in _LEAVES and type(key) is str and not addressed(key)
 
 
-def _leaves(found: Iterable[tuple[str, Any]], unread: dict[str, str]) -> Iterator[tuple[str, Any]]:
-    for name, item in found:
+def _leaves(items: Iterable[tuple[str, Any]], unread: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    for name, item in items:
         if isinstance(item, (torch.Tensor, int, float)):
             yield name, item
         elif not isinstance(item, _SILENT) and type(item) is not object:
@@ -104,10 +104,10 @@ def _opened(item: Any, *, nested: bool) -> Any:
         known = as_torch(inner)
         return known if known is not inner else _attributes(inner) or inner
 
-    found = list(itertools.islice(everything(held, plain=inside), _MOST))
-    shown = {name: each for name, each in found if isinstance(each, torch.Tensor) or (nested and _is_shut(each))}
+    named_items = list(itertools.islice(everything(held, plain=inside), _MOST))
+    shown = {name: each for name, each in named_items if isinstance(each, torch.Tensor) or (nested and _is_shut(each))}
     # an object that is left over is named as not looked at
-    return shown | {"more": _More()} if len(found) == _MOST else shown or item
+    return shown | {"more": _More()} if len(named_items) == _MOST else shown or item
 
 
 def _is_shut(item: Any) -> bool:

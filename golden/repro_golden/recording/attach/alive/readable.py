@@ -74,6 +74,6 @@ def readable(prefix: str, reading: Reading, unread: dict[str, str]) -> Reading:
     tensors = of_parts(reading.tensors, prefix, unread)
     if all_readable(list(tensors.values())):
         return reading if tensors is reading.tensors else Reading(tensors, reading.places)
-    why = {name: said for name, tensor in tensors.items() if (said := unreadable(tensor))}
-    unread |= {f"{prefix}{name}": said for name, said in why.items()}
+    why = {name: reason for name, tensor in tensors.items() if (reason := unreadable(tensor))}
+    unread |= {f"{prefix}{name}": reason for name, reason in why.items()}
     return Reading(tensors, reading.places).but(why.__contains__)

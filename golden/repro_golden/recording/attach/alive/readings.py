@@ -153,8 +153,8 @@ class Held:
         if copies.tensors:
             readings["main"] = copies
         optimizer = self._optimizer()
-        kept = getattr(optimizer, "state", _NOTHING)
-        states = None if mains else kept if isinstance(kept, Mapping) or megatron.is_megatron(optimizer) else _NOTHING
+        state = getattr(optimizer, "state", _NOTHING)
+        states = None if mains else state if isinstance(state, Mapping) or megatron.is_megatron(optimizer) else _NOTHING
         numbers: dict[str, list[float]] = {}
         alike = None if states is None or self._places else _alike(states, parameters)
         for kind, tensors in (alike or {}).items():
@@ -185,7 +185,7 @@ class Held:
                 self._shard(*held, name, value, parameter, None if main is None else main.flat)
             CLOSED.update({f"{kind}/{name}": why for kind, why in closed.items()})
         if optimizer is not None:
-            _beside(optimizer, _NOTHING if mains else kept, parameters.values(), self._called, readings, numbers)
+            _beside(optimizer, _NOTHING if mains else state, parameters.values(), self._called, readings, numbers)
         if numbers:
             readings["number"] = Reading(Tensors((kind, _tensor_of(v)) for kind, v in sorted(numbers.items())), {})
         return {kind: readings[kind] for kind in sorted(readings)}
@@ -281,8 +281,8 @@ def handed_to(optimizer: Any) -> list[Any]:
     if type(inner) is not list or not inner or not all(isinstance(each, torch.optim.Optimizer) for each in inner):
         return [optimizer]
     held = {id_of(p) for each in inner for group in groups_of(each) for p in parameters_of(group)}
-    own = {id_of(p) for group in groups_of(optimizer) for p in parameters_of(group)}
-    return [optimizer] if own - held or optimizer.state or Held(optimizer, {}, {}).state() else inner
+    parameter_ids = {id_of(p) for group in groups_of(optimizer) for p in parameters_of(group)}
+    return [optimizer] if parameter_ids - held or optimizer.state or Held(optimizer, {}, {}).state() else inner
 
 
 _DICTS = (dict, defaultdict, OrderedDict)
@@ -362,12 +362,12 @@ def _beside(
     ours = megatron.is_megatron(optimizer)  # whose state may answer as a mapping does, and be none
     whole_state = {} if ours or isinstance(states, Mapping) else {"state": states}
     attributes = {} if ours else vars(optimizer)
-    own = {k: v for k, v in list(attributes.items()) if not k.startswith("_") and k not in _OURS}
+    public = {k: v for k, v in list(attributes.items()) if not k.startswith("_") and k not in _OURS}
     closed = dict[str, str]()
     used = Counter[str]()
-    kept = ((True, *pair) for pair in leaves(whole_state or loose, "", called, closed))
-    shown = ((False, *pair) for pair in leaves(own, "", called, nested=False))
-    for in_state, path, value in itertools.chain(kept, shown):
+    in_states = ((True, *pair) for pair in leaves(whole_state or loose, "", called, closed))
+    shown = ((False, *pair) for pair in leaves(public, "", called, nested=False))
+    for in_state, path, value in itertools.chain(in_states, shown):
         used[path] += 1
         name = path if used[path] == 1 else f"{path}#{used[path] - 1}"
         if isinstance(value, torch.Tensor):

@@ -66,7 +66,7 @@ def of_type(kind: type, also: Collection[str] = (), but_of: tuple[type, ...] = (
                     _shortest(names, id_of(item), f"{name}.{place}" if place != "" else name)
                     objects[id_of(item)] = item
                 elif issubclass(type(item), but_of):
-                    left_out |= {id_of(own) for _, own in attributes(item) if type(own) is kind}
+                    left_out |= {id_of(inner) for _, inner in attributes(item) if type(inner) is kind}
     return sorted(((names[number], item) for number, item in objects.items() if number not in left_out), key=_by_name)
 
 
@@ -158,7 +158,7 @@ def _slot_of_locals(frame: types.FrameType) -> ctypes.c_void_p | None:
     words = [ctypes.c_void_p.from_address(place + k * _WORD) for k in range(8)]
     known = {id(frame.f_globals), id(frame.f_builtins)}
     pairs = zip(words, words[1:], words[2:], strict=False)
-    return next((slot for one, other, slot in pairs if {one.value, other.value} == known), None)
+    return next((slot for first, other, slot in pairs if {first.value, other.value} == known), None)
 
 
 def attributes(holder: Any) -> list[tuple[str, Any]]:

@@ -190,10 +190,10 @@ def _watch_seeds(module: Any) -> None:
     def another(generator: Any, *_: Any) -> None:
         entropy = getattr(getattr(generator, "seed_seq", None), "entropy", None)
         drawn = isinstance(entropy, int) and entropy.bit_length() > _CHOSEN
-        if generator is not own and entropy is not None and not drawn:
+        if generator is not first_generator and entropy is not None and not drawn:
             seeded.add(module.__name__)
 
-    own = module.get_bit_generator() if hasattr(module, "get_bit_generator") else None
+    first_generator = module.get_bit_generator() if hasattr(module, "get_bit_generator") else None
     _tell(module, "set_bit_generator", lambda _, *given: another(*given))
     _tell(module, "seed", lambda *_: seeded.add(module.__name__))
 
@@ -283,17 +283,17 @@ def _keep_apart(arrow_dataset: Any) -> None:
     import hashlib
     import json
 
-    own = os.environ.get("HF_DATASETS_CACHE", "")
-    if not own.startswith(json.loads(_asked)["out"] + os.sep):
+    cache = os.environ.get("HF_DATASETS_CACHE", "")
+    if not cache.startswith(json.loads(_asked)["out"] + os.sep):
         return
     theirs = arrow_dataset.Dataset._get_cache_file_path
 
     def path_of(dataset: Any, fingerprint: str) -> str:
         path = str(theirs(dataset, fingerprint))
-        if not dataset.cache_files or path.startswith(own + os.sep):
+        if not dataset.cache_files or path.startswith(cache + os.sep):
             return path
         folder, name = os.path.split(path)
-        folder = os.path.join(own, "beside", hashlib.sha256(folder.encode()).hexdigest()[:16])  # noqa: PTH118
+        folder = os.path.join(cache, "beside", hashlib.sha256(folder.encode()).hexdigest()[:16])  # noqa: PTH118
         os.makedirs(folder, exist_ok=True)  # noqa: PTH103
         return os.path.join(folder, name)  # noqa: PTH118
 

@@ -222,16 +222,16 @@ class Files:
         """Put what lies in memory to the files that the same thread has written it to; what is in none of them."""
         known = {(memory.bytes, memory.by): memory for memory in memories if memory.bytes}
         sizes = {held.size for held, _ in known}
-        found = set[int]()
+        placed = set[int]()
         for path, by in list(self._others.paths.items()) if known else ():
             there = bytes_in(path, sizes)
             if there and (memory := known.get((there, by))):
                 self._others.paths.pop(path, None)
                 self._known.pop(path, None)
-                found |= {id_of(held) for held in memory.parts.values()}
+                placed |= {id_of(held) for held in memory.parts.values()}
                 for at, held in () if self._ignored(f"saved/{_name(path)}") else memory.parts.items():
                     self._put(path, Place(path, at, at + 1), held)
-        return [memory.held for memory in memories if id_of(memory.held) not in found]
+        return [memory.held for memory in memories if id_of(memory.held) not in placed]
 
     def _tell(self, name: str, contents: Iterable[_Content]) -> None:
         if why := ", ".join(sorted({held.left_out for held in contents if held.left_out})):

@@ -39,15 +39,15 @@ class Hearing:
     def _line(self, wrapped: Wrapped, text: str) -> None:
         begun = self._session.metrics.begun
         compared = metrics_of(text, self._patterns, alone=begun)
-        told = {} if begun else metrics_of(text)
+        shown = {} if begun else metrics_of(text)
         if begun and "{" in text and self._session.metrics.held:
             self._again(self._of_dict(text, [text]))
         for name, value in compared.items():
             self._session.metric(name, value)
-        for name, value in told.items():
+        for name, value in shown.items():
             if name not in compared:
                 self._session.metric(name, value, setting=True)
-        self._draw(text, {*compared, *told})
+        self._draw(text, {*compared, *shown})
         if whole := wrapped.add(text):
             self._over_lines(whole, begun=begun)
 

@@ -54,14 +54,16 @@ class Metrics:
         self.held: deque[dict[str, float]] = deque(maxlen=16)
         """Dicts over several lines, printed before anything is trained, which may be settings."""
 
-    def take(self, name: str, value: Any, *, own: bool = False, setting: bool = False, before: bool = False) -> None:
+    def take(
+        self, name: str, value: Any, *, by_recorder: bool = False, setting: bool = False, before: bool = False
+    ) -> None:
         """Keep a float, or a tensor of one number, which is not waited for.
 
         The last one under a name has that name; those before it in the same step are ``name#1``, ``name#2`` and so on.
         Where all are equal they are one: a number is often told in several places. Nobody waits for a GPU to know.
-        `own` says that the recorder reads it, of the step that ends next; `setting`, that it may be none of a step's:
-        it is shown, unless its name is told again before the first step is written; `before`, that it was told before
-        anything was trained, and is known by now to be a step's: the first's.
+        `by_recorder` says that the recorder reads it, of the step that ends next; `setting`, that it may be none of a
+        step's: it is shown, unless its name is told again before the first step is written; `before`, that it was told
+        before anything was trained, and is known by now to be a step's: the first's.
         """
         wanted = self._wanted.get(name)
         if wanted is None:
@@ -73,7 +75,7 @@ class Metrics:
             if value is None:
                 return
             value = value.clone()  # the program may go on with it
-        if before or (not (own or self._ended) and (self._inside or not self._under_way())):
+        if before or (not (by_recorder or self._ended) and (self._inside or not self._under_way())):
             self._early.add(name)
         if before:
             if not self._written:
@@ -82,12 +84,12 @@ class Metrics:
         if setting:
             self._settings.setdefault(name, []).append(float(value))
             return
-        if not own and name in self._settings:
+        if not by_recorder and name in self._settings:
             (self._late if self._ended else self._now).setdefault(name, []).extend(self._settings.pop(name))
-        early = own or name in self._early or self._under_way()
+        early = by_recorder or name in self._early or self._under_way()
         if early is False and isinstance(value, torch.Tensor):
             value = _Coming(name, value)  # on its way now, while its work is queued before the next step's
-        step = self._own if own else self._open if early is None else self._now if early else self._late
+        step = self._own if by_recorder else self._open if early is None else self._now if early else self._late
         value = float(value) if isinstance(value, (int, float)) else value
         step.setdefault(name, []).append(value)
         if step is self._now and name.startswith(SHOWN) and self._under_way() is False:
@@ -107,12 +109,12 @@ class Metrics:
         """
         self._ended = True
         _move(self._open, self._now)
-        own = _told_apart(self._own)
+        read_numbers = _told_apart(self._own)
         self._read = frozenset([*(name.partition(NORM)[0] for name in self._own), *rates])
-        told = {self._logged(name): values for name, values in self._now.items()}
-        self._last, self._read_apart = {*self._own, *told}, frozenset(own)
+        logged = {self._logged(name): values for name, values in self._now.items()}
+        self._last, self._read_apart = {*self._own, *logged}, frozenset(read_numbers)
         self._own, self._now, self._between = {}, {}, {}
-        return own | _told_apart(told)
+        return read_numbers | _told_apart(logged)
 
     def set_aside(self) -> None:
         """A backward pass begins: which step inside of it is the last, or whether there is one, is known at its end."""
@@ -145,8 +147,8 @@ class Metrics:
     def left(self) -> None:
         """There is no further step: what was kept for one belongs to the last."""
         _move(self._open, self._late)
-        told = {self._logged(name): values for name, values in self._now.items()}
-        for name, values in (*self._own.items(), *told.items()):
+        logged = {self._logged(name): values for name, values in self._now.items()}
+        for name, values in (*self._own.items(), *logged.items()):
             self._late.setdefault(with_mark(name, "#after") if name in self._last else name, []).extend(values)
         self._now, self._own, self._between = {}, {}, {}
 
@@ -160,11 +162,11 @@ class Metrics:
         """Those of them that nobody asked to leave out."""
         return [name for name in self.ignored if not self._unwanted(name)]
 
-    def late(self, told: Mapping[str, float], *, last: bool = False) -> dict[str, float]:
+    def late(self, earlier: Mapping[str, float], *, last: bool = False) -> dict[str, float]:
         """The numbers that belong to the step that has ended, once all of them are there.
 
         Args:
-            told: Those that the program told of it before its end.
+            earlier: Those that the program told of it before its end.
             last: Whether it is the last that was asked for: nobody reads what comes behind it.
         """
         if self._under_way():  # by a pass behind what was open
@@ -176,13 +178,13 @@ class Metrics:
             numbers[f"{SHOWN}{name}"] = values + numbers.get(f"{SHOWN}{name}", [])
         self._settings, self._written = {}, True
         known = {self._logged(name): [_known(value) for value in values] for name, values in numbers.items()}
-        return _told_apart(known, told)
+        return _told_apart(known, earlier)
 
 
-def _move(told: dict[str, list[Any]], step: dict[str, list[Any]]) -> None:
-    for name, values in told.items():
+def _move(source: dict[str, list[Any]], step: dict[str, list[Any]]) -> None:
+    for name, values in source.items():
         step.setdefault(name, []).extend(values)
-    told.clear()
+    source.clear()
 
 
 _MOST = 16
@@ -195,19 +197,19 @@ def with_mark(name: str, mark: str) -> str:
     return f"{base}{mark}{norm}{order}"
 
 
-def _told_apart(step: Mapping[str, list[Any]], told: Mapping[str, float] = MappingProxyType({})) -> dict[str, Any]:
+def _told_apart(step: Mapping[str, list[Any]], earlier: Mapping[str, float] = MappingProxyType({})) -> dict[str, Any]:
     """The numbers of a step by name: micro-batches log several under one, and two splits.
 
     Args:
         step: Those to be told apart, in their order.
-        told: Those before them, whose names are taken.
+        earlier: Those before them, whose names are taken.
     """
     numbers: dict[str, Any] = {}
     for name, values in step.items():
-        there = [told[name]] if name in told else []
+        there = [earlier[name]] if name in earlier else []
         before = [] if _all_equal([*there, *values]) else values if there else values[:-1]
         free = (with_mark(name, f"#{k}") for k in itertools.count(1))
-        aliases = (alias for alias in free if alias not in step and alias not in told)  # there may be a name like it
+        aliases = (alias for alias in free if alias not in step and alias not in earlier)  # there may be a name like it
         rest = with_mark(name, "#more")
         for k, value in enumerate(before, 1):
             alias = next(aliases) if k < _MOST else rest

@@ -267,10 +267,10 @@ class _Content:
         tensors = Tensors(sorted(readable("", Reading(self._tensors, {}), why).tensors.items()))
         self._dark += why.values()
         names = _called({name for _, name, _ in self._values})
-        found: dict[tuple[str, str], dict[str, Any]] = {}
+        columns: dict[tuple[str, str], dict[str, Any]] = {}
         for kind, name, value in self._values:
-            found.setdefault((kind, ".".join(names[name]) or "value"), {})[name] = value
-        for (kind, called), values in found.items():
+            columns.setdefault((kind, ".".join(names[name]) or "value"), {})[name] = value
+        for (kind, called), values in columns.items():
             ordered = [value for _, value in sorted(values.items())]
             tensor = folded(ordered) if kind == "texts" else _numbers(ordered, alone=called in values)
             tensors[f"{_free(kind, tensors)}[{called}]"] = tensor
@@ -337,7 +337,7 @@ def _places(values: Sequence[tuple[str, str]], names: Mapping[str, tuple[str, ..
 
     A place in a list is its number, and that of a key its place among those beside it: another key is a rename.
     """
-    found: dict[tuple[str, ...], list[int]] = {}
+    by_name: dict[tuple[str, ...], list[int]] = {}
     order: dict[tuple[str, ...], dict[str, int]] = {}
     kinds: dict[tuple[str, ...], set[str]] = {}
     for name, kind in values:
@@ -345,14 +345,14 @@ def _places(values: Sequence[tuple[str, str]], names: Mapping[str, tuple[str, ..
     for name, kind in sorted(values):
         called = names[name]
         if "*" in called or len(kinds[called]) > 1:
-            keys, numbers = tuple(name.split(".", _DEEP)), found.setdefault(called, [])
+            keys, numbers = tuple(name.split(".", _DEEP)), by_name.setdefault(called, [])
             free = [n for n in range(len(keys)) if called[n : n + 1] in ((), ("*",))]
             numbers += (_KINDS.index(kind), len(free))
             for n in free:
                 beside = order.setdefault(keys[:n], {})
                 short = keys[n].isdecimal() and len(keys[n]) < 19  # as a list's place is, and 64 bits hold it
                 numbers.append(int(keys[n]) if short else beside.setdefault(keys[n], len(beside)))
-    return {".".join(called): numbers for called, numbers in found.items()}
+    return {".".join(called): numbers for called, numbers in by_name.items()}
 
 
 def _numbers(values: Sequence[float], *, alone: bool) -> torch.Tensor:
