@@ -23,8 +23,6 @@ import pytest
 from conftest import Repo
 from history_kit import TRAIN, edit, note, start
 from ray_kit import INSTALLED, Node, cluster, until, variables
-from test_python_of import environment
-from test_surroundings import history
 
 from repro_bisect.axes.commits import History
 from repro_bisect.probe.executors.bundles import commits_of, held, node_folder, pack_commits, unpack_commits
@@ -335,22 +333,6 @@ def test_a_golden_run_of_this_machine_is_no_replay_on_a_node(tmp_path: Path, nod
     answer = json.loads(out)
     assert answer["culprit"]["commit"] == culprit
     assert f"--ray {node.address}" in answer["reproduce"]
-
-
-@pytest.mark.whole
-@needs_ray
-def test_what_the_nodes_have_in_a_python_that_a_script_starts_counts(tmp_path: Path, node: Node) -> None:
-    """A later search uses no probe of an environment whose packages on the nodes have become others."""
-    repo, commits = history(tmp_path, "__import__('dep').LIMIT")
-    _, site = environment(tmp_path / "venv")
-    (tmp_path / "train.sh").write_text("exec $1/bin/python judge.py\n")
-    command = "--when", "exit", "--", "sh", str(tmp_path / "train.sh"), str(tmp_path / "venv")
-    answers = []
-    for limit in (2, 2, 3):
-        (site / "dep.py").write_text(f"LIMIT = {limit}\n")
-        answers.append(answer(repo, tmp_path, "HEAD~4..HEAD", "--ray", node.address, *command))
-    assert [one["culprit"]["commit"] for one in answers] == [commits[2], commits[2], commits[3]]
-    assert answers[1]["cost"]["probes"] == 0
 
 
 @pytest.mark.campaign

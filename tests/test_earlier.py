@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from conftest import Repo
 from history_kit import start
 
-from repro_golden.recording.attach.earlier import Reads
-from repro_golden.recording.attach.earlier_runs import Code, noted, prepare
+from repro_golden.recording.attach.earlier import Touched, others_in
+from repro_golden.recording.attach.earlier_runs import Code, noted, read_in
 
 TRAINS = """
 import json
@@ -75,7 +76,10 @@ def test_a_cache_that_the_first_run_saves_is_told_from_noise(tmp_path: Path, mon
     repo.commit("Other data again")
     words = "bisect", "--no-explain", "-j", "1", "HEAD~1..HEAD", "--steps", "2", "--", sys.executable, "train.py"
     done = repo.repro(*words)
-    assert done.returncode == 3 and "a file that only the first run wrote: name such a cache by {out}" in done.stderr
+    assert (
+        done.returncode == 3
+        and "a file that only the first run saved: if it is a cache, name it by {out}" in done.stderr
+    )
 
 
 def test_a_working_tree_that_reads_what_the_golden_run_left_says_so(
@@ -103,43 +107,109 @@ def test_a_working_tree_that_reads_what_the_golden_run_left_says_so(
     assert "differs at step 0" in done.stdout and "last changed" not in done.stdout, "it has made its own"
 
 
-def test_only_what_other_code_may_have_written_is_told(tmp_path: Path) -> None:
-    """Neither what was there before, nor a run of the same code's, a package's or a tracked file."""
-    raw, state, here = tmp_path / "raw", tmp_path / "bare.git", tmp_path / "checkout"
-    for folder in (raw, state, here, tmp_path / "env", tmp_path / "site-packages"):
-        folder.mkdir()
-    before, own, others = Code("a x", "a"), Code("b x", "b"), Code("b y", "b")
-    (tmp_path / "old").touch()
-    time.sleep(0.02)  # a file's time is that of the last tick
-    for code, name in ((before, "of before"), (own, "of own"), (others, "of others")):
-        with noted(state, code):
-            time.sleep(0.02)
-            for folder in (tmp_path, here, tmp_path / "env", tmp_path / "site-packages"):
-                (folder / name).touch()
-            (here / f"tracked {name}").touch()
-            time.sleep(0.02)
+def test_the_name_of_a_commit_that_rests_on_a_cache_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commits before BAD read what BAD has left, so that an innocent one is named: the file is, too."""
+    monkeypatch.setenv("KEPT", str(tmp_path / "cache"))
+    begin, end = TRAINS.index("kept = "), TRAINS.index("model = ")
+    repo = start(tmp_path / "repo", f"{TRAINS[:begin]}x = torch.tensor(data.rows())\n{TRAINS[end:]}", None)
+    (repo.root / "data.py").write_text(ROWS)
+    repo.commit("Data")
+    (repo.root / "train.py").write_text(TRAINS)
+    innocent = repo.commit("Keep rows")
+    repo.commit("Nothing")
+    repo.edit("data.py", "4.0", "5.0")
+    repo.commit("Other data")
+    for command in ("bisect", "history"):
+        (tmp_path / "cache/rows.json").unlink(missing_ok=True)
+        options = ["--no-explain"] if command == "bisect" else []
+        words = *options, "-j", "1", "HEAD~3..HEAD", "--steps", "2", "--", sys.executable, "train.py"
+        done = repo.repro(command, "--fresh", *words)
+        assert innocent[:10] in done.stdout, done.stdout + done.stderr
+        assert f"last changed while other code ran: {tmp_path}/cache/rows.json" in " ".join(done.stdout.split())
+
+
+def run(tmp_path: Path, code: Code, *files: Path, reads: Sequence[Path] = ()) -> dict[str, str]:
+    """What is said of a run of some code that writes files, and then reads some."""
+    raw = Path(tempfile.mkdtemp(dir=tmp_path))
+    with noted(raw, tmp_path / "state", code):
+        time.sleep(0.02)  # a file's time is that of the last tick
+        opened = process(raw, tmp_path)
+        for file in files:
+            opened(str(file), "w", os.O_WRONLY | os.O_TRUNC)
+            file.write_text("x")
+        for file in reads:
+            opened(str(file), "r", os.O_RDONLY)
         time.sleep(0.02)
-    (tmp_path / "new").touch()
-    prepare(raw, state, own)
-    told = dict[str, str]()
-    spans = json.loads((raw / "earlier").read_text())
-    tracked = {path.name for path in here.glob("tracked*")}
-    reads = Reads(spans, None, str(here), lambda: tracked, [str(tmp_path / "env")], told.__setitem__)
-    for path in [path for path in tmp_path.rglob("*") if stat.S_ISREG(path.stat().st_mode)]:
-        for _ in range(2):
-            reads.opened(str(path), "r", os.O_RDONLY)
-        reads.opened(str(path), "w", os.O_WRONLY | os.O_TRUNC)
-    whose = {"of before": "a", "of others": "b with other settings"}
-    assert told == {str(folder / name): whose[name] for folder in (tmp_path, here) for name in whose}
+    return read_in(raw)
 
 
-def test_the_log_of_runs_does_not_grow_for_ever(tmp_path: Path) -> None:
-    """It keeps its last runs; a line that a full disk cut short is none."""
-    for number in range(2000):
-        with noted(tmp_path, Code(f"{number:0100}", "x")):
-            pass
-    lines = (tmp_path / "runs.jsonl").read_text().splitlines()
-    assert 200 < len(lines) < 1500 and json.loads(lines[-1])[2].endswith("1999") and json.loads(lines[0])
-    (tmp_path / "runs.jsonl").write_text('[1, 2, "k", "n"]\n[3, 4')
-    prepare(tmp_path, tmp_path, Code("other", "o"))
-    assert json.loads((tmp_path / "earlier").read_text()) == [[1, 2, "n"]]
+def process(raw: Path, tmp_path: Path) -> Callable[[str, str, int], None]:
+    """What takes the files that a process of a run opens, once that has begun."""
+    others = others_in(str(raw))
+    assert others
+
+    def tell(file: str, moment: float | None) -> None:
+        with (raw / "touched-1.jsonl").open("a") as out:
+            out.write(f"{json.dumps([file, moment])}\n")
+
+    here = str(tmp_path / "checkout")
+    return Touched(others, None, here, lambda: {"tracked"}, [str(tmp_path / "env")], tell).opened
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> list[Path]:
+    """Files in a folder, in the checkout, and where no commit's lie."""
+    names = ("any", "checkout/any", "checkout/tracked", "env/any", "a/site-packages/any", "hf/models--a--b/blobs/any")
+    for name in ("state", *(Path(name).parent for name in names)):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+    return [tmp_path / name for name in names]
+
+
+A, B, SETTINGS = Code("a x", "a"), Code("b x", "b"), Code("a y", "a")
+
+
+def test_only_what_other_code_may_have_written_is_told(tmp_path: Path, places: list[Path]) -> None:
+    """Neither what the same code wrote or the run itself, nor a package, a file that git tracks or the hub's."""
+    assert run(tmp_path, A, *places, reads=places) == {}, "its own"
+    assert run(tmp_path, A, reads=places) == {}, "of the same code"
+    assert run(tmp_path, B, reads=places) == {str(path): "a" for path in places[:2]}
+    assert run(tmp_path, SETTINGS, reads=places[:1]) == {str(places[0]): "a with other settings"}
+    assert run(tmp_path, B, *places, reads=places) == {}, "it has written them anew"
+    assert run(tmp_path, A, reads=places[:1]) == {str(places[0]): "b"}
+    places[0].write_text("x")
+    assert run(tmp_path, A, reads=places[:1]) == {}, "the user has written it between two runs"
+
+
+def test_what_another_run_writes_meanwhile_is_told_where_both_touched_it(tmp_path: Path, places: list[Path]) -> None:
+    """Of two runs at once the one that ends later names the file, and no file that the other did not touch."""
+    state, raws = tmp_path / "state", [tmp_path / "first", tmp_path / "second"]
+    for raw in raws:
+        raw.mkdir()
+    with noted(raws[1], state, B):
+        time.sleep(0.02)
+        second = process(raws[1], tmp_path)
+        with noted(raws[0], state, A):
+            first = process(raws[0], tmp_path)
+            time.sleep(0.02)
+            first(str(places[0]), "w", os.O_WRONLY | os.O_TRUNC)
+            places[0].write_text("x")
+            places[1].write_text("x")  # nobody tells of it: an extension, or another process of the second run
+        for place in places[:2]:
+            second(str(place), "r", os.O_RDONLY)
+    assert (read_in(raws[0]), read_in(raws[1])) == ({}, {str(places[0]): "a"})
+
+
+def test_what_cannot_be_noted_is_not(tmp_path: Path) -> None:
+    """A log that is damaged, full or a folder ends no run; names that are no UTF-8 are told; the log keeps its end."""
+    state = tmp_path / "state"
+    state.mkdir()
+    log, odd = state / "runs.jsonl", Path(os.fsdecode(bytes(tmp_path) + b"/kept-\xe9"))
+    log.write_bytes(b'null\n7\n\xff\xfe\n["a", "b"]\n{"name": 1}\n{"name": "n", "key": "k"')
+    assert run(tmp_path, A, odd) == {}
+    assert run(tmp_path, B, reads=[odd]) == {f"{tmp_path}/kept-\\udce9": "a"}
+    log.write_text(f"{'x' * 100}\n" * 10_000)
+    assert run(tmp_path, A) == {}
+    assert 200_000 < log.stat().st_size < 300_000
+    log.unlink()
+    log.mkdir()
+    assert run(tmp_path, B, reads=[odd]) == {}

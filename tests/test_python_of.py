@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import Repo
 from history_kit import TRAIN
+from ray_kit import Node
+from test_bisect_ray import answer, needs_ray, node  # noqa: F401
 from test_surroundings import Bisect, bisect, commanded, history  # noqa: F401
 
 from repro_bisect.probe.around import Around, Pythons
@@ -207,3 +209,19 @@ def test_what_a_probe_rests_on_is_what_was_known_of_its_pythons() -> None:
         and not around.pythons.are({"/b": "1"})
         and not around.pythons.are({"/gone": ""})
     )
+
+
+@pytest.mark.whole
+@needs_ray
+def test_what_the_nodes_have_in_a_python_that_a_script_starts_counts(tmp_path: Path, node: Node) -> None:  # noqa: F811
+    """A later search uses no probe of an environment whose packages on the nodes have become others."""
+    repo, commits = history(tmp_path, "__import__('dep').LIMIT")
+    _, site = environment(tmp_path / "venv")
+    (tmp_path / "train.sh").write_text("exec $1/bin/python judge.py\n")
+    command = "--when", "exit", "--", "sh", str(tmp_path / "train.sh"), str(tmp_path / "venv")
+    answers = []
+    for limit in (2, 2, 3):
+        (site / "dep.py").write_text(f"LIMIT = {limit}\n")
+        answers.append(answer(repo, tmp_path, "HEAD~4..HEAD", "--ray", node.address, *command))
+    assert [one["culprit"]["commit"] for one in answers] == [commits[2], commits[2], commits[3]]
+    assert answers[1]["cost"]["probes"] == 0

@@ -26,7 +26,7 @@ from repro_golden.base.canonical import mapping_of
 from repro_golden.base.errors import NotVerifiableError, ReproError
 from repro_golden.base.usage import Usage, spent_of
 from repro_golden.case.file import Bound, Case, Compare
-from repro_golden.compare.coverage import only_bounds
+from repro_golden.compare.coverage import only_bounds, read_of
 from repro_golden.compare.endings import failed_since
 from repro_golden.compare.mismatch.bounds import breaches
 from repro_golden.compare.mismatch.change import MismatchChange, mismatch_change
@@ -318,6 +318,8 @@ class _Pair:
         if broken := breaches(self.case.mismatch, other):
             more = f" ({len(broken) - 1} more)" if len(broken) > 1 else ""
             self.notes.append(f"HEAD breaks the case's [mismatch] bounds at {broken[0]}{more}")
+        rest = scheduler.earlier.items() - compared.drift.looked.earlier.items()
+        self.notes += [text for text in [read_of(dict(sorted(rest)))] if text]
         return self._told(scheduler, first, other, compared)
 
     def _told(self, scheduler: Scheduler, first: Trace, other: Trace, compared: Compared) -> PairResult:

@@ -13,7 +13,7 @@ from repro_bisect.driver.circumstances import refuse_disturbed, refuse_explained
 from repro_bisect.driver.drift import Drift, HistoryResult, Rename, Row, drift
 from repro_bisect.driver.result import in_order
 from repro_bisect.driver.session import Options, session, undisturbed
-from repro_bisect.predicates.predicates import Bitwise, looked_between
+from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.answers import Answer, Code, differ_twice, trace_of, unlike_before, unusable
 from repro_bisect.probe.executors import Signal
 from repro_bisect.probe.progress import Watch
@@ -167,8 +167,7 @@ class _History:
         under_way = [self.axis.tree(job.point) for job in jobs if not job.signal]
         asked = [job for entry in survey.entries for job in self._replays(entry)]
         bad = self.axis.tree(self.axis.bad)
-        once = survey.done and bad not in [self.axis.tree(job.point) for job in asked]  # it may agree by chance
-        if (self.flaky or once) and bad not in self.flaky:  # noise may last to the end
+        if (self.flaky or survey.done) and bad not in self.flaky:  # its numbers may be chance, as noise before it
             asked.insert(0, _Job(self.axis.bad, again=True))
         started = {self._name(job) for job in jobs}
         for job in asked:
@@ -345,7 +344,7 @@ class _History:
             renames=self._renames(),
             ended=self.ended,
             remarks=self.remarks,
-            looked=looked_between(self.scheduler.predicate, *(self._trace(p) for p in (self.axis.good, self.axis.bad))),
+            looked=self.scheduler.looked(*(self._trace(p) for p in (self.axis.good, self.axis.bad))),
             ends=[self.axis.info(self.axis.good), self.axis.info(self.axis.bad)],
         )
 

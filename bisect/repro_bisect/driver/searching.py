@@ -15,7 +15,7 @@ from repro_bisect.driver.pins import NOT_FOUND
 from repro_bisect.driver.range_search import RangeSearch, Tested
 from repro_bisect.driver.result import BisectResult, Culprit, Outcome, in_order
 from repro_bisect.explain.driver import Recorded, explain
-from repro_bisect.predicates.predicates import Bitwise, looked_between
+from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.one_step import Shortcut, prepare
 from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.search.first_bad import Search
@@ -154,7 +154,7 @@ class Searching(ABC, Generic[R]):
             git_steps=self.scheduler.case.steps,
             accepted=accepted or {good: "GOOD", bad: "BAD"},
             one_step=self.one_step,
-            looked=looked_between(self.predicate, self.endpoints.baseline, self.endpoints.last),
+            looked=scheduler.looked(self.endpoints.baseline, self.endpoints.last),
             remarks=[
                 *scheduler.remarks,
                 *self.endpoints.remarks,

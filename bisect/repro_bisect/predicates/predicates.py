@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from repro_bisect.predicates.ci.checks import parse_ci
 from repro_golden.base.errors import NotShownError, ReproError, UnjudgedError
 from repro_golden.case.file import Bound, Compare
-from repro_golden.compare.coverage import Coverage, coverage_of, earlier_of, only_bounds
+from repro_golden.compare.coverage import Coverage, coverage_of, only_bounds
 from repro_golden.compare.renames import aligned, first_other_chain
 from repro_golden.compare.step_difference import differing, in_order, unlike
 from repro_golden.compare.told_metrics import moved_text
@@ -264,11 +264,6 @@ def _has_log_probs(trace: Trace) -> bool:
 
 def looked_between(predicate: Predicate, baseline: Trace | None, other: Trace | None) -> Coverage:
     """What a predicate judges of a trace beside a baseline: what one of both alone has is named, and does not count."""
-    looked = _looked_between(predicate, baseline, other)
-    return replace(looked, earlier=earlier_of(*filter(None, (baseline, other))))
-
-
-def _looked_between(predicate: Predicate, baseline: Trace | None, other: Trace | None) -> Coverage:
     if isinstance(predicate, Bitwise) and baseline and other:
         alignment = aligned(baseline, other, strict=predicate.strict)
         differs = first_other_chain(baseline, alignment.trace) is not None

@@ -106,8 +106,7 @@ class Prober:
         self._around = Surroundings(
             checkout, case, rollouts, identity, executor, lambda: self._journal.ran_in(case.digest)
         )
-        same = self._around.pythons.are
-        self._journal = Journal(checkout.state, fresh=fresh, alone=executor.slots == 1, are=same)
+        self._journal = Journal(checkout.state, fresh=fresh, alone=executor.slots == 1, are=self._around.pythons.are)
         self.search = self._journal.search
         self.cost = cost or Cost()
         self._unkept: dict[tuple[str, int], Made] = {}
@@ -412,10 +411,9 @@ class Prober:
             if skip and task.start and outcome.unready:
                 return replace(skip, unready=True)  # says something of the state, not yet of the commit
             why = skip.reason if skip else UNTESTABLE if outcome.code == UNTESTABLE_CODE else ""
-            if why and outcome.beside and not is_told(why):
-                alone = self._alone(why, task, asked, key, control)
-                if alone is not None:
-                    return alone
+            doubted = why and outcome.beside and not is_told(why)
+            if doubted and (alone := self._alone(why, task, asked, key, control)) is not None:
+                return alone
             trace_path = self._keep(
                 task.commit, asked, key, skip, steps, seconds, folder / "trace", outcome, lasting=lasting
             )

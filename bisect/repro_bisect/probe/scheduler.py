@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from repro_bisect.axes.axis import Axis
-from repro_bisect.predicates.predicates import Predicate
+from repro_bisect.predicates.predicates import Predicate, looked_between
 from repro_bisect.probe.answers import Answer, Recording, Skip
 from repro_bisect.probe.attempts import Control
 from repro_bisect.probe.executors import State
@@ -22,6 +22,7 @@ from repro_bisect.probe.request import Request
 from repro_bisect.search.first_bad import Search, Verdict
 from repro_golden.case.command_line import OPEN_END
 from repro_golden.case.file import Case
+from repro_golden.compare.coverage import Coverage, earlier_of
 from repro_golden.replay.children import CancelledError
 from repro_golden.trace import Trace
 
@@ -91,6 +92,8 @@ class Scheduler:
         case: What is run, with as many steps as are asked for.
         differs_alone: Whether a point differs from itself where no other probe runs.
         remarks: What every verdict of the search is to be read with.
+        earlier: Files that runs which answered had read and that were last changed while other code ran, with whose
+            that was.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class Scheduler:
         self.rounds: list[float] = []
         self.differs_alone = False
         self._told = set[str]()
+        self.earlier = dict[str, str]()
         self.remarks = remarks
 
     @property
@@ -128,6 +132,11 @@ class Scheduler:
         """Short name of the machine that answers hold for."""
         return self.prober.machine
 
+    def looked(self, baseline: Trace | None, other: Trace | None) -> Coverage:
+        """See `looked_between`; with what any run that answered has read and other code may have written."""
+        earlier = self.earlier | earlier_of(*filter(None, (baseline, other)))
+        return replace(looked_between(self.predicate, baseline, other), earlier=earlier)
+
     def begin(self) -> None:
         """Say what the journal knows already."""
         if self.prober.journalled:
@@ -139,7 +148,7 @@ class Scheduler:
 
     def known(self, request: Request) -> Answer | None:
         """What was found before, if that answers; costs nothing."""
-        return self.prober.known(request)
+        return self._seen(self.prober.known(request))
 
     def submit(self, request: Request, job: Any = None) -> Future[Answer]:
         """Start a probe that can be cancelled."""
@@ -187,7 +196,7 @@ class Scheduler:
         for future in futures:
             self.pending_probes.pop(future, None)
         self._tell_pythons()
-        return [future.result() for future in futures]
+        return [self._seen(future.result()) for future in futures]
 
     def _finished(self, search: Search[str] | None) -> Iterator[tuple[PendingProbe, Any]]:
         """What has ended, as soon as something has or a pulse went by; cancelled probes are passed over."""
@@ -196,9 +205,16 @@ class Scheduler:
             pending = self.pending_probes.pop(future)
             self._tell_pythons()
             with contextlib.suppress(CancelledError):
-                yield pending, future.result()
+                yield pending, self._seen(future.result())
         if not done:
             self.say("", search)
+
+    def _seen(self, outcome: T) -> T:
+        """Note what a run has read and other code may have written."""
+        trace = outcome.trace if isinstance(outcome, Recording) else outcome
+        if isinstance(trace, Trace):
+            self.earlier |= earlier_of(trace)
+        return outcome
 
     def _tell_pythons(self) -> None:
         """Tell which Pythons the program was seen to run in that no word of it tells."""

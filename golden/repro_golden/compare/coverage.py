@@ -18,7 +18,7 @@ from repro_golden.trace.columns_written import COLUMN, column_named, column_of
 from repro_golden.trace.families import UNREAD, family, file_of, group, plain
 from repro_golden.trace.model import DIGEST, METRIC
 
-__all__ = ["RATES", "Coverage", "coverage_of", "earlier_of", "kind_of", "only_bounds"]
+__all__ = ["RATES", "Coverage", "coverage_of", "earlier_of", "kind_of", "only_bounds", "read_of"]
 
 _SHOWN = 4
 """Objects of a kind that a sentence names, beside those that it never leaves out."""
@@ -86,8 +86,7 @@ class Coverage:
     @property
     def but(self) -> str:
         """What goes behind the words of an agreement that does not hold for all that was seen; '' where it does."""
-        files = [f"{file}, which it reads, was last changed while {self.earlier[file]} ran" for file in self.earlier]
-        reasons = [_TEXT] * bool(self.moved) + ([_listed(files, 1 - _SHOWN)] if files else [])
+        reasons = list(filter(None, [_TEXT * bool(self.moved), read_of(self.earlier)]))
         return f", but {' and '.join(reasons)}" if reasons else ""
 
     @property
@@ -137,7 +136,7 @@ class Coverage:
             files = [f"{file} ({whose})" for file, whose in self.earlier.items()]
             parts.append(
                 f"read, and last changed while other code ran: {_listed(files)}; give each run its own by {{out}}, or "
-                "`touch` what is the same for all"
+                "`touch` what is the same for all (a search then takes --fresh)"
             )
         if self.shown:
             parts.append(f"read from lines of text, and not compared by bits: {_listed(self.shown)}")
@@ -221,6 +220,14 @@ def coverage_of(
         earlier=earlier,
         logged=logged,
     )
+
+
+def read_of(earlier: Mapping[str, str]) -> str:
+    """`Coverage.earlier` in words; '' for none."""
+    first = next(iter(earlier), "")
+    if len(earlier) > 1:
+        return f"{len(earlier)} files that it reads, such as {first}, were last changed while other code ran"
+    return f"{first}, which it reads, was last changed while {earlier[first]} ran" if first else ""
 
 
 def earlier_of(*traces: Trace) -> dict[str, str]:

@@ -88,9 +88,9 @@ class Divergence:
 
     @property
     def of_itself(self) -> str:
-        """As two runs of the same code differ, in words: of a file that only the first one wrote, with the cure."""
+        """As two runs of the same code differ, in words: of a file that only the first one saved, with a cure."""
         is_file = self.kind == "missing" and family(self.phase, self.signal) == "saved"
-        cure = ", a file that only the first run wrote: name such a cache by {out}, or clear it first"
+        cure = ", a file that only the first run saved: if it is a cache, name it by {out}, or clear it first"
         return f"{self}{cure if is_file else ''}"
 
     def __str__(self) -> str:
@@ -203,10 +203,11 @@ def compare(a: Trace, b: Trace, rule: Compare | None = None, *, prefix: bool = F
     )
     bounded = rule is not None and rule.mode == "bounds"
     looked = (
-        replace(only_bounds(rule.bounds), earlier=earlier_of(b))
+        only_bounds(rule.bounds)
         if rule and bounded
         else coverage_of(b, alignment.alone, moved=[] if divergence else moved_text(a, b))
     )
+    looked = replace(looked, earlier=earlier_of(a, as_given))
     if divergence is None and alignment.alone and looked.nothing:
         raise NotVerifiableError(f"{a.directory} and {b.directory} have no signal in common: nothing was looked at")
     nonfinite = as_given.first_nonfinite() if divergence is None else None

@@ -1,4 +1,4 @@
-"""Files that a run of other code may have written: a cache that is filled once holds what that code made.
+"""Files that a run of other code may have written: a cache that is filled once holds what its code made.
 
 The time of a file's last change tells of all that write; Python's audit events do not. Who reads is told by those.
 This runs inside foreign programs, from their start on: the standard library alone, and little of that.
@@ -8,77 +8,110 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any
 
-__all__ = ["MET", "SPANS", "Reads", "spans_in"]
+__all__ = ["FILES", "OTHERS", "Touched", "others_in"]
 
-MET = "earlier-*.jsonl"
-"""What each process that read such a file leaves in the folder of its raw records."""
-SPANS = "earlier"
-"""There too, before the program starts: from when to when, in seconds since the epoch, which other code ran."""
+FILES = "touched-*.jsonl"
+"""What each process that met such a file leaves in the folder of its raw records: path, and time of last change."""
+OTHERS = "others"
+"""There too, before the program starts: when it begins and when other code ran, in seconds since the epoch."""
 
-_COMMON = (
-    "/__pycache__/", "/site-packages/", "/dist-packages/", "/huggingface/hub/", "/torch/hub/", "/torchinductor_",
-    "/.triton/", "/.nv/", "/matplotlib/", "/fontconfig/", "/pip/", "/uv/", "/ray/session_", "/repro/worktrees/",
-    ".git/",
+_SYSTEM = ("/proc", "/sys", "/run")
+_CACHES = (
+    "fontconfig", "huggingface/hub", "matplotlib", "pip", "repro", "torch/hub", "torch/kernels", "triton", "uv", "vllm",
 )  # fmt: skip
-"""Parts of paths of what is kept under a digest or a version of its content, or by us."""
-_SYSTEM = ("/proc/", "/sys/", "/run/")
+"""Folders of the user's cache whose files are named by what they hold, or by a version of it."""
+_OTHER_CACHES = ("~/.config/matplotlib", "~/.nv", "~/.triton")
+_VARIABLES = (
+    "CUDA_CACHE_PATH", "MPLCONFIGDIR", "PIP_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "UV_CACHE_DIR",
+)  # fmt: skip
+"""Variables that name such folders."""
+_PARTS = ("/__pycache__/", "/site-packages/", "/dist-packages/", "/torchinductor_", "/ray/session_", "/.git/")
+_HUB = ("/models--", "/datasets--", "/spaces--")
+_OF_HUB = ("/blobs/", "/refs/", "/snapshots/")
+_MOST = 1000
+"""Files of a process that are told."""
 
 
-class Reads:
-    """Takes the files that a process opens, and tells of those that may be another code's."""
+class Touched:
+    """Takes the files that a process opens, and tells of those that may be another code's, or be read by another's."""
 
     def __init__(
         self,
-        spans: Sequence[tuple[float, float, str]],
+        others: Mapping[str, Any],
         worktree: str | None,
         checkout: str,
         tracked: Callable[[], Container[str]],
-        others: Sequence[str],
-        tell: Callable[[str, str], None],
+        no_commits: Sequence[str],
+        tell: Callable[[str, float | None], None],
     ) -> None:
         """Begin with none.
 
         Args:
-            spans: When other code ran, and whose it was.
+            others: See `others_in`.
             worktree: That of the commit under test, where it is none of the user's.
             checkout: The user's.
             tracked: What git tracks there.
-            others: Folders that are no commit's.
-            tell: Takes a file, and whose code ran when it was last changed.
+            no_commits: Folders that are no commit's.
+            tell: Takes a file, and when it was last changed; None of one that is about to be written.
         """
-        self._spans = spans
-        self._first, self._last = min(began for began, _, _ in spans), max(ended for _, ended, _ in spans)
-        others = [*others, worktree] if worktree else others
-        self._others = (*_SYSTEM, *(f"{os.path.realpath(folder).rstrip('/')}/" for folder in others))
+        self._began, self._open, self._spans = others["began"], others["open"], others["spans"]
+        self._first = min([self._began, self._open, *(began for began, _ in self._spans)])
+        folders = [*_SYSTEM, *no_commits, *_caches(), *([worktree] if worktree else ())]
+        self._left_out = tuple(f"{os.path.realpath(folder).rstrip('/')}/" for folder in folders)
         self._checkout, self._tracked = f"{os.path.realpath(checkout).rstrip('/')}/", tracked
-        self._tell, self._told = tell, set[str]()
+        self._tell, self._told = tell, set[tuple[str, bool]]()
 
     def opened(self, path: object, mode: object, flags: int) -> None:
         """A file is about to be opened."""
-        if type(path) is not str or flags & (os.O_WRONLY | os.O_RDWR) or (mode is None and not path.startswith("/")):
+        if type(path) is bytes:
+            path = os.fsdecode(path)
+        if type(path) is not str or (mode is None and not path.startswith("/")):  # below a folder that is open, maybe
+            return
+        if flags & os.O_WRONLY or flags & (os.O_TRUNC | os.O_EXCL | os.O_APPEND):
+            self._met(path, None)
             return
         facts = os.stat(path)  # noqa: PTH116 - the program's own call raises what this does
-        moment = facts.st_ctime
-        if not self._first <= moment <= self._last or not stat.S_ISREG(facts.st_mode):
-            return
+        if facts.st_ctime >= self._first and facts.st_size and stat.S_ISREG(facts.st_mode):
+            moment = facts.st_ctime
+            if moment >= min(self._began, self._open) or any(a <= moment <= b for a, b in self._spans):
+                self._met(path, moment)
+
+    def _met(self, path: str, moment: float | None) -> None:
         file = os.path.realpath(path)
-        if file in self._told or file.startswith(self._others) or any(part in file for part in _COMMON):
+        if (file, moment is None) in self._told or (moment is not None and (file, True) in self._told):
+            return  # what it has written itself is its own
+        if len(self._told) >= _MOST or file.startswith(self._left_out) or any(part in file for part in _PARTS):
+            return
+        if any(part in file for part in _HUB) and any(part in file for part in _OF_HUB):
             return
         if file.startswith(self._checkout) and file[len(self._checkout) :] in self._tracked():
             return
-        if ran := dict.fromkeys(whose for began, ended, whose in self._spans if began <= moment <= ended):
-            self._told.add(file)
-            self._tell(file, " and ".join(ran))
+        self._told.add((file, moment is None))
+        self._tell(file, moment)
 
 
-def spans_in(folder: str) -> Sequence[tuple[float, float, str]]:
-    """When other code ran, as it stands in a folder of raw records."""
-    path = os.path.join(folder, SPANS)  # noqa: PTH118
+def others_in(folder: str) -> Mapping[str, Any] | None:
+    """What a folder of raw records says of other code; None where it says nothing.
+
+    Returns:
+        ``began``: when this run did; ``spans``: from when to when others ran; ``open``: since when some may still.
+    """
+    path = os.path.join(folder, OTHERS)  # noqa: PTH118
     if not os.path.exists(path):  # noqa: PTH110
-        return ()
+        return None
     import json
 
     with open(path, encoding="utf-8") as file:  # noqa: PTH123
-        return [(began, ended, whose) for began, ended, whose in json.load(file)]
+        others: dict[str, Any] = json.load(file)
+    return others
+
+
+def _caches() -> list[str]:
+    """Folders whose files are the same for all code, or named by what they hold."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folders = [*(f"{cache}/{name}" for name in _CACHES), *_OTHER_CACHES]
+    folders += [folder for name in _VARIABLES if (folder := os.environ.get(name))]
+    return [os.path.expanduser(folder) for folder in folders]  # noqa: PTH111

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from repro_golden.base.audit import hear
-from repro_golden.recording.attach.earlier import MET, Reads, spans_in
+from repro_golden.recording.attach import earlier
 from repro_golden.recording.attach.noted import notes
 
 if TYPE_CHECKING:
@@ -62,10 +62,11 @@ def watch(place: str, home: str | None, folder: str, *, tests: bool) -> None:
     _say_python(folder)
     process = _Process(place, home, folder, tests)
     hear({"exec": process.ran, "import": process.loaded, "cpython.run_file": process.started})
-    if spans := spans_in(folder):
-        environments = [*_environments(), sys.base_prefix, _OURS, _STANDARD]
-        reads = Reads(spans, home and place, home or place, process.tracked, environments, process.read)
-        hear({"open": reads.opened})
+    if others := earlier.others_in(folder):
+        kept = os.path.join(folder, "..", "..", "..")  # noqa: PTH118 - what is kept of the repository
+        no_commits = [*_environments(), sys.base_prefix, _OURS, _STANDARD, kept]
+        touched = earlier.Touched(others, home and place, home or place, process.tracked, no_commits, process.touched)
+        hear({"open": touched.opened})
     if home is not None:
         hear({"open": process.opened, "os.rename": process.renamed, "os.link": process.renamed})
     hear({"subprocess.Popen": lambda _, words, __, variables: process.starts(words, variables)})
@@ -254,9 +255,9 @@ class _Process:
             real_folder = self._real[folder] = os.path.realpath(folder or "/").rstrip("/")
         return f"{real_folder}/{name}"
 
-    def read(self, file: str, whose: str) -> None:
-        """A file was read that was last changed while other code ran."""
-        self._write({file: whose}, MET)
+    def touched(self, file: str, changed: float | None) -> None:
+        """A file was opened that other code may have written, or may read."""
+        self._write([file, changed], earlier.FILES)
 
     def tracked(self) -> frozenset[str]:
         """What git tracks in the checkout; of other files nothing is kept, for programs open many."""
@@ -284,7 +285,7 @@ class _Process:
     def _tell(self, line: dict[str, Any]) -> None:
         self._write(line | {"tests": self._tests})
 
-    def _write(self, line: dict[str, Any], files: str = FILES) -> None:
+    def _write(self, line: object, files: str = FILES) -> None:
         import json
 
         name = os.path.join(self._folder, files.replace("*", _called()))  # noqa: PTH118
