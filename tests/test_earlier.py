@@ -82,6 +82,16 @@ def test_a_cache_that_the_first_run_saves_is_told_from_noise(tmp_path: Path, mon
     )
 
 
+@pytest.mark.whole
+def test_names_of_files_that_are_no_text_end_no_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file whose name is no UTF-8 is named, be it made by a run or read."""
+    monkeypatch.setenv("KEPT", os.fsdecode(bytes(tmp_path) + b"/cache-\xe9"))
+    repo, _ = history(tmp_path / "repo")
+    words = "bisect", "--no-explain", "-j", "1", "HEAD~1..HEAD", "--steps", "2", "--", sys.executable, "train.py"
+    done = repo.repro(*words)
+    assert done.returncode == 0 and f"{tmp_path}/cache-\\udce9/rows.json, {SAYS}" in done.stdout, done.stderr
+
+
 def test_a_working_tree_that_reads_what_the_golden_run_left_says_so(
     recorded: Repo, monkeypatch: pytest.MonkeyPatch
 ) -> None:

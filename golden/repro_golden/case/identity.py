@@ -223,7 +223,7 @@ def _torch_build() -> str:
 
 def short_digest(text: str) -> str:
     """Eight digits; by the standard library, because foreign programs say who they are too."""
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:8]
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from repro_golden.base.canonical import digest, write_atomic
+from repro_golden.base.canonical import canonical_json, digest, parse_json, write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.fingerprint.definition import SCHEME, reference, reference_word
 from repro_golden.trace import columns, frames
@@ -134,7 +134,8 @@ class TraceWriter:
 
     def close(self, end: Mapping[str, Any]) -> None:
         """Write the closing line, ``{"end": {...}}``, and sync to disk."""
-        self._append(self._step_log, to_checked_line({"end": dict(end)}).encode() + b"\n")
+        whole = parse_json(canonical_json(dict(end)).encode(errors="replace"))  # names of files may be no UTF-8
+        self._append(self._step_log, to_checked_line({"end": whole}).encode() + b"\n")
         if self._columns:
             with self._failing():
                 self._columns.close()
