@@ -69,6 +69,12 @@ def same(tmp: Path, a: list[Told], b: list[Told]) -> bool:
         pytest.param({"loss": X, "loss#1": 0.1235}, {"loss": X}, False, id="once-less-rounded"),
         pytest.param({"loss": X}, {"loss": X, "loss#after": Y}, True, id="after-the-last-step"),
         pytest.param({"loss": X}, {"loss": Y, "loss#after": Z}, False, id="after-the-last-step-and-moved"),
+        pytest.param({"loss": X}, {"loss": Y, "loss#after": X}, False, id="after-the-last-step-in-its-place"),
+        pytest.param({"loss": X, "loss#after": Y}, {"loss": Y, "loss#after": X}, False, id="the-other-way-round"),
+        pytest.param({"loss@1": X}, {"loss@1": Y, "loss#after@1": X}, False, id="after-the-last-step-of-a-rank"),
+        pytest.param(
+            {"loss": X, "loss#after": Y}, {"loss": X, "loss#after": Z, "loss#after#1": Y}, True, id="twice-after-it"
+        ),
         pytest.param({"loss": X, "loss#after": Y}, {"loss": X}, False, id="no-more-after-the-last-step"),
         pytest.param({"loss": X}, {"loss@0": X, "loss@1": Y}, False, id="ranks-part"),
     ],

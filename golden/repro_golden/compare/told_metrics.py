@@ -195,13 +195,17 @@ class _Form(NamedTuple):
 
 
 def once_more(before: Sequence[Row], after: Sequence[Row]) -> bool:
-    """Whether a metric is told by the same ranks, with each number of the baseline and others beside them."""
-    tellers = [{_AGAIN.sub("", row.name) for row in rows} for rows in (before, after)]
+    """Whether a metric is told by the same ranks, with each number of the baseline and others beside them.
+
+    What comes after the last step stands in for no number of a step, nor one of a step for it.
+    """
+    tellers = [{_AFTER.sub("", _AGAIN.sub("", row.name)) for row in rows} for rows in (before, after)]
     numbers = [Counter((_AGAIN.sub("", row.name), content(row)) for row in rows) for rows in (before, after)]
     return len(after) > len(before) and tellers[0] == tellers[1] and not numbers[0] - numbers[1]
 
 
-_AGAIN = re.compile(r"#(?:[0-9]+|more|after)")
+_AGAIN = re.compile(r"#(?:[0-9]+|more)")
+_AFTER = re.compile("#after")
 
 
 class _Said:
