@@ -63,6 +63,24 @@ def test_patterns_go_first_in_several_lines_too(tmp_path: Path) -> None:
     assert [step.metrics for step in first.steps] == [step.metrics for step in other.steps]
 
 
+@pytest.mark.parametrize("steps", [(), ("--steps", "3")], ids=["to-its-end", "stopped"])
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for i in range(4):\n    wide(r=i + 0.25, n=8); backward(); optimizer.step(); tell(loss=i, r=i + 0.5)\n",
+        "for i in range(4):\n    backward(); wide(r=i + 0.25); optimizer.step(); tell(loss=i, r=i + 0.5)\n",
+        "wide(loss=9, r=9)\nfor i in range(4): backward(); optimizer.step(); tell(loss=i, r=i + 0.5)\n",
+    ],
+    ids=["before-its-pass", "inside-of-a-step", "before-all-steps"],
+)
+def test_it_moves_no_number_of_another_line(tmp_path: Path, loop: str, steps: tuple[str, ...]) -> None:
+    """What a golden run holds that lacks such dicts stands in the steps in which it stood."""
+    wide = "def wide(**numbers):\n    if V: print(json.dumps(numbers, indent=2))\n"
+    first, other = traces(tmp_path, HEAD + wide + loop, options=steps)
+    compared = compare(first, other)
+    assert compared.equal and "r once more" in str(compared.looked), (compared.divergence, compared.looked)
+
+
 @pytest.mark.parametrize("last", ["1", "i"])
 def test_settings_over_several_lines_are_no_results(tmp_path: Path, last: str) -> None:
     """A program that prints them, with names of its numbers among them, tells these as it did without."""

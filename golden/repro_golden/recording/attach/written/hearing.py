@@ -70,14 +70,14 @@ class Hearing:
             self._session.metrics.held.append(numbers)
             return
         for name, value in numbers.items():
-            self._session.metric(name, value)
+            self._session.metric(name, value, wrapped=True)
 
     def _again(self, numbers: dict[str, float]) -> None:
         every = self._session.metrics.held
         for held in [held for held in tuple(every) if held.keys() == numbers.keys()]:
             every.remove(held)
             for name, value in held.items():
-                self._session.metric(name, value, before=True)
+                self._session.metric(name, value, wrapped=True, before=True)
 
     def _of_dict(self, text: str, lines: Iterable[str]) -> dict[str, float]:
         """The numbers of a dict, but for those that patterns name in the lines that it was printed in."""

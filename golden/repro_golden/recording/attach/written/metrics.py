@@ -29,6 +29,8 @@ class Metrics:
     lines for people tell between that step and the next pass, which may belong to either. What the program tells under
     a name that the recorder reads itself, as the norm that gradients are clipped by, is ``name#logged``.
 
+    What is seen over several lines moves none that is not: golden runs hold these from before any such was read.
+
     Args:
         ignore: Globs of names to leave out; those that measure time, speed or memory or tell of the process are left
             out anyway, and those that first show what the clock does.
@@ -38,6 +40,7 @@ class Metrics:
     def __init__(self, ignore: Sequence[str] = (), under_way: Callable[[], bool | None] = lambda: False) -> None:
         self._ignore, self._under_way = ignore, under_way
         self._early: set[str] = set()
+        self._early_wrapped: set[str] = set()  # in dicts over several lines, which move no other number
         self._wanted: dict[str, bool] = {}
         self._ended = False
         self._own: dict[str, list[Any]] = {}
@@ -55,15 +58,23 @@ class Metrics:
         """Dicts over several lines, printed before anything is trained, which may be settings."""
 
     def take(
-        self, name: str, value: Any, *, by_recorder: bool = False, setting: bool = False, before: bool = False
+        self,
+        name: str,
+        value: Any,
+        *,
+        by_recorder: bool = False,
+        setting: bool = False,
+        wrapped: bool = False,
+        before: bool = False,
     ) -> None:
         """Keep a float, or a tensor of one number, which is not waited for.
 
         The last one under a name has that name; those before it in the same step are ``name#1``, ``name#2`` and so on.
         Where all are equal they are one: a number is often told in several places. Nobody waits for a GPU to know.
         `by_recorder` says that the recorder reads it, of the step that ends next; `setting`, that it may be none of a
-        step's: it is shown, unless its name is told again before the first step is written; `before`, that it was told
-        before anything was trained, and is known by now to be a step's: the first's.
+        step's: it is shown, unless its name is told again before the first step is written; `wrapped`, that it stands
+        in a dict over several lines; `before`, that such a one was told before anything was trained, and is known by
+        now to be a step's: the first's.
         """
         wanted = self._wanted.get(name)
         if wanted is None:
@@ -76,7 +87,7 @@ class Metrics:
                 return
             value = value.clone()  # the program may go on with it
         if before or (not (by_recorder or self._ended) and (self._inside or not self._under_way())):
-            self._early.add(name)
+            (self._early_wrapped if wrapped else self._early).add(name)
         if before:
             if not self._written:
                 (self._late if self._ended else self._now).setdefault(name, []).append(float(value))
@@ -86,7 +97,8 @@ class Metrics:
             return
         if not by_recorder and name in self._settings:
             (self._late if self._ended else self._now).setdefault(name, []).extend(self._settings.pop(name))
-        early = by_recorder or name in self._early or self._under_way()
+        known = name in self._early or (wrapped and name in self._early_wrapped)
+        early = by_recorder or known or self._under_way()
         if early is False and isinstance(value, torch.Tensor):
             value = _Coming(name, value)  # on its way now, while its work is queued before the next step's
         step = self._own if by_recorder else self._open if early is None else self._now if early else self._late
