@@ -106,12 +106,14 @@ DICT = json.dumps({"loss": 0.5, "acc": 1}, indent=2)
         "{", "{'a': 1,", '{\n  "a": 2,', "weights {", "it {is user's", 'a {"b', "S(\n  (0): Tanh()\n)", "}", "{)",
         "{'a': 1,\nan open dict\nand other text", "{'a': [1,\nother text", "{'a': (1,]", "{" + "x" * 70_000,
         "{" + ",\n" * 70_000, "{'" + "\nx" * 70_000,
+        "step 0 evaluates [", "it's a list (\n", "evaluates [\n  it,",
     ],
 )  # fmt: skip
 def test_other_text_breaks_off(before: str) -> None:
     """What is open and never ends takes no dict with it."""
-    read = [metrics_of(whole.text) for whole in wholes(f"{before}\n{DICT}")]
-    assert [numbers for numbers in read if numbers] == [{"loss": 0.5, "acc": 1.0}]
+    for prefix in ("", "(Actor pid=12) ", "\x1b[36m(Actor pid=12)\x1b[0m "):
+        read = [metrics_of(whole.text) for whole in wholes(f"{before}\n{DICT}", prefix)]
+        assert [numbers for numbers in read if numbers] == [{"loss": 0.5, "acc": 1.0}]
 
 
 def test_lines_of_two_of_rays_workers() -> None:

@@ -9,6 +9,7 @@ import re
 import threading
 from typing import NamedTuple
 
+from repro_golden.base.clean import without_colours
 from repro_golden.base.printed import LIMIT, STRING, bare, source
 
 __all__ = ["Whole", "Wrapped"]
@@ -57,7 +58,7 @@ class Wrapped(threading.local):
             return None
         text, of = bare(line), source(line)
         begun = self._open.pop(of, None)
-        if begun is None or not begun.goes_on(text):
+        if begun is None or not begun.goes_on(text, line):
             begun = _Open()
         begun.take(text, line)
         if begun.whole:
@@ -77,14 +78,21 @@ class _Open:
         self.length = 0
         self.whole = False
         self._quote = ""
+        self._in_text = False  # whether the first bracket is no dict's, and no list's that stands by itself
 
-    def goes_on(self, text: str) -> bool:
-        """Whether a line may be the next one."""
+    def goes_on(self, text: str, line: str) -> bool:
+        """Whether a line may be the next one; `text` is what is bare of it."""
         if self._quote:
             return not _DICT.match(text)
         last = self.parts[-1][-1]
         if text.startswith("{") and last != ":" and not (last in "[(," and self.closers[-1] != "}"):
             return False  # another dict: no key begins so
+        if (
+            text.startswith("{")
+            and self._in_text
+            and not without_colours(line).removeprefix(source(line))[:1].isspace()
+        ):
+            return False  # what is in a list behind a label is set in
         if last in _REST and _STRINGS.match(text):  # pprint breaks long ones
             return True
         return last in ",:[({" or text.startswith((",", "]", ")", "}"))
@@ -94,6 +102,7 @@ class _Open:
         at, between = 0, ""
         if not self.lines:
             at = _begin(text)
+            self._in_text = at > 0 and text[at] != "{"
         elif self._quote:  # rich breaks words that are longer than its line
             between = " " if self.lines[-1][-1:].isspace() else ""
         elif self.parts[-1][-1] in ",:":
