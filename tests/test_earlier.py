@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -143,7 +143,7 @@ def run(tmp_path: Path, code: Code, *files: Path, reads: Sequence[Path] = ()) ->
     raw = Path(tempfile.mkdtemp(dir=tmp_path))
     with noted(raw, tmp_path / "state", code):
         time.sleep(0.02)  # a file's time is that of the last tick
-        opened = process(raw, tmp_path)
+        opened = process(raw, tmp_path).opened
         for file in files:
             opened(str(file), "w", os.O_WRONLY | os.O_TRUNC)
             file.write_text("x")
@@ -153,7 +153,7 @@ def run(tmp_path: Path, code: Code, *files: Path, reads: Sequence[Path] = ()) ->
     return read_in(raw)
 
 
-def process(raw: Path, tmp_path: Path) -> Callable[[str, str, int], None]:
+def process(raw: Path, tmp_path: Path) -> Touched:
     """What takes the files that a process of a run opens, once that has begun."""
     others = others_in(str(raw))
     assert others
@@ -163,7 +163,7 @@ def process(raw: Path, tmp_path: Path) -> Callable[[str, str, int], None]:
             out.write(f"{json.dumps([file, moment])}\n")
 
     here = str(tmp_path / "checkout")
-    return Touched(others, None, here, lambda: {"tracked"}, [str(tmp_path / "env")], tell).opened
+    return Touched(others, None, here, lambda: {"tracked"}, [str(tmp_path / "env")], tell)
 
 
 @pytest.fixture
@@ -197,16 +197,53 @@ def test_what_another_run_writes_meanwhile_is_told_where_both_touched_it(tmp_pat
         raw.mkdir()
     with noted(raws[1], state, B):
         time.sleep(0.02)
-        second = process(raws[1], tmp_path)
+        second = process(raws[1], tmp_path).opened
         with noted(raws[0], state, A):
             first = process(raws[0], tmp_path)
             time.sleep(0.02)
-            first(str(places[0]), "w", os.O_WRONLY | os.O_TRUNC)
-            places[0].write_text("x")
+            (tmp_path / "part").write_text("x")
+            first.renamed(str(tmp_path / "part"), str(places[0]), -1, -1)
+            (tmp_path / "part").replace(places[0])
             places[1].write_text("x")  # nobody tells of it: an extension, or another process of the second run
         for place in places[:2]:
             second(str(place), "r", os.O_RDONLY)
     assert (read_in(raws[0]), read_in(raws[1])) == ({}, {str(places[0]): "a"})
+
+
+def test_what_a_process_adds_to_a_file_is_not_its_own(tmp_path: Path, places: list[Path]) -> None:
+    """A file that is opened to be read and added to is read; one that is only added to is not told."""
+    run(tmp_path, A, *places[:2])
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    with noted(raw, tmp_path / "state", B):
+        opened = process(raw, tmp_path).opened
+        opened(str(places[0]), "a+", os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        opened(str(places[1]), "a", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    assert read_in(raw) == {str(places[0]): "a"}
+
+
+def test_what_a_killed_run_wrote_is_told(tmp_path: Path, places: list[Path]) -> None:
+    """Of a run without an end, which was killed, what was changed before the next one began may be its own."""
+    state, raw = tmp_path / "state", tmp_path / "raw"
+    raw.mkdir()
+    with noted(raw, state, A):
+        begun = (state / "runs.jsonl").read_text()
+        time.sleep(0.02)
+        places[0].write_text("x")
+        time.sleep(0.02)
+    (state / "runs.jsonl").write_text(begun)
+    assert run(tmp_path, B, reads=places[:1]) == {str(places[0]): "a"}
+
+
+def test_many_files_of_a_process_hide_no_run(tmp_path: Path) -> None:
+    """Runs that touch very many files leave the log to those before them, and what is read is told all the same."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "many").mkdir()
+    many, kept = [tmp_path / "many" / f"{'x' * 100}-{n}" for n in range(1500)], tmp_path / "kept"
+    assert run(tmp_path, A, kept) == {}
+    for _ in range(5):
+        run(tmp_path, A, *many)
+    assert run(tmp_path, B, *many, reads=[kept]) == {str(kept): "a"}
 
 
 def test_what_cannot_be_noted_is_not(tmp_path: Path) -> None:
@@ -217,9 +254,9 @@ def test_what_cannot_be_noted_is_not(tmp_path: Path) -> None:
     log.write_bytes(b'null\n7\n\xff\xfe\n["a", "b"]\n{"name": 1}\n{"name": "n", "key": "k"')
     assert run(tmp_path, A, odd) == {}
     assert run(tmp_path, B, reads=[odd]) == {f"{tmp_path}/kept-\\udce9": "a"}
-    log.write_text(f"{'x' * 100}\n" * 10_000)
+    log.write_text(f"{'x' * 100}\n" * 20_000)
     assert run(tmp_path, A) == {}
-    assert 200_000 < log.stat().st_size < 300_000
+    assert 400_000 < log.stat().st_size < 600_000
     log.unlink()
     log.mkdir()
     assert run(tmp_path, B, reads=[odd]) == {}

@@ -207,7 +207,7 @@ def compare(a: Trace, b: Trace, rule: Compare | None = None, *, prefix: bool = F
         if rule and bounded
         else coverage_of(b, alignment.alone, moved=[] if divergence else moved_text(a, b))
     )
-    looked = replace(looked, earlier=earlier_of(a, as_given))
+    looked = replace(looked, earlier=earlier_of(as_given))
     if divergence is None and alignment.alone and looked.nothing:
         raise NotVerifiableError(f"{a.directory} and {b.directory} have no signal in common: nothing was looked at")
     nonfinite = as_given.first_nonfinite() if divergence is None else None

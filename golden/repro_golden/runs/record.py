@@ -21,7 +21,7 @@ from repro_golden.base.files import scratch_folder
 from repro_golden.case.command_line import OPEN_END
 from repro_golden.case.file import Case
 from repro_golden.case.identity import BITS_VARIABLES, Identity
-from repro_golden.compare.coverage import coverage_of
+from repro_golden.compare.coverage import Coverage, coverage_of, earlier_of, read_of
 from repro_golden.compare.mismatch.bounds import mismatch_checks
 from repro_golden.compare.traces import first_difference
 from repro_golden.recording.attach.unseen import unmatched
@@ -174,9 +174,8 @@ def _refuse_existing(store: Store, who: Who, case: Case, options: Options) -> st
     return machine
 
 
-def _writes_files(golden: Trace) -> bool:
+def _writes_files(coverage: Coverage) -> bool:
     """Whether the program was seen to write any, which another run of it may read, or write too."""
-    coverage = coverage_of(golden)
     return bool(coverage.files) or any(name.startswith(("file ", "saved/")) for name in coverage.unread)
 
 
@@ -291,11 +290,12 @@ class _Recording:
         for flag, near in golden.header.subject.get("ignored", {}).items():
             meant = f": did you mean {near}?" if near else ""
             self.say(f"  note: {self.case.subject.kind} ignores {flag} of your launch{meant}")
-        trained = golden.header.subject.get("samples", [])
-        if trained and trained[0] < trained[1]:
+        if (trained := golden.header.subject.get("samples")) and trained[0] < trained[1]:
             self.say(f"  note: {trained[0]} of {trained[1]} samples of a rollout were trained on")
         for name, value in golden.header.subject.get("overridden", {}).items():
             self.say(f"  note: your launch sets {name}={value}; a deterministic replay asks for another value")
+        if text := read_of(earlier_of(golden)):
+            self.say(f"  note: {text}: give each run its own by {{out}}, or `touch` what is the same for all")
         if not golden.complete:
             raise ReproError(f"{self.case.name} ended after {len(golden.steps)} of {self.case.steps} steps")
         if code := (golden.end or {}).get("exit", 0):
@@ -329,7 +329,7 @@ class _Recording:
             self.show([proof], f"proof {len(results)} of {total}: ")
 
         at_once = (os.cpu_count() or 1) // (self.case.resources.cpus * self.case.resources.processes)
-        workers = 1 if _writes_files(golden) else max(1, at_once)
+        workers = 1 if _writes_files(coverage_of(golden)) else max(1, at_once)
         with ThreadPoolExecutor(max_workers=workers) as pool, self._ended_together(), self._told_what_was_left():
             again = pool.submit(self._side, "again", steps, rollouts, observed=True)
             # without a recorder there is nothing that could have changed the run

@@ -49,6 +49,11 @@ def digest_row(phase: str, name: str, sha256: bytes) -> Row:
     return Row(phase, name, DIGEST, (), reference(sha256), 0, 0.0, 0.0, sha256, sha256)
 
 
+def _text(value: Mapping[str, Any]) -> Any:
+    """The same as JSON that can be written: names of files and words of a command line may be no UTF-8."""
+    return parse_json(canonical_json(value).encode(errors="replace"))
+
+
 class TraceWriter:
     """The recorder's side of a trace directory: header, step log, and one append-only log for this rank.
 
@@ -77,7 +82,7 @@ class TraceWriter:
         if (directory / HEADER).exists():
             raise ReproError(f"{directory} already holds a trace: choose another folder or remove it")
         self.directory = directory
-        write_atomic(directory / HEADER, to_checked_line(header.to_mapping()))
+        write_atomic(directory / HEADER, to_checked_line(_text(header.to_mapping())))
         self.step = Step()
         self._first_step = header.first_step
         self._chain = digest("chain", SCHEME)
@@ -134,8 +139,7 @@ class TraceWriter:
 
     def close(self, end: Mapping[str, Any]) -> None:
         """Write the closing line, ``{"end": {...}}``, and sync to disk."""
-        whole = parse_json(canonical_json(dict(end)).encode(errors="replace"))  # names of files may be no UTF-8
-        self._append(self._step_log, to_checked_line({"end": whole}).encode() + b"\n")
+        self._append(self._step_log, to_checked_line({"end": _text(end)}).encode() + b"\n")
         if self._columns:
             with self._failing():
                 self._columns.close()

@@ -31,8 +31,10 @@ _VARIABLES = (
 _PARTS = ("/__pycache__/", "/site-packages/", "/dist-packages/", "/torchinductor_", "/ray/session_", "/.git/")
 _HUB = ("/models--", "/datasets--", "/spaces--")
 _OF_HUB = ("/blobs/", "/refs/", "/snapshots/")
-_MOST = 1000
+_READ, _WRITTEN = 1000, 200
 """Files of a process that are told."""
+_SPELLED = 10_000
+"""Paths that are remembered: programs write some files again and again."""
 
 
 class Touched:
@@ -62,7 +64,7 @@ class Touched:
         folders = [*_SYSTEM, *no_commits, *_caches(), *([worktree] if worktree else ())]
         self._left_out = tuple(f"{os.path.realpath(folder).rstrip('/')}/" for folder in folders)
         self._checkout, self._tracked = f"{os.path.realpath(checkout).rstrip('/')}/", tracked
-        self._tell, self._told = tell, set[tuple[str, bool]]()
+        self._tell, self._read, self._written, self._spelled = tell, set[str](), set[str](), set[str]()
 
     def opened(self, path: object, mode: object, flags: int) -> None:
         """A file is about to be opened."""
@@ -70,27 +72,41 @@ class Touched:
             path = os.fsdecode(path)
         if type(path) is not str or (mode is None and not path.startswith("/")):  # below a folder that is open, maybe
             return
-        if flags & os.O_WRONLY or flags & (os.O_TRUNC | os.O_EXCL | os.O_APPEND):
-            self._met(path, None)
+        if flags & (os.O_TRUNC | os.O_EXCL):
+            self._wrote(path)
+        if flags & (os.O_TRUNC | os.O_EXCL | os.O_WRONLY):  # what only adds to a file neither reads it nor makes it
             return
         facts = os.stat(path)  # noqa: PTH116 - the program's own call raises what this does
         if facts.st_ctime >= self._first and facts.st_size and stat.S_ISREG(facts.st_mode):
             moment = facts.st_ctime
             if moment >= min(self._began, self._open) or any(a <= moment <= b for a, b in self._spans):
-                self._met(path, moment)
+                file = os.path.realpath(path)
+                if file not in self._read and file not in self._written and self._counts(file, self._read, _READ):
+                    self._tell(file, moment)
 
-    def _met(self, path: str, moment: float | None) -> None:
-        file = os.path.realpath(path)
-        if (file, moment is None) in self._told or (moment is not None and (file, True) in self._told):
-            return  # what it has written itself is its own
-        if len(self._told) >= _MOST or file.startswith(self._left_out) or any(part in file for part in _PARTS):
-            return
+    def renamed(self, _: Any, target: Any, *folders: int) -> None:
+        """A file is about to get another name: it is as if it were written."""
+        if folders == (-1, -1):  # else it is below a folder that is open
+            self._wrote(os.fsdecode(target))
+
+    def _wrote(self, path: str) -> None:
+        if len(self._written) < _WRITTEN and path not in self._spelled:
+            file = os.path.realpath(path)
+            if path.startswith("/") and len(self._spelled) < _SPELLED:
+                self._spelled.add(path)
+            if file not in self._written and self._counts(file, self._written, _WRITTEN):
+                self._tell(file, None)
+
+    def _counts(self, file: str, known: set[str], most: int) -> bool:
+        """Whether a file is told, which is known from then on."""
+        if len(known) >= most or file.startswith(self._left_out) or any(part in file for part in _PARTS):
+            return False
         if any(part in file for part in _HUB) and any(part in file for part in _OF_HUB):
-            return
+            return False
         if file.startswith(self._checkout) and file[len(self._checkout) :] in self._tracked():
-            return
-        self._told.add((file, moment is None))
-        self._tell(file, moment)
+            return False
+        known.add(file)
+        return True
 
 
 def others_in(folder: str) -> Mapping[str, Any] | None:

@@ -24,10 +24,12 @@ from repro_golden.repository.checkout import Place, find_checkout
 __all__ = ["Code", "among_others", "noted", "read_in"]
 
 _LOG = "runs.jsonl"
-_MOST = 1 << 18
-"""Bytes of the log's end that are kept: some hundreds of runs."""
-_LONGEST = 24 * 3600
-"""Seconds after which a run of which no end is noted was killed."""
+_MOST = 1 << 19
+"""Bytes of the log's end that are kept: hundreds of runs, tens of those that touch very many files."""
+_LONGEST = 3600
+"""Seconds for which a run counts of which no end is noted: it goes on, or was killed."""
+_FILES = 200
+"""Files that a run has touched and that are noted."""
 _READ = "read"
 """In the folder of raw records, once the program has ended: the files that other code may have written, as JSON."""
 
@@ -67,7 +69,8 @@ class _Run:
 
     def changed(self, file: str, moment: float, began: float) -> bool:
         """Whether it may have been what changed a file that a run read which began at a moment."""
-        if self.ended is None or not self.began <= moment <= self.ended:
+        ended = min(began, self.began + _LONGEST) if self.ended is None else self.ended
+        if not self.began <= moment <= ended:
             return False
         return moment < began or self.files.get(file) == moment  # else the other run may have changed it itself
 
@@ -127,7 +130,7 @@ def noted(raw: Path, state: Path, code: Code) -> Iterator[None]:
 
 def read_in(raw: Path) -> dict[str, str]:
     """The files that a program read and that were last changed while other code ran, with whose that was."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # the disk was full
         names: dict[str, str] = json.loads((raw / _READ).read_text(encoding="utf-8"))
         return {file.encode(errors="backslashreplace").decode(): names[file] for file in sorted(names)}
     return {}
@@ -149,7 +152,7 @@ def _touched(raw: Path, began: float) -> tuple[dict[str, float], dict[str, float
         else:  # when it was written is known now
             with contextlib.suppress(OSError):
                 moment = Path(file).stat().st_ctime
-        if isinstance(moment, float) and moment >= began:
+        if isinstance(moment, float) and moment >= began and len(files) < _FILES:
             files[file] = moment
     return read, files
 
@@ -176,10 +179,11 @@ def _lines(path: Path) -> Iterator[Any]:
 
 
 def _append(log: Path, run: _Run) -> None:
+    line = json.dumps(vars(run))
     with log.open("a", encoding="utf-8") as file:
-        file.write(f"{json.dumps(vars(run))}\n")
+        file.write(f"{line}\n")
     if log.stat().st_size > 2 * _MOST:
         part = log.with_suffix(f".{os.getpid()}-{run.name}")
-        rest = log.read_text(encoding="utf-8", errors="replace")[-_MOST:].partition("\n")[2]
+        rest = log.read_text(encoding="utf-8", errors="replace")[-_MOST:].partition("\n")[2] or f"{line}\n"
         part.write_text(rest, encoding="utf-8")
         part.replace(log)

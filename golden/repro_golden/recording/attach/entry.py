@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FLAG", "enter", "is_entry", "variables_given"]
+__all__ = ["FLAG", "enter", "is_entry", "variables_given", "words_given"]
 
 
 FLAG = "--"
@@ -59,7 +59,7 @@ def enter(asked: Mapping[str, Any]) -> None:
         sys.argv.extend(added)
         argv += added
     with contextlib.suppress(Exception):  # it tells nobody what it was given, and trains as well
-        record["given"] = {"argv": argv, "variables": variables_given()}
+        record["given"] = {"argv": words_given(argv), "variables": variables_given()}
     _append(path, record)
     ours = [word.partition("=")[0] for word in added if word.startswith(FLAG)]
     _listen(path, ours)
@@ -73,6 +73,27 @@ def variables_given() -> dict[str, str]:
     given: Mapping[str, str] = sys.__dict__.get("_repro_environ", {})
     plain = {name: value for name, value in given.items() if not looks_secret(name, value)}
     return {short_digest(name): short_digest(value) for name, value in plain.items()}
+
+
+_SECRET = 16
+"""Characters of the shortest value behind an option that is taken for a secret: a switch is none."""
+
+
+def words_given(argv: Sequence[str]) -> list[str]:
+    """A command line with a digest in place of each value that looks like a secret, as its option is called."""
+    from repro_golden.base.credentials import looks_secret
+    from repro_golden.case.identity import short_digest
+
+    def plain(name: str, value: str) -> str:
+        secret = len(value) >= _SECRET and looks_secret(name.lstrip("-").replace("-", "_"), value)
+        return f"(secret {short_digest(value)})" if secret else value
+
+    words, option = list[str](), ""
+    for word in argv:
+        name, mark, value = word.partition("=")
+        words.append(f"{name}={plain(name, value)}" if mark else plain(option, word))
+        option = word if word.startswith("-") else ""
+    return words
 
 
 def _listen(path: Path, ours: Sequence[str]) -> None:

@@ -66,7 +66,7 @@ def watch(place: str, home: str | None, folder: str, *, tests: bool) -> None:
         kept = os.path.join(folder, "..", "..", "..")  # noqa: PTH118 - what is kept of the repository
         no_commits = [*_environments(), sys.base_prefix, _OURS, _STANDARD, kept]
         touched = earlier.Touched(others, home and place, home or place, process.tracked, no_commits, process.touched)
-        hear({"open": touched.opened})
+        hear({"open": touched.opened, "os.rename": touched.renamed})
     if home is not None:
         hear({"open": process.opened, "os.rename": process.renamed, "os.link": process.renamed})
     hear({"subprocess.Popen": lambda _, words, __, variables: process.starts(words, variables)})
