@@ -186,6 +186,7 @@ def test_only_what_other_code_may_have_written_is_told(tmp_path: Path, places: l
     assert run(tmp_path, SETTINGS, reads=places[:1]) == {str(places[0]): "a with other settings"}
     assert run(tmp_path, B, *places, reads=places) == {}, "it has written them anew"
     assert run(tmp_path, A, reads=places[:1]) == {str(places[0]): "b"}
+    time.sleep(0.02)
     places[0].write_text("x")
     assert run(tmp_path, A, reads=places[:1]) == {}, "the user has written it between two runs"
 
@@ -219,6 +220,20 @@ def test_what_a_process_adds_to_a_file_is_not_its_own(tmp_path: Path, places: li
         opened = process(raw, tmp_path).opened
         opened(str(places[0]), "a+", os.O_RDWR | os.O_APPEND | os.O_CREAT)
         opened(str(places[1]), "a", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    assert read_in(raw) == {str(places[0]): "a"}
+
+
+def test_what_one_process_read_before_another_wrote_it_is_told(tmp_path: Path, places: list[Path]) -> None:
+    """What was there before the run wrote it anew counts, whichever process tells of it last."""
+    run(tmp_path, A, places[0])
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    with noted(raw, tmp_path / "state", B):
+        time.sleep(0.02)
+        process(raw, tmp_path).opened(str(places[0]), "r", os.O_RDONLY)
+        process(raw, tmp_path).opened(str(places[0]), "w", os.O_WRONLY | os.O_TRUNC)
+        places[0].write_text("x")
+        process(raw, tmp_path).opened(str(places[0]), "r", os.O_RDONLY)
     assert read_in(raw) == {str(places[0]): "a"}
 
 

@@ -148,7 +148,7 @@ def _touched(raw: Path, began: float) -> tuple[dict[str, float], dict[str, float
             continue
         file, moment = line
         if isinstance(moment, float):
-            read[file] = moment
+            read[file] = min(moment, read.get(file, moment))  # another process may have read what this run then wrote
         else:  # when it was written is known now
             with contextlib.suppress(OSError):
                 moment = Path(file).stat().st_ctime
