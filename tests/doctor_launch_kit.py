@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from doctor_flags_kit import launch
-from findings_kit import as_read, told
 
 from repro.doctor.artefacts.kinds import Launch
 
@@ -124,29 +123,6 @@ class Script(NamedTuple):
         return launch(self.write(folder))
 
 
-class Case(NamedTuple):
-    """A rule's two patients.
-
-    Attributes:
-        ill: What it must find something in.
-        well: What it must find nothing in.
-    """
-
-    ill: Script
-    well: Script
-
-    def check(self, name: str, folder: Path) -> str:
-        """What the rule says of the planted fault in a script on disk, where it is silent on its twin."""
-        said = as_read(name, told(name, self.ill.read(folder)), folder)
-        assert told(name, self.well.read(folder)) == []
-        return said
-
-
 def deterministic(**more: str) -> Script:
     """A launch with the whole determinism set, and further flags (``_`` for ``-``)."""
     return Script({**DETERMINISTIC, **{f"--{k.replace('_', '-')}": v for k, v in more.items()}}, env=DETERMINISTIC_ENV)
-
-
-def line_of(launch: Launch, text: str) -> int:
-    """The number of the script's first line that holds a text."""
-    return next(number for number, line in enumerate(launch.text.splitlines(), 1) if text in line)

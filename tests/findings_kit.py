@@ -1,15 +1,30 @@
-"""What a rule says: of artefacts, and as people read it, for a snapshot (`pytest --snapshot-update` writes it)."""
+"""The patients of the doctor's rules, and what rules say as people read it (`pytest --snapshot-update` writes that)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from repro.doctor.catalogue import catalogue
-from repro.doctor.examine import found_by
+from repro.doctor.examine import FAULT, UNREADABLE, examine, found_by
 from repro_golden.base.checks import Finding, Found
 
-__all__ = ["as_read", "told"]
+__all__ = ["PATIENTS", "as_read", "patients", "told", "tried"]
+
+PATIENTS = Path(__file__).parent / "fixtures" / "doctor"
+"""By rule: folders `faulty*`, in which it must find something, and `sound*`, in which it must find nothing."""
+
+
+def patients(kind: str) -> list[Path]:
+    """The folders of one kind, of every rule that has some."""
+    return sorted(PATIENTS.glob(f"*/{kind}*"))
+
+
+def tried(*artefacts: object) -> Sequence[Finding]:
+    """What all rules find in artefacts; none may fail."""
+    findings = examine((), artefacts).findings
+    assert not {FAULT.id, UNREADABLE.id} & {finding.rule for finding in findings}, findings
+    return findings
 
 
 def told(name: str, *artefacts: object) -> list[Finding]:

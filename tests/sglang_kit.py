@@ -26,7 +26,6 @@ __all__ = [
     "CORE",
     "DENSE",
     "EXPERTS",
-    "QWEN2",
     "Served",
     "drive",
     "gap",
@@ -40,7 +39,6 @@ __all__ = [
 CORE = Path(__file__).parents[1] / "core"
 
 DENSE = ModelConfig(model_type="qwen3", kv_channels=32, initializer_range=0.1, tie_word_embeddings=False)
-QWEN2 = ModelConfig(initializer_range=0.1)
 EXPERTS = ModelConfig(
     model_type="qwen3_moe",
     kv_channels=32,

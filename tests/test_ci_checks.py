@@ -213,10 +213,6 @@ def test_two_signs_hide_in_no_mean_of_the_reference() -> None:
 # -- thresholds
 
 
-def nearest(check: CiCheck, limit: float) -> str:
-    return f"ci:{check.name} {OPTIONS[check.how][0]}={limit!r}"
-
-
 @pytest.mark.parametrize("name", ["ppo_kl", "pg_clipfrac", "kl_loss", "train_rollout_logprob_abs_diff", "mtp_loss"])
 @given(x=FINITE, limits=st.tuples(LIMITS, LIMITS))
 @at_most(60)

@@ -56,7 +56,6 @@ HOSTILE = {
 }
 """What may stand in a commit's subject, in a metric's name, or in a path."""
 ALL = " ".join(HOSTILE.values())
-SEEN = [text for text in HOSTILE.values() if text.isprintable()]
 
 
 def check_bytes(raw: bytes, *, ours: str = "", log: bool = True) -> str:

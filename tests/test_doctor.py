@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import warm_kit
 from conftest import SOURCE, environment
+from findings_kit import PATIENTS, patients
 from rollout_dump_kit import plain_dump
 
 from repro.doctor.artefacts import kinds
@@ -60,8 +61,10 @@ def test_a_rule_is_called_as_its_function() -> None:
 
 
 def test_each_rule_has_a_test_of_its_own() -> None:
-    """The id of every rule stands as a string in a test of the doctor's rules."""
-    named: set[str] = set()
+    """Every rule has patients, or its id stands as a string in a test of the doctor's rules; and nobody else has any."""
+    named = {path.name for path in PATIENTS.iterdir()}
+    assert named <= set(catalogue())
+    assert {path.parent for path in patients("faulty")} == {path.parent for path in patients("sound")}
     for path in TESTS:
         tree = ast.parse(path.read_text())
         named |= {

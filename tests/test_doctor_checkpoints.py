@@ -7,119 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from doctor_checkpoint_kit import cut, findings, legacy, model_args, paths, tokenizer, torch_dist, write_config
+from doctor_checkpoint_kit import findings, legacy, model_args, paths, torch_dist
 from doctor_machine_kit import script
-from findings_kit import as_read
-from syrupy.assertion import SnapshotAssertion
-
-Maker = Callable[[Path], list[Path]]
-
-
-def _tracked(text: str | None) -> Maker:
-    return lambda tmp: [torch_dist(tmp / "ckpt", 20, 40, tracker=text)]
-
-
-def _step(step: int) -> Maker:
-    return lambda tmp: [
-        script(tmp, paths(load=torch_dist(tmp / "ckpt", 20, 40)) + f" --ckpt-step {step}"),
-        tmp / "ckpt",
-    ]
-
-
-def _untracked(tmp: Path) -> list[Path]:
-    torch_dist(tmp / "ckpt", 20, tracker=None)
-    return [script(tmp, paths(load=tmp / "ckpt", ref_load=torch_dist(tmp / "ref", -1)))]
-
-
-def _resumed(tmp: Path) -> list[Path]:
-    return [script(tmp, paths(load=torch_dist(tmp / "ckpt", 20), ref_load=tmp / "ref"))]
-
-
-def _reference(*, there: bool) -> Maker:
-    def make(tmp: Path) -> list[Path]:
-        if there:
-            torch_dist(tmp / "ref", -1)
-        tmp.mkdir(exist_ok=True)
-        (tmp / "prompts.jsonl").write_text("{}\n")
-        return [script(tmp, "--use-kl-loss " + paths(ref_load=tmp / "ref", prompt_data=tmp / "prompts.jsonl"))]
-
-    return make
-
-
-def _saved(load: str) -> Maker:
-    def make(tmp: Path) -> list[Path]:
-        torch_dist(tmp / "out", 20)
-        return [script(tmp, paths(load=tmp / load, save=tmp / "out"))]
-
-    return make
-
-
-def _layout(tp: int) -> Maker:
-    def make(tmp: Path) -> list[Path]:
-        flags = f"--tensor-model-parallel-size {tp} --pipeline-model-parallel-size 2 "
-        return [script(tmp, flags + paths(load=legacy(tmp / "ckpt", 5))), tmp / "ckpt"]
-
-    return make
-
-
-def _sizes(**sizes: int) -> Maker:
-    return lambda tmp: [script(tmp, f"{model_args(**sizes)} {paths(load=torch_dist(tmp / 'ckpt', 5))}"), tmp / "ckpt"]
-
-
-def _shortened(tmp: Path) -> list[Path]:
-    torch_dist(tmp / "ckpt", 5)
-    cut(next((tmp / "ckpt" / "iter_0000005").glob("*.distcp")), 64)
-    return [tmp / "ckpt"]
 
 
 def _unfilled(tmp: Path) -> list[Path]:
     torch_dist(tmp / "ckpt", 20, tracker="40")
     (tmp / "ckpt" / "iter_0000040").mkdir()
     return [tmp / "ckpt"]
-
-
-def _chat(template: str | None) -> Maker:
-    def make(tmp: Path) -> list[Path]:
-        kinds = {} if template is None else {"template": template}
-        tokenizer(tmp / "model", **(kinds or {"template": None}))  # type: ignore[arg-type]
-        return [script(tmp, f"--apply-chat-template {paths(hf_checkpoint=tmp / 'model')}"), tmp / "model"]
-
-    return make
-
-
-def _described(hidden: int) -> Maker:
-    def make(tmp: Path) -> list[Path]:
-        write_config(tmp / "model", {"model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 4})
-        return [
-            script(tmp, f"--hidden-size {hidden} --num-layers 4 {paths(hf_checkpoint=tmp / 'model')}"),
-            tmp / "model",
-        ]
-
-    return make
-
-
-CASES: dict[str, tuple[Maker, Maker]] = {
-    # rule: a folder with the fault, one without
-    "checkpoint-tracker": (_tracked(None), _tracked("newest")),
-    "checkpoint-iteration": (_tracked("60"), _tracked("40")),
-    "ckpt-step": (_step(30), _step(20)),
-    "silent-finetune": (_untracked, _resumed),
-    "ref-load-missing": (_reference(there=False), _reference(there=True)),
-    "resume-elsewhere": (_saved("other"), _saved("out")),
-    "checkpoint-parallelism": (_layout(4), _layout(2)),
-    "checkpoint-model-args": (_sizes(**{"hidden-size": 128}), _sizes()),
-    "checkpoint-truncated": (_shortened, _tracked("newest")),
-    "template-without-instruct": (_chat(None), _chat("{{ messages }}")),
-    "hf-model-args": (_described(128), _described(64)),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_fault_is_found_and_its_absence_is_not(name: str, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
-    """Each rule finds its fault, and nothing in the same thing made right."""
-    faulty, right = CASES[name]
-    assert as_read(name, findings(name, *faulty(tmp_path / "faulty")), tmp_path) == snapshot
-    assert findings(name, *right(tmp_path / "right")) == []
 
 
 @pytest.mark.parametrize("kind", [torch_dist, legacy])

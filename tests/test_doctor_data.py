@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from doctor_machine_kit import launch
-from findings_kit import as_read, told
+from findings_kit import told, tried
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from syrupy.assertion import SnapshotAssertion
 
 from repro.doctor.artefacts.kinds import Launch, PromptData
 from repro.doctor.artefacts.prompts import LONGEST, PROMPTS
-from repro.doctor.catalogue import catalogue
 from repro.doctor.facts.prompt_survey import keys_of, survey
 from repro_golden.base.errors import ReproError
 
@@ -62,56 +60,13 @@ def case(rows: Iterable[object], flags: str = FLAGS) -> Callable[[Path], Case]:
     return lambda folder: (written(folder / "train.jsonl", rows), reading(folder, flags))
 
 
-def with_none(rows: Iterable[object], flags: str = FLAGS) -> Callable[[Path], Case]:
-    """The same, and no tokenizer."""
-    return lambda folder: (*case(rows, flags)(folder), None)
-
-
 MARKED = [{"prompt": f"<|im_start|>user\n{k}<|im_end|>\n<|im_start|>assistant\n", "label": "1"} for k in range(4)]
 LONG = [{"prompt": "word " * 4000, "label": "1"}]
 
-CASES: Mapping[str, tuple[Callable[[Path], Case], Callable[[Path], Case]]] = {
-    "data-format": (case([*GOOD, b'{"prompt": ']), case([*GOOD, b"", b"  "])),
-    "data-keys": (case(GOOD, "--input-key prompt --label-key lable"), case(GOOD)),
-    "data-empty-prompt": (
-        case([*GOOD, {"prompt": " \n", "label": "1"}]), case(GOOD),
-    ),
-    "data-empty-label": (
-        case([*GOOD, {"prompt": "?", "label": ""}]), case([*GOOD, {"prompt": "?", "label": "0"}]),
-    ),
-    "data-duplicate-prompts": (case([*GOOD, GOOD[3]]), case(GOOD)),
-    "data-already-templated": (
-        case(MARKED, f"{FLAGS} --apply-chat-template"), case(MARKED),
-    ),
-    "data-too-long": (
-        with_none([*GOOD, *LONG], f"{FLAGS} --rollout-max-prompt-len 1024"),
-        with_none([*GOOD, *LONG], f"{FLAGS} --rollout-max-prompt-len 8192"),
-    ),
-    "data-too-few": (
-        case(GOOD, f"{FLAGS} --rollout-batch-size 32"), case(GOOD, f"{FLAGS} --rollout-batch-size 20"),
-    ),
-}  # fmt: skip
 
-
-class TestEachRule:
-    """A failing and a passing file."""
-
-    @pytest.mark.parametrize("rule", CASES)
-    def test_the_failing_one_is_told(self, rule: str, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
-        """With its line and the numbers."""
-        assert as_read(rule, told(rule, *CASES[rule][0](tmp_path)), tmp_path) == snapshot
-
-    @pytest.mark.parametrize("rule", CASES)
-    def test_the_passing_one_is_let_pass(self, rule: str, tmp_path: Path) -> None:
-        """Nothing is said."""
-        assert told(rule, *CASES[rule][1](tmp_path)) == []
-
-    @pytest.mark.parametrize("rule", CASES)
-    def test_a_good_file_alone_is_let_pass(self, rule: str, tmp_path: Path) -> None:
-        """Also by rules that can do without a launch."""
-        data = written(tmp_path / "train.jsonl", GOOD)
-        if Launch not in catalogue()[rule].inputs:
-            assert told(rule, data, None) == []
+def test_a_good_file_alone_is_let_pass(tmp_path: Path) -> None:
+    """By every rule that can do without a launch."""
+    assert not tried(written(tmp_path / "train.jsonl", GOOD))
 
 
 class TestFormat:
@@ -194,14 +149,8 @@ class TestFormat:
 
 
 def everything(data: object, read: Launch | None) -> None:
-    """Try every rule of the subject."""
-    for rule in CASES:
-        kinds = catalogue()[rule].inputs
-        if Launch in kinds and read is None:
-            continue
-        given_ = [data, *([read] if Launch in (*kinds, *catalogue()[rule].uses) else [])]
-        given_ += [None] * (len(kinds) + len(catalogue()[rule].uses) - len(given_))
-        told(rule, *given_)
+    """Try every rule on what there is."""
+    tried(*[artefact for artefact in (data, read) if artefact is not None])
 
 
 class TestKeys:

@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from doctor_launch_kit import DETERMINISTIC, DETERMINISTIC_ENV, Case, Script, deterministic
-from findings_kit import told
+from doctor_launch_kit import DETERMINISTIC, DETERMINISTIC_ENV, Script, deterministic
+from findings_kit import told, tried
 from hypothesis import given
 from hypothesis import strategies as st
-from syrupy.assertion import SnapshotAssertion
 
 from repro.doctor.artefacts.checkpoints.hf import read_config
 from repro.doctor.artefacts.launches.scripts import launch_of_argv, read_launch
@@ -33,68 +32,10 @@ def _without(script: Script, *names: str) -> Script:
     return script._replace(env=env, drop=[*script.drop, *(name for name in names if name.startswith("--"))])
 
 
-CASES: dict[str, Case] = {
-    "determinism-half": Case(
-        _without(WHOLE, "NCCL_ALGO"), WHOLE
-    ),
-    "determinism-nccl-algo": Case(
-        _with(WHOLE, NCCL_ALGO="allreduce:tree"), WHOLE
-    ),
-    "determinism-nvte": Case(
-        _with(WHOLE, NVTE_ALLOW_NONDETERMINISTIC_ALGO="1"), WHOLE,
-    ),
-    "determinism-cublas": Case(
-        _with(WHOLE, CUBLAS_WORKSPACE_CONFIG=":0:0"), _with(WHOLE, CUBLAS_WORKSPACE_CONFIG=":16:8"),
-    ),
-    "determinism-hash-seed": Case(
-        _without(WHOLE, "PYTHONHASHSEED"), WHOLE
-    ),
-    "determinism-late": Case(
-        _without(WHOLE, "NCCL_ALGO")._replace(middle="export NCCL_ALGO=Ring"),
-        _without(WHOLE, "NCCL_ALGO")._replace(top="export NCCL_ALGO=Ring"),
-    ),
-    "determinism-overridden": Case(
-        WHOLE._replace(top="export NCCL_ALGO=Tree"), WHOLE._replace(top="export NCCL_ALGO=Ring"),
-    ),
-    "determinism-attention": Case(
-        _without(deterministic(attention_backend="fused"), "NVTE_ALLOW_NONDETERMINISTIC_ALGO"), WHOLE,
-    ),
-    "determinism-exclusive": Case(
-        deterministic(cross_entropy_loss_fusion=""), Script({"--cross-entropy-loss-fusion": ""}),
-    ),
-    "determinism-rollout-order": Case(
-        deterministic(over_sampling_batch_size="64"), deterministic(over_sampling_batch_size="32"),
-    ),
-    "engine-determinism": Case(
-        deterministic(sglang_attention_backend="trtllm_mha"), WHOLE,
-    ),
-    "megatron-dropout": Case(
-        Script(drop=["--hidden-dropout"]), Script()
-    ),
-    "true-on-policy-half": Case(
-        deterministic(true_on_policy_mode="")._replace(system="miles"),
-        Script({**DETERMINISTIC, **TOP}, env=DETERMINISTIC_ENV, system="miles"),
-    ),
-    "cuda-connections": Case(
-        Script(unset=["CUDA_DEVICE_MAX_CONNECTIONS"]), Script(),
-    ),
-    "nccl-interface": Case(
-        Script({"--actor-num-nodes": "2"}), Script({"--actor-num-nodes": "2"}, env={"NCCL_SOCKET_IFNAME": "eth0"}),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_rule_finds_its_fault_and_nothing_without_it(name: str, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
-    """Each rule finds the planted fault in a script on disk, says where it stands, and is silent on its twin."""
-    assert CASES[name].check(name, tmp_path) == snapshot
-
-
 @pytest.mark.parametrize("script", [Script(), WHOLE], ids=["no determinism", "the whole set"])
 def test_clean_launches_are_clean_for_every_rule(script: Script, tmp_path: Path) -> None:
-    """A launch that asks for no determinism, and one that asks for all of it, give no finding at all."""
-    launch = script.read(tmp_path)
-    assert {name: told(name, launch) for name in CASES} == {name: [] for name in CASES}
+    """A launch that asks for no determinism, and one that asks for all of it, give notes at most."""
+    assert {finding.severity for finding in tried(script.read(tmp_path))} <= {"note"}
 
 
 RECIPE = {
@@ -235,6 +176,4 @@ def test_no_value_makes_a_rule_raise(env: dict[str, str], flags: list[tuple[str,
     launch = launch_of_argv(
         ["ray", "job", "submit", runtime, "--", "python", "train.py", "--deterministic-mode", *words]
     )
-    for name in CASES:
-        for finding in told(name, launch):
-            assert finding.message
+    assert all(finding.message for finding in tried(launch))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,9 @@ import numpy as np
 import pytest
 from doctor_dump_kit import Change, config, each, found, launch, one, rollout, spoken, with_experts
 from examples_kit import at_most
-from findings_kit import as_read
 from hypothesis import given
 from hypothesis import strategies as st
 from rollout_dump_kit import drawn_dumps
-from syrupy.assertion import SnapshotAssertion
 
 from repro.doctor.catalogue import catalogue
 from repro.doctor.examine import FAULT, examine, look
@@ -28,107 +24,9 @@ from repro_golden.base.systems import SYSTEMS
 from repro_golden.dumps.rollout.checks import RULES as CHECKS
 from repro_golden.dumps.rollout.files import RolloutDump, write_rollout_dump
 
-Case = tuple[str, Change, str]
-
-
-def _experts(change: Callable[[Any], Any]) -> Change:
-    return with_experts(change)
-
-
-def _set(place: tuple[Any, ...], value: int) -> Callable[[Any], Any]:
-    def change(array: Any) -> Any:
-        array[place] = value
-        return array
-
-    return change
-
-
-def _first(change: Callable[[Any], Any]) -> Change:
-    def set_them(dump: RolloutDump) -> None:
-        with_experts()(dump)
-        change(dump.samples[0]["rollout_routed_experts"])
-
-    return set_them
-
-
 SAMPLED, SILENT = [-0.5] * 18, [-0.5] * 3 + [0.0] * 13 + [-0.5] * 2
 OUT = [1] * 3 + [0] * 13 + [1] * 2
 TOOL = ["I ", "call", ".", "<tool_response>", "\n", *["data "] * 10, "</tool_response>", " So", " 4"]
-
-
-def _rounded(dump: RolloutDump) -> None:
-    each(rollout_log_probs=[-0.5] * 4)(dump)
-    values = (-np.abs(np.random.default_rng(1).normal(size=300))).astype(np.float32)
-    _long(dump, (values.view(np.uint32) & 0xFFFF0000).view(np.float32))
-
-
-def _long(dump: RolloutDump, values: Any) -> None:
-    dump.samples[0] |= {
-        "tokens": [5, 6, 7, *range(len(values))], "response_length": len(values), "loss_mask": None,
-        "rollout_log_probs": values.astype(float).tolist(),
-    }  # fmt: skip
-
-
-def _padded(dump: RolloutDump) -> None:
-    """The end of the sequence, and behind it the same id again and again, of which no engine returns a log-prob."""
-    dump.samples[0] |= {
-        "tokens": [5, 6, 7, 10, 11, 2, 2, 2, 2, 2, 2], "response_length": 8, "loss_mask": None,
-        "rollout_log_probs": [-0.1, -0.2, -0.3, 0.0, 0.0, 0.0, 0.0, 0.0],
-    }  # fmt: skip
-
-
-def _one_choice(array: Any) -> Any:
-    """Every token's experts in layer 0 are 0 and 5."""
-    array[:, 0] = [0, 5]
-    return array
-
-
-# the id, and the change that makes it true
-CHECKED: list[tuple[str, Change]] = [
-    ("dump-no-samples", lambda dump: dump.samples.clear()),
-    ("dump-response-length", one(1, response_length=9)),
-    ("dump-column-length", one(2, loss_mask=[1, 1])),
-    ("dump-tokens", one(0, tokens=[5, 6, 7, -1, 11, 12, 2])),
-    ("dump-mask-values", one(0, loss_mask=[1, 2, 1, 1])),
-    ("dump-top-p-offsets", one(3, rollout_top_p_token_ids=[1, 2])),
-    ("dump-log-probs-finite", one(1, rollout_log_probs=[-1.0, math.nan, -1.0, -2.0])),
-    ("dump-log-probs-positive", one(1, rollout_log_probs=[-1.0, 0.5, -1.0, -2.0])),
-    ("dump-column-in-some", one(3, rollout_log_probs=None)),
-    ("dump-log-probs-missing", each(rollout_log_probs=None)),
-    ("dump-mask-all-zero", one(2, loss_mask=[0, 0, 0, 0])),
-    ("dump-tool-tokens", spoken(["a"] * 12, [1] * 12, [-1.0, *[0.0] * 10, -1.0])),
-    ("dump-reward-missing", one(1, reward=None)),
-    ("dump-reward-finite", one(1, reward=math.inf)),
-    ("dump-duplicated-index", one(1, index=12)),
-    ("dump-group-sizes", one(3, group_index=0)),
-    ("dump-scattered-group", each(group_index=lambda i: i % 2)),
-    ("dump-versions-in-sample", one(0, weight_versions=["6", "7"])),
-    ("dump-weight-versions", one(0, weight_versions=["6"])),
-    ("dump-unfinished", one(2, status="aborted")),
-    (
-        "dump-empty-response",
-        one(0, response_length=0, loss_mask=[], rollout_log_probs=[]),
-    ),
-    ("dump-removed", one(0, remove_sample=True)),
-    ("dump-experts-shape", _first(lambda a: a.resize((5, 2, 2), refcheck=False))),
-    ("dump-experts-negative", _experts(_set((1, 0, 1), -1))),
-    ("dump-experts-layer-lost", _first(_set((slice(None), 1), 0))),
-    ("dump-experts-layer-zero", _experts(_set((slice(None), 1), 0))),
-    ("dump-log-probs-rounded", _rounded),
-    ("dump-experts-repeated", _experts(_set((2, 0), 3))),
-    ("dump-experts-constant", with_experts(_one_choice, tokens=90)),
-    ("dump-empty-text", one(1, response="")),
-    ("dump-padded", _padded),
-    ("loss-mask-all-zero", each(loss_mask=[0, 0, 0, 0])),
-    ("loss-mask-whole-prompt", one(1, loss_mask=[1] * 7)),
-    ("tool-response-in-loss", spoken(TOOL, [1] * 18, SILENT)),
-]
-
-
-@pytest.mark.parametrize(("rule", "change"), CHECKED, ids=[rule for rule, _ in CHECKED])
-def test_each_rule_finds_its_own(tmp_path: Path, rule: str, change: Change, snapshot: SnapshotAssertion) -> None:
-    """In a dump that has it, with field, sample and file."""
-    assert as_read(rule, found(rule, rollout(tmp_path / "3.pt", change)), tmp_path) == snapshot
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

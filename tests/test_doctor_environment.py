@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from doctor_machine_kit import MANY, environment, freeze, golden, gpus, launch
-from findings_kit import as_read, told
-from syrupy.assertion import SnapshotAssertion
+from findings_kit import told
 
 from repro.doctor.artefacts.kinds import Launch, Machine
 from repro.doctor.artefacts.launches.scripts import LAUNCH
@@ -23,65 +22,9 @@ BASE = {"torch": "2.11.0", "ray": "2.48.0", "sglang": "0.5.18", **MANY}
 Case = Callable[[Path], tuple[object, ...]]
 
 
-def listed(packages: Mapping[str, str], flags: str = "", root: str = "slime", before: str = "") -> Case:
-    """A list of packages, and a launch script with these flags, or none."""
-
-    def make(folder: Path) -> tuple[object, ...]:
-        read = launch(folder, flags, root=root, before=before) if flags else None
-        return (freeze(folder, {**BASE, **packages}), read)
-
-    return make
-
-
 def script(flags: str, before: str = "", root: str = "slime") -> Case:
     """A launch script alone."""
     return lambda folder: (launch(folder, flags, before=before, root=root),)
-
-
-CASES: Mapping[str, tuple[Case, Case]] = {
-    "flash-attn-3": (
-        listed({"flash_attn_3": "3.0.0b1"}, DETERMINISTIC),
-        listed({"flash_attn_3": "3.0.0b1"}, "--hf-checkpoint /m/Qwen3-4B"),
-    ),
-    "numpy-2": (
-        listed({"numpy": "2.2.6"}, "--hf-checkpoint /m/Qwen3-4B"),
-        listed({"numpy": "1.26.4"}, "--hf-checkpoint /m/Qwen3-4B"),
-    ),
-    "bad-version": (
-        listed({"sglang": "0.5.14"}, "--sglang-enable-deterministic-inference"),
-        listed({"sglang": "0.5.18"}, "--sglang-enable-deterministic-inference"),
-    ),
-    "fill-uninitialized-memory": (
-        script(DETERMINISTIC),
-        script(f"{DETERMINISTIC} --custom-megatron-init-path mine.init"),
-    ),
-    "tf32-override": (
-        script("--hf-checkpoint /m", "export NVIDIA_TF32_OVERRIDE=1"),
-        script("--hf-checkpoint /m", "export NVIDIA_TF32_OVERRIDE=0"),
-    ),
-    "package-missing": (
-        listed({}, "--attention-backend flash"),
-        listed({"flash-attn": "2.8.3"}, "--attention-backend flash"),
-    ),
-    "package-mismatch": (
-        lambda folder: (freeze(folder, {"transformer_engine": "2.17.0", "transformer_engine_torch": "2.16.1"}),),
-        lambda folder: (freeze(folder, {"transformer_engine": "2.17.0", "transformer_engine_torch": "2.17.0"}),),
-    ),
-}  # fmt: skip
-
-
-class TestEachRule:
-    """A failing and a passing artefact."""
-
-    @pytest.mark.parametrize("rule", CASES)
-    def test_the_failing_one_is_told(self, rule: str, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
-        """With the thing that was seen."""
-        assert as_read(rule, told(rule, *CASES[rule][0](tmp_path)), tmp_path) == snapshot
-
-    @pytest.mark.parametrize("rule", CASES)
-    def test_the_passing_one_is_let_pass(self, rule: str, tmp_path: Path) -> None:
-        """Nothing is said."""
-        assert told(rule, *CASES[rule][1](tmp_path)) == []
 
 
 @pytest.fixture(scope="module")

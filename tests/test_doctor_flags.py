@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from doctor_flags_kit import BATCH, GPUS, launch, script
-from findings_kit import as_read, told
+from doctor_flags_kit import BATCH, launch, script
+from findings_kit import told, tried
 from hypothesis import given
 from hypothesis import strategies as st
-from syrupy.assertion import SnapshotAssertion
 
 from repro.doctor.artefacts.launches.scripts import launch_of_argv
-from repro.doctor.artefacts.parsers import PARSERS
 
 Maker = Callable[[Path], list[object]]
 
@@ -22,134 +19,6 @@ Maker = Callable[[Path], list[object]]
 def of(*flags: str, before: str = "", entry: str = "train.py") -> Maker:
     """A launch script with these flags."""
     return lambda folder: [launch(script(folder, *flags, before=before, entry=entry))]
-
-
-def dump(options: list[str], own: list[str]) -> Maker:
-    """A launch, and what the parsers of its trainer wrote in a replay."""
-
-    def make(folder: Path) -> list[object]:
-        said = folder / "parsers-1-2.jsonl"
-        lines = [{"own": own, "variables": {}}, {"options": options, "abbreviates": False, "rest": [], "values": {}}]
-        said.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return [*PARSERS.read(said)]
-
-    return make
-
-
-OPTIONS = ["-h", "--help", "--rollout-batch-size", "--n-samples-per-prompt", "--global-batch-size", "--colocate"]
-
-
-def with_dump(*flags: str) -> Maker:
-    """A launch script, and the flags that its trainer has."""
-    return lambda folder: [launch(script(folder, *flags)), *dump(OPTIONS, [])(folder)]
-
-
-SOURCES = """D=$(realpath $(dirname "$0"))
-source ~/.rc
-source $X/x
-[ -f $D/.env ] && source $D/.env
-source $D/no || true
-"""
-LOAD = "--load-debug-rollout-data /data/{rollout_id}.pt"
-
-CASES: dict[str, tuple[Maker, Maker]] = {
-    "ghost-flag": (
-        of(*BATCH, "--debug-determinism"),
-        of(*BATCH, "--deterministic-mode"),
-    ),
-    "ghost-variable": (
-        of(*BATCH, before="export SLIME_DEBUG=1"),
-        of(*BATCH, before="export SLIME_DEBUG=1\nunset SLIME_DEBUG"),
-    ),
-    "flag-unknown": (
-        with_dump("--rolout-batch-size 32"),
-        with_dump(*BATCH, "--colocate"),
-    ),
-    "flag-ignored": (
-        dump(OPTIONS, ["--colocate", "--global-bach-size"]),
-        dump(OPTIONS, ["--colocate", "--sglang-log-level"]),
-    ),
-    "flag-repeated": (
-        of(*BATCH, "--global-batch-size 128"),
-        of(*BATCH, "--global-batch-size 256"),
-    ),
-    "flag-typo": (
-        of(*BATCH, "--rollout-max-reponse-len 8"),
-        of(*BATCH, "--my-own-flag 8"),
-    ),
-    "batch-invariant": (
-        of(
-            "--rollout-batch-size 32",
-            "--n-samples-per-prompt 8",
-            "--global-batch-size 128",
-            "--num-steps-per-rollout 1",
-        ),
-        of(
-            "--rollout-batch-size 32",
-            "--n-samples-per-prompt 8",
-            "--global-batch-size 128",
-            "--num-steps-per-rollout 2",
-        ),
-    ),
-    "gpu-count": (
-        of(
-            "--actor-num-nodes 1",
-            "--actor-num-gpus-per-node 8",
-            "--rollout-num-gpus 4",
-            before="ray start --head --num-gpus 8",
-        ),
-        of(
-            "--actor-num-nodes 1",
-            "--actor-num-gpus-per-node 4",
-            "--rollout-num-gpus 4",
-            before="ray start --head --num-gpus 8",
-        ),
-    ),
-    "engine-gpus": (
-        of("--rollout-num-gpus 2", "--rollout-num-gpus-per-engine 4"),
-        of("--rollout-num-gpus 8", "--rollout-num-gpus-per-engine 4"),
-    ),
-    "parallel-world": (
-        of(*GPUS, "--tensor-model-parallel-size 4", "--context-parallel-size 4"),
-        of(*GPUS, "--tensor-model-parallel-size 4", "--context-parallel-size 2"),
-    ),
-    "colocate-async": (of(*GPUS, entry="train_async.py"), of(*GPUS)),
-    "colocate-memory": (
-        of(*GPUS, "--sglang-mem-fraction-static 0.9"),
-        of(*GPUS, "--sglang-mem-fraction-static 0.7"),
-    ),
-    "debug-modes-exclusive": (
-        of("--debug-rollout-only", "--debug-train-only"),
-        of("--debug-train-only", LOAD),
-    ),
-    "rollout-path-template": (
-        of("--save-debug-rollout-data /data/{rank}_{rollout_id}.pt"),
-        of("--save-debug-rollout-data /data/{rollout_id}.pt"),
-    ),
-    "dump-paths-collide": (
-        of("--save-debug-rollout-data /d/{rollout_id}.pt", "--save-debug-train-data /d/{rollout_id}.pt"),
-        of("--save-debug-rollout-data /r/{rollout_id}.pt", "--save-debug-train-data /t/{rollout_id}.pt"),
-    ),
-    "source-missing": (
-        of(*BATCH, before='source "$(realpath "$(dirname "$0")")/models/gone.sh"'),
-        of(
-            *BATCH,
-            before=SOURCES,
-        ),
-    ),
-    "rollout-subsample": (
-        of("--rollout-batch-size 4", "--n-samples-per-prompt 4", LOAD, "--load-debug-rollout-data-subsample 0.05"),
-        of("--rollout-batch-size 4", "--n-samples-per-prompt 4", LOAD, "--load-debug-rollout-data-subsample 0.5"),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_rule_finds_what_is_wrong_and_nothing_else(tmp_path: Path, name: str, snapshot: SnapshotAssertion) -> None:
-    """Its line and flag in the script that fails; none in the one that passes."""
-    failing, passing = CASES[name]
-    assert as_read(name, told(name, *failing(tmp_path)), tmp_path) == snapshot
-    assert told(name, *passing(tmp_path)) == []
 
 
 LOST = {
@@ -254,8 +123,7 @@ def test_the_hole_of_integer_division_is_found() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "x", "nan", "inf", "-1", "0", "1e400", "$N", "8.5", "9" * 400])
-@pytest.mark.parametrize("name", [*CASES, "rollout-path-missing"])
-def test_odd_values_raise_nothing(tmp_path: Path, name: str, value: str) -> None:
+def test_odd_values_raise_nothing(value: str) -> None:
     """Every rule takes values that are no numbers, negative, or beyond every bound."""
     flags = [
         "--rollout-batch-size", "--n-samples-per-prompt", "--global-batch-size", "--num-steps-per-rollout",
@@ -264,7 +132,4 @@ def test_odd_values_raise_nothing(tmp_path: Path, name: str, value: str) -> None
         "--load-debug-rollout-data", "--save-debug-rollout-data", "--save-debug-train-data", "--start-rollout-id",
     ]  # fmt: skip
     read = launch_of_argv(["train.py", *(word for flag in flags for word in (flag, value)), "--colocate"])
-    if name == "flag-unknown":
-        told(name, read, *dump(OPTIONS, [])(tmp_path))
-    elif name != "flag-ignored":
-        told(name, read)
+    tried(read)

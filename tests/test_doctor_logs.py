@@ -15,33 +15,22 @@ from doctor_log_kit import (
     RULES,
     SCHEDULER,
     STAMP,
-    SYNC_ENDS,
-    SYNC_STARTS,
-    actor,
     arguments,
     clean,
     engine,
     found,
-    perf,
     read,
-    slime,
     step,
     trace,
 )
 from examples_kit import at_most
-from findings_kit import as_read
+from findings_kit import PATIENTS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from syrupy.assertion import SnapshotAssertion
 
 from repro.doctor.artefacts.launches.scripts import read_launch
 from repro.doctor.examine import examine, look
 
-NCCL = (
-    "[rank3]:[E1120 15:47:01.426 ProcessGroupNCCL.cpp:629] [Rank 3] Watchdog caught collective operation timeout: "
-    "WorkNCCL(SeqNum=64214, OpType=BROADCAST, NumelIn=1, NumelOut=32, Timeout(ms)=600000) ran for 600081 milliseconds "
-    "before timing out."
-)
 DIED = [
     "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
     "\tclass_name: MegatronTrainRayActor",
@@ -54,202 +43,14 @@ DIED = [
     "unexpectedly exits with a connection error code 2. End of file. There are some potential root causes. (1) The "
     "process is killed by SIGKILL by OOM killer due to high memory usage. (2) ray stop --force is called.",
 ]
-TAIL = "The full weights of the ModelRunner are partially updated. Please discard the whole weights."
-
-
-def _balance(running: dict[int, int]) -> list[str]:
-    return [
-        engine(f"[{STAMP} TP0] Decode batch, #running-req: {count}, #token: 512, #queue-req: 0", pid)
-        for _ in range(30)
-        for pid, count in running.items()
-    ]
 
 
 COLOCATED = [*arguments(colocate=True, sglang_mem_fraction_static=0.8, load="/ckpt"), LOADED]
-NEVER = arguments(load="/ckpt/qwen", ref_load="/ckpt/qwen")
-
-# by rule: lines with its symptom, lines without
-CASES: dict[str, tuple[list[str], list[str]]] = {
-    "illegal-memory-access": (
-        [
-            *arguments(sglang_mem_fraction_static=0.8),
-            engine("torch.AcceleratorError: CUDA error: an illegal memory access was encountered"),
-        ],
-        [engine("illegal access to the file system")],
-    ),
-    "inductor-cache": (
-        trace(
-            "torch._inductor.exc.InductorError: JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
-            '/usr/lib/python3/torch/_inductor/runtime/autotune_cache.py", line 211, in _read',
-        ),
-        trace("json.decoder.JSONDecodeError: Expecting value: line 1", '/root/reward.py", line 3, in reward'),
-    ),
-    "port-collision": (
-        [
-            engine(
-                "requests.exceptions.ConnectionError: HTTPConnectionPool(host='10.0.0.9', port=15002): Max retries "
-                "exceeded with url: /get_model_info (Caused by NewConnectionError('[Errno 111] Connection refused'))"
-            )
-        ],
-        [engine("Max retries exceeded with url: /simple/pip")],
-    ),
-    "autoconfig-race": (
-        trace(
-            "ValueError: Unrecognized model in /mnt/models/glm. Should have a `model_type` key in its config.json",
-            '/usr/lib/python3/transformers/models/auto/configuration_auto.py", line 1273, in from_pretrained',
-        ),
-        ["the tool says: Should have a `model_type` key in its config.json"],
-    ),
-    "weight-sync-hang": (
-        [SYNC_STARTS, actor("Update weights:  50%|#####     | 6/12"), NCCL],
-        [SYNC_STARTS, SYNC_ENDS, actor(slime("Timer actor_train start")), NCCL],
-    ),
-    "nccl-error": (
-        [SYNC_STARTS, SYNC_ENDS, actor(slime("Timer actor_train start", "timer.py:24")), NCCL],
-        [SYNC_STARTS, NCCL],
-    ),
-    "weight-sync-failed": (
-        [engine(f"[{STAMP} TP1] Failed to update parameter online: size mismatch. {TAIL}")],
-        [engine("Succeeded to update parameter online.")],
-    ),
-    "weight-update-unequal": (
-        [
-            *[engine(line) for line in trace("Exception: check tensor equality failed:")],
-            engine("name=model.layers.0.mlp.gate.weight max_abs_err=0.25 mean_abs_err=0.1 num_exceed=7 expect=raw()"),
-            engine("name=model.layers.1.mlp.gate.weight max_abs_err=0.5 mean_abs_err=0.1 num_exceed=7 expect=raw()"),
-        ],
-        [engine("[check_tensors] equal tensors: ['model.embed_tokens.weight']")],
-    ),
-    "rank-died": (
-        DIED, [actor("ray.actor.ActorClass created")],
-    ),
-    "ray-gcs-unreachable": (
-        [
-            "[2026-11-22 13:25:03,557 W 2698 2698] gcs_rpc_client.h:151: Failed to connect to GCS at address "
-            "10.80.8.181:6379 within 5 seconds.",
-        ],
-        ["Connected to Ray cluster."],
-    ),
-    "ray-oom": (
-        [
-            "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
-            "Memory on the node (IP: 172.24.49.143, ID: 8515) where the task (actor ID: 4f4, "
-            "name=RolloutManager.generate, pid=37, memory used=23.49GB) was running was 718.15GB / 755.24GB "
-            "(0.950882), which exceeds the memory usage threshold of 0.95.",
-        ],
-        ["memory of the node is low on average"],
-    ),
-    "engine-crash": (
-        [engine(f"[{STAMP} TP0] Scheduler hit an exception: Traceback (most recent call last):")],
-        [engine("Server is fired up and ready to roll!")],
-    ),
-    "engines-unbalanced": (
-        _balance({1: 64, 2: 63, 3: 2}), _balance({1: 30, 2: 28, 3: 25}),
-    ),
-    "oom-training": (
-        [*COLOCATED, step(0), step(1), step(2), *BACKWARD], [*COLOCATED, step(0), step(1)],
-    ),
-    "oom-engine": (
-        [LOADED, step(0), step(1), *SCHEDULER], [LOADED, step(0), step(1), *BACKWARD],
-    ),
-    "oom-first-step": ([*COLOCATED, *BACKWARD], [*COLOCATED, step(0), *BACKWARD]),
-    "oom-second-step": (
-        [*COLOCATED, step(0), *BACKWARD], [*COLOCATED, step(0), step(1), *BACKWARD],
-    ),
-    "checkpoint-never-loaded": (
-        [*NEVER, step(0)], [*NEVER, LOADED, step(0)],
-    ),
-    "checkpoint-random-init": (
-        [
-            actor("WARNING: could not find the metadata file /ckpt/latest_checkpointed_iteration.txt "),
-            actor("    will not load any checkpoints and will start from random"),
-        ],
-        [LOADED],
-    ),
-    "stale-weights": (
-        [actor(slime("No updatable SGLang engines are running; skip weight update.", "actor.py:618"))],
-        [perf(0, max_staleness=1.0), perf(1, max_staleness=2.0)],
-    ),
-    "async-worker-dead": (
-        trace("RuntimeError: fully-async rollout worker exited without an exception"),
-        ["Continuous async rollout worker started", step(0), "Continuous async rollout worker stopped"],
-    ),
-    "fp8-alignment": (
-        [actor("forward_logp_max_diff: 3.25")], [actor("forward_logp_max_diff: 0.02")],
-    ),
-    "buffers-released": (
-        [
-            engine('INFO:     10.0.0.9:1 - "POST /release_memory_occupation HTTP/1.1" 200 OK'),
-            engine('INFO:     10.0.0.9:1 - "POST /generate HTTP/1.1" 200 OK'),
-        ],
-        [
-            engine('INFO:     10.0.0.9:1 - "POST /release_memory_occupation HTTP/1.1" 200 OK'),
-            engine('INFO:     10.0.0.9:1 - "POST /resume_memory_occupation HTTP/1.1" 200 OK'),
-            engine('INFO:     10.0.0.9:1 - "POST /generate HTTP/1.1" 200 OK'),
-        ],
-    ),
-    "multi-turn-too-long": (
-        [engine("ValueError: The input (40010 tokens) is longer than the model's context length (32768 tokens).")],
-        [engine("context_len=32768")],
-    ),
-    "data-key-error": (
-        [*arguments(label_key="answer"), *trace("KeyError: 'answer'", '/slime/slime/utils/data.py", line 2, in x')],
-        trace("KeyError: 'answer'", '/root/reward.py", line 2, in reward'),
-    ),
-    "data-wait": (
-        [perf(n, step_time=10.0, data_preprocess_time=4.0) for n in range(4)],
-        [perf(n, step_time=10.0, data_preprocess_time=0.4) for n in range(4)],
-    ),
-    "flags-refused": (
-        ["usage: train.py [-h]", "train.py: error: unrecognized arguments: --debug-determinism"],
-        ["usage: train.py [-h]"],
-    ),
-    "gradient-check-failed": (
-        trace(
-            "RuntimeError: Rank 3, node gpu-7, device 3, iteration 12: Unexpected result nan (message='found NaN in "
-            "local grad norm for bucket #0 in backward pass before data-parallel communication collective')"
-        ),
-        [step(0)],
-    ),
-    "disk-full": (
-        trace("OSError: [Errno 28] No space left on device: '/ckpt/iter_0000010/common.pt'"), [step(0)],
-    ),
-    "hf-download": (
-        trace("huggingface_hub.errors.GatedRepoError: 401 Client Error. Cannot access gated repo for url x"),
-        ["401 Client Error: Unauthorized for url: https://api.wandb.ai"],
-    ),
-    "segfault": (
-        ["Fatal Python error: Segmentation fault", "", 'Thread 0x0:', '  File "a.py", line 1 in f'],
-        [step(0)],
-    ),
-    "ray-dedup": (
-        [actor("RuntimeError: NCCL communicator was aborted [repeated 7x across cluster]")],
-        [actor("Setting up the model [repeated 7x across cluster]")],
-    ),
-    "kv-cache-full": (
-        [engine(f"[{STAMP} TP0] KV cache pool is full. Retract requests. #retracted_reqs: 1")] * 12,
-        [engine(f"[{STAMP} TP0] KV cache pool is full. Retract requests. #retracted_reqs: 1")],
-    ),
-    "placement-stuck": (
-        [
-            *arguments(actor_num_nodes=1, actor_num_gpus_per_node=8, rollout_num_gpus=8),
-            "(autoscaler +35s) Error: No available node types can fulfill resource request {'GPU': 16.0}.",
-        ],
-        [step(0)],
-    ),
-    "traceback": (
-        [actor(line) for line in trace("AttributeError: 'Namespace' object has no attribute 'tis'")],
-        [step(0)],
-    ),
-}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(RULES))
-def test_rule_finds_its_symptom_and_only_then(name: str, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
-    """Each rule finds its symptom, in the line where it is; and nothing in a log without it."""
-    failing, passing = CASES[name]
-    assert as_read(name, found(read(tmp_path, failing), name)[name], tmp_path) == snapshot
-    assert name not in found(read(tmp_path, passing, "passing.log"), name)
+def lines_of(rule: str) -> list[str]:
+    """A log in which a rule finds something."""
+    return (PATIENTS / rule / "faulty" / "train.log").read_text().splitlines()
 
 
 def test_clean_run_has_no_finding(tmp_path: Path) -> None:
@@ -262,14 +63,13 @@ def test_clean_run_has_no_finding(tmp_path: Path) -> None:
 )
 def test_symptom_that_training_outlives_is_no_error(name: str, tmp_path: Path) -> None:
     """Where steps follow, a symptom that did not end the run is a warning; an illegal access stays what it is."""
-    (first, *_) = found(read(tmp_path, [*CASES[name][0], step(7), step(8)]), name)[name]
+    (first, *_) = found(read(tmp_path, [*lines_of(name), step(7), step(8)]), name)[name]
     assert (first.severity or "error") == ("error" if name == "illegal-memory-access" else "warning")
 
 
 def test_a_pretraining_from_scratch_is_no_error(tmp_path: Path) -> None:
     """Random weights are right where nothing samples rollouts; they are wrong where the launch or the log says so."""
-    failing, _ = CASES["checkpoint-random-init"]
-    plain = [line.partition("\x1b[0m ")[2] for line in failing]
+    plain = [line.partition("\x1b[0m ")[2] for line in lines_of("checkpoint-random-init")]
     for more, severity in (([], "note"), (arguments(rollout_batch_size=32), None)):
         (only,) = found(read(tmp_path, [*more, *plain]), "checkpoint-random-init")["checkpoint-random-init"]
         assert only.severity == severity
@@ -320,9 +120,9 @@ def test_launch_says_what_the_log_does_not(tmp_path: Path) -> None:
     assert not list(RULES["oom-training"].check(read(tmp_path, BACKWARD, "oom.log"), launch))
     (only,) = RULES["checkpoint-never-loaded"].check(read(tmp_path, [step(0)], "steps.log"), launch)
     assert only.certainty is None
-    (only,) = RULES["port-collision"].check(read(tmp_path, CASES["port-collision"][0], "port.log"), launch)
+    (only,) = RULES["port-collision"].check(read(tmp_path, lines_of("port-collision"), "port.log"), launch)
     assert "--rollout-num-gpus-per-engine 8 (now 2)" in only.cure
-    (only,) = RULES["weight-sync-hang"].check(read(tmp_path, CASES["weight-sync-hang"][0], "sync.log"), launch)
+    (only,) = RULES["weight-sync-hang"].check(read(tmp_path, lines_of("weight-sync-hang"), "sync.log"), launch)
     assert "NCCL_DEBUG" not in only.cure
 
 
@@ -438,7 +238,7 @@ PIECES = sorted({phrase for rule in RULES.values() for phrase in rule.phrases})
             st.sampled_from(
                 ["\n", "\r\n", " ", "9" * 40, "nan", "'", "(X pid=1) ", "Timeout(ms)=", "step 0: {'a': 1}"]
             ),
-            st.sampled_from(["\n" + "\n".join(case[0]) + "\n" for case in CASES.values()]),
+            st.sampled_from(["\n" + path.read_text() for path in sorted(PATIENTS.glob("*/faulty/train.log"))]),
         ),
         max_size=25,
     )

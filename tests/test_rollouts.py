@@ -178,7 +178,6 @@ def test_columns_that_share_memory_are_written(tmp_path: Path) -> None:
 
 # -- what does not hold together
 
-NO = torch.empty(0, dtype=torch.int64)
 BROKEN: dict[str, RolloutData] = {
     "tokens too few": example(tokens=torch.arange(4)),
     "tokens too many": example(tokens=torch.arange(6)),

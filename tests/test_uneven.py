@@ -87,7 +87,6 @@ finally: print("over")""": False,
     "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); os.kill(os.getpid(), signal.SIGTERM)": True,
 }
 """How a program ends, and whether it has failed; None where that is not known."""
-DEAR = [pytest.param(end, marks=pytest.mark.whole) for end in list(ENDS)[4:]]
 
 
 @pytest.mark.parametrize(
