@@ -61,7 +61,7 @@ def test_a_rule_is_called_as_its_function() -> None:
 
 
 def test_each_rule_has_a_test_of_its_own() -> None:
-    """Every rule has patients, or its id stands as a string in a test of the doctor's rules; and nobody else has any."""
+    """Every rule has patients, or its id stands as a string in a test of the doctor's; and nobody else has any."""
     named = {path.name for path in PATIENTS.iterdir()}
     assert named <= set(catalogue())
     assert {path.parent for path in patients("faulty")} == {path.parent for path in patients("sound")}
