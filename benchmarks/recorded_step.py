@@ -1,8 +1,8 @@
 """The program that benchmarks/recorder.py measures: it trains a decoder, now recorded, now bare, now with a rival.
 
-``python benchmarks/recorded_step.py SAMPLES DUMPS LIMIT`` under `repro_golden.recording.attach.run.run_traced`, which
-arms the recorder; this program knows only how to take its hooks off torch's optimizers and put them back. With a limit
-of no seconds there are no rivals, but only steps in a row.
+``python benchmarks/recorded_step.py SAMPLES DUMPS LIMIT`` under `run_traced` of
+`repro_golden.recording.attach.gathered.run`, which arms the recorder; this program knows only how to take its hooks off
+torch's optimizers and put them back. With a limit of no seconds there are no rivals, but only steps in a row.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import warm_kit
 
-from repro_golden.recording.attach.order import dump_name, take_dumps
+from repro_golden.recording.attach.written.order import dump_name, take_dumps
 from repro_golden.trace import Trace, dump_path
 
 COMPILED = """

@@ -51,7 +51,7 @@ print(hashlib.sha256(raw).hexdigest())
 RECORD = """
 import os, subprocess, sys
 from pathlib import Path
-from repro_golden.recording.attach.run import environment_for
+from repro_golden.recording.attach.gathered.run import environment_for
 from repro_golden.recording.attach.settings import Settings
 raw = Path(sys.argv[1])
 raw.mkdir()

@@ -17,9 +17,9 @@ import warm_kit
 from attach_kit import NETWORKS
 from conftest import environment
 
-from repro_golden.recording.attach import passes
 from repro_golden.recording.attach.alive.names import Names
-from repro_golden.recording.attach.making_state import MAKE_STATE
+from repro_golden.recording.attach.stepping import passes
+from repro_golden.recording.attach.stepping.making_state import MAKE_STATE
 from repro_golden.trace import Trace
 
 BEGIN = (

@@ -25,10 +25,10 @@ from repro_golden.recording.attach.alive.beside import Beside
 from repro_golden.recording.attach.alive.copies import shapes_of
 from repro_golden.recording.attach.alive.opened import leaves
 from repro_golden.recording.attach.alive.readings import Held
-from repro_golden.recording.attach.run import environment_for
+from repro_golden.recording.attach.gathered.run import environment_for
+from repro_golden.recording.attach.gathered.unseen import Unseen
 from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.steps import Turns
-from repro_golden.recording.attach.unseen import Unseen
 from repro_golden.trace import Header, Row, Trace, TraceWriter
 from repro_golden.trace.families import SINCE, family, file_of, group
 from repro_golden.trace.model import RECORDER
@@ -476,9 +476,9 @@ def test_a_process_is_unseen_only_if_it_was_met_twice(tmp_path: Path, monkeypatc
     """A child between fork and exec, and another process of the same number, are met once; who stays is named."""
     looks = iter([{1: 5, 2: 6, 3: 7}, {1: 9, 2: 6}, {1: 9}, {3: 7}])
     starts: dict[int, int] = {}
-    monkeypatch.setattr("repro_golden.recording.attach.unseen.descendants", lambda _: set(starts))
-    monkeypatch.setattr("repro_golden.recording.attach.unseen._start", lambda number: starts[number])
-    monkeypatch.setattr("repro_golden.recording.attach.unseen._has_torch", lambda _: True)
+    monkeypatch.setattr("repro_golden.recording.attach.gathered.unseen.descendants", lambda _: set(starts))
+    monkeypatch.setattr("repro_golden.recording.attach.gathered.unseen._start", lambda number: starts[number])
+    monkeypatch.setattr("repro_golden.recording.attach.gathered.unseen._has_torch", lambda _: True)
     unseen = Unseen(tmp_path)
     names = []
     for starts in looks:  # noqa: B007 - the functions above look at it

@@ -12,7 +12,7 @@ import pytest
 from repro_golden.base.errors import ReproError
 from repro_golden.base.processes import ExecError, executed
 from repro_golden.case.file import Case
-from repro_golden.recording.attach.run import run_traced
+from repro_golden.recording.attach.gathered.run import run_traced
 from repro_golden.replay.children import Child, ChildFailure
 from repro_golden.repository.checkout import Place
 from repro_golden.subjects import exit_code

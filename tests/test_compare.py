@@ -20,7 +20,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Bound, Compare
 from repro_golden.compare.traces import compare, first_divergent_index, violations
 from repro_golden.compare.untouched import untouched
-from repro_golden.recording.attach.unseen import unmatched
+from repro_golden.recording.attach.gathered.unseen import unmatched
 from repro_golden.recording.recorder import Recorder, dump_path
 from repro_golden.trace import PHASES, Header, Row, Trace, TraceWriter, seal
 from repro_golden.trace.signals import Signals

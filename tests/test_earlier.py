@@ -14,8 +14,8 @@ import pytest
 from conftest import Repo
 from history_kit import start
 
-from repro_golden.recording.attach.earlier import Touched, others_in
-from repro_golden.recording.attach.earlier_runs import Code, noted, read_in
+from repro_golden.recording.attach.code.earlier import Touched, others_in
+from repro_golden.recording.attach.gathered.earlier_runs import Code, noted, read_in
 
 TRAINS = """
 import json

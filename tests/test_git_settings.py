@@ -309,7 +309,7 @@ def test_only_one_place_starts_git() -> None:
         ("repository", "git.py"),
         ("repository", "git_environment.py"),
         ("demo", "run.py"),
-        ("attach", "identify.py"),
+        ("code", "identify.py"),
     }
     for folder in ("golden", "bisect", "repro"):
         for path in (source / folder).rglob("*.py"):

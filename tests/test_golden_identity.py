@@ -15,7 +15,7 @@ from history_kit import start
 
 from repro_golden.case.identity import Identity
 from repro_golden.compare.traces import identity_differences
-from repro_golden.recording.attach.identify import loaded, modules
+from repro_golden.recording.attach.code.identify import loaded, modules
 from repro_golden.store.golden import GoldenRun
 from repro_golden.trace import Trace
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import SOURCE
 
-from repro_golden.recording.attach.identify import Built, build, marked
+from repro_golden.recording.attach.code.identify import Built, build, marked
 
 
 def test_code_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

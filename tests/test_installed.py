@@ -10,8 +10,8 @@ from conftest import Repo
 
 from repro_golden.base.canonical import named_after
 from repro_golden.case.file import Case
-from repro_golden.recording.attach import installed
-from repro_golden.recording.attach.working_trees import forget
+from repro_golden.recording.attach.code import installed
+from repro_golden.recording.attach.code.working_trees import forget
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Place
 from repro_golden.subjects import exit_code

@@ -19,7 +19,7 @@ from test_surroundings import Bisect, bisect, commanded, history  # noqa: F401
 from repro_bisect.probe.around import Around, Pythons
 from repro_golden.case.command_line import CommandLine
 from repro_golden.case.python_of import Interpreter, is_ours, python_of
-from repro_golden.recording.attach import met
+from repro_golden.recording.attach.code import met
 from repro_golden.subjects.environments import builds
 from repro_golden.subjects.pythons import is_one_of
 from repro_golden.subjects.watched import Snapshot

@@ -20,7 +20,7 @@ from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.executors import Outcome, Task
 from repro_golden import subjects
 from repro_golden.case.file import Case
-from repro_golden.recording.attach import identify, met, strangers
+from repro_golden.recording.attach.code import identify, met, strangers
 from repro_golden.replay.children import ChildFailure, Run
 from repro_golden.repository.checkout import Place
 from repro_golden.trace import Trace

@@ -17,7 +17,7 @@ from repro.__main__ import main
 from repro_bisect.probe.around import Around, Pythons
 from repro_bisect.probe.journal import probe_key
 from repro_golden.case.file import Case
-from repro_golden.recording.attach.identify import build, marked
+from repro_golden.recording.attach.code.identify import build, marked
 from repro_golden.subjects import build_of, kind_of
 from repro_golden.subjects.environments import builds as environments
 from repro_golden.subjects.surroundings import (

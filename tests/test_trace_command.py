@@ -16,7 +16,7 @@ import warm_kit
 from conftest import environment
 
 from repro_golden.base.errors import ReproError
-from repro_golden.recording.attach.collect import Gathering
+from repro_golden.recording.attach.gathered.collect import Gathering
 from repro_golden.trace import Header, Trace
 from repro_golden.trace.families import family
 from repro_golden.trace.model import root

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_golden.recording.attach.entry import is_entry
-from repro_golden.recording.attach.run import environment_for
+from repro_golden.recording.attach.gathered.run import environment_for
 from repro_golden.recording.attach.settings import Settings
 from repro_golden.subjects.additions import read_parsers
 

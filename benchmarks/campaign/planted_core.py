@@ -26,7 +26,7 @@ from planted_judge import STATE, UNSHOWN, Clean, judged
 from planted_truth import Signals, of_number, of_tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from repro_golden.recording.attach.collect import Gathering
+from repro_golden.recording.attach.gathered.collect import Gathering
 from repro_golden.recording.rank_group import RankGroup
 from repro_golden.replay.ranks import free_port, meeting
 from repro_golden.trace import Header

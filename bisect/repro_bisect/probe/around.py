@@ -14,7 +14,7 @@ from repro_bisect.probe.executors import Executor
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
 from repro_golden.case.python_of import same_python
-from repro_golden.recording.attach.identify import marked
+from repro_golden.recording.attach.code.identify import marked
 from repro_golden.repository.checkout import Checkout
 from repro_golden.store.rollouts import Rollouts, rollouts_of
 from repro_golden.subjects import identity_of

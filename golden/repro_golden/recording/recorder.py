@@ -22,7 +22,7 @@ _IN_FLIGHT = 1
 
 
 class RankWriter:
-    """The raw records of one of several ranks. What the ranks hold together is known to `attach.collect` alone.
+    """The raw records of one of several ranks. What the ranks hold together only `attach.gathered` knows.
 
     Attributes:
         rank: Whose they are.

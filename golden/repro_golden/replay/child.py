@@ -204,7 +204,7 @@ def _train(
     except BaseException as error:
         raise _blame("step", step, error) from error
     if recorder:
-        from repro_golden.recording.attach.identify import loaded
+        from repro_golden.recording.attach.code.identify import loaded
 
         diverged = parting.seen(recorder.drain()) or diverged
         reason = "diverged" if diverged else "finished"

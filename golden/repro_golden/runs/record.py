@@ -24,7 +24,7 @@ from repro_golden.case.identity import BITS_VARIABLES, Identity
 from repro_golden.compare.coverage import Coverage, coverage_of, earlier_of, read_of
 from repro_golden.compare.mismatch.bounds import mismatch_checks
 from repro_golden.compare.traces import first_difference
-from repro_golden.recording.attach.unseen import unmatched
+from repro_golden.recording.attach.gathered.unseen import unmatched
 from repro_golden.replay.children import Run, RunResult
 from repro_golden.repository.checkout import Checkout, Place, held_alone
 from repro_golden.repository.linked import Linked, beside_commits, in_few_words, leads_out, refuse_tracked, what_decides

@@ -13,7 +13,7 @@ from typing import Any
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 from repro_golden.case.identity import Identity
-from repro_golden.recording.attach.identify import Built, build, marked
+from repro_golden.recording.attach.code.identify import Built, build, marked
 from repro_golden.replay.children import Run, RunResult
 from repro_golden.repository.checkout import Place
 from repro_golden.subjects.command import CommandKind

@@ -19,14 +19,14 @@ from repro_golden.base.processes import ExecError
 from repro_golden.case.file import Case, CommandSubject
 from repro_golden.case.python_of import named_by, same_python
 from repro_golden.compare.renames import Parting
-from repro_golden.recording.attach import strangers
-from repro_golden.recording.attach.collect import Gathering, OtherRanksError, read_terminal
-from repro_golden.recording.attach.earlier_runs import among_others
-from repro_golden.recording.attach.identify import Built
-from repro_golden.recording.attach.order import as_planted
-from repro_golden.recording.attach.run import environment_for, said_of
+from repro_golden.recording.attach.code import strangers
+from repro_golden.recording.attach.code.identify import Built
+from repro_golden.recording.attach.gathered.collect import Gathering, OtherRanksError, read_terminal
+from repro_golden.recording.attach.gathered.earlier_runs import among_others
+from repro_golden.recording.attach.gathered.run import environment_for, said_of
+from repro_golden.recording.attach.gathered.unseen import Unseen
 from repro_golden.recording.attach.settings import Settings
-from repro_golden.recording.attach.unseen import Unseen
+from repro_golden.recording.attach.written.order import as_planted
 from repro_golden.recording.attach.written.raw import cut_short
 from repro_golden.replay.children import (
     Child,

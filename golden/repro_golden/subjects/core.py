@@ -28,8 +28,8 @@ from repro_golden.case.file import Case, CoreSubject
 from repro_golden.case.identity import PACKAGES, collect, megatron_layout, megatron_variables
 from repro_golden.case.tables import joined
 from repro_golden.compare.renames import Parting
-from repro_golden.recording.attach.collect import Gathering
-from repro_golden.recording.attach.identify import build, importable, modules
+from repro_golden.recording.attach.code.identify import build, importable, modules
+from repro_golden.recording.attach.gathered.collect import Gathering
 from repro_golden.recording.pieces import assemble
 from repro_golden.recording.rank_group import run_folder
 from repro_golden.replay.children import (

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from repro_golden.base.errors import ReproError
-from repro_golden.recording.attach.identify import marked
+from repro_golden.recording.attach.code.identify import marked
 from repro_golden.replay.children import CancelledError
 from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.repository.leads import leading, noted, notes_of

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
-from repro_golden.recording.attach.identify import Built, marked
+from repro_golden.recording.attach.code.identify import Built, marked
 from repro_golden.replay.children import ChildFailure, Run, RunResult, watched
 from repro_golden.replay.output import last_line, tail
 from repro_golden.repository.checkout import Checkout, Place

@@ -15,8 +15,8 @@ from pathlib import Path
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
 from repro_golden.case.python_of import same_python
-from repro_golden.recording.attach.identify import Built, marked
-from repro_golden.recording.attach.met import PYTHONS
+from repro_golden.recording.attach.code.identify import Built, marked
+from repro_golden.recording.attach.code.met import PYTHONS
 from repro_golden.replay.children import base_environment
 from repro_golden.repository.checkout import Place
 from repro_golden.subjects.argv import interpreter, variables_of

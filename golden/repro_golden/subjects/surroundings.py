@@ -19,7 +19,7 @@ from pathlib import Path
 
 from repro_golden.base.canonical import canonical_json, digest
 from repro_golden.case.file import Case
-from repro_golden.recording.attach.identify import marked, sources
+from repro_golden.recording.attach.code.identify import marked, sources
 from repro_golden.replay.children import base_environment
 from repro_golden.subjects.argv import interpreter, variables_of
 from repro_golden.subjects.caches import implicit_files

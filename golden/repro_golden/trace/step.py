@@ -21,7 +21,7 @@ class Step:
         parts: Whether one rank of several writes. Tensors that hold parts of several then share a name, and one that
             its placement calls whole keeps the placement: it may be one rank's alone, which cannot be told without it.
         packs: Whether rows may come packed (by `signals`), many at a time. Nobody looks at each then, so none is
-            checked: the names are a recorder's, and `attach.collect` tells apart those that a program chose.
+            checked: the names are a recorder's, and `attach.gathered.collect` tells apart those that a program chose.
     """
 
     def __init__(self, *, parts: bool = False, packs: bool = False) -> None:

@@ -31,7 +31,7 @@ from repro_golden.base.files import scratch_folder
 from repro_golden.base.trust import VARIABLE
 from repro_golden.case.file import Case
 from repro_golden.case.identity import BITS_VARIABLES, Identity
-from repro_golden.recording.attach.identify import Built, marked
+from repro_golden.recording.attach.code.identify import Built, marked
 from repro_golden.replay.children import CancelledError
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.git import lfs_store

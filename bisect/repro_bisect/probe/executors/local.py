@@ -16,7 +16,7 @@ from repro_bisect.probe.executors import Outcome, Task, perform
 from repro_bisect.probe.executors.extensions import own_extensions, without_locks
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
-from repro_golden.recording.attach.identify import marked
+from repro_golden.recording.attach.code.identify import marked
 from repro_golden.replay.ranks import free_port
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.submodules import fetched

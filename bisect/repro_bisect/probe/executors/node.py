@@ -25,7 +25,7 @@ from repro_golden.base.canonical import digest
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.files import scratch_folder
 from repro_golden.case.file import Case
-from repro_golden.recording.attach.identify import Built
+from repro_golden.recording.attach.code.identify import Built
 from repro_golden.replay.children import CancelledError
 from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.repository.git import Git

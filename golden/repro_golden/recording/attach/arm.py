@@ -21,12 +21,12 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     import torch
     from torch.optim import optimizer as optimizers
 
-    from repro_golden.recording.attach import by_hand, making_state, whole_graphs
     from repro_golden.recording.attach.alive import generators, megatron
     from repro_golden.recording.attach.alive.readings import Activations, gradients_of, handed_to
     from repro_golden.recording.attach.guard import stand_in
     from repro_golden.recording.attach.session import Session
     from repro_golden.recording.attach.settings import VARIABLE, Settings
+    from repro_golden.recording.attach.stepping import by_hand, making_state, whole_graphs
     from repro_golden.recording.attach.steps import Steps
     from repro_golden.recording.attach.written import saving
     from repro_golden.recording.attach.written.hearing import Hearing
@@ -96,8 +96,8 @@ def _clipping(when: Callable[[str, Callable[[Any], None]], object], utils: Any, 
     """Keep the norm that gradients are clipped by, before clipping."""
     import torch
 
-    from repro_golden.recording.attach.by_hand import Depth
     from repro_golden.recording.attach.guard import stand_in
+    from repro_golden.recording.attach.stepping.by_hand import Depth
 
     depth = Depth()
 

@@ -27,8 +27,8 @@ from repro_golden.base.credentials import handed_on
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, CommandSubject
 from repro_golden.case.identity import Difference, Identity, versions_of
-from repro_golden.recording.attach.identify import Built
-from repro_golden.recording.attach.run import PACKAGE
+from repro_golden.recording.attach.code.identify import Built
+from repro_golden.recording.attach.gathered.run import PACKAGE
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.subjects.argv import interpreter, replaced, variables_of, words
@@ -347,7 +347,7 @@ spec = importlib.util.spec_from_file_location(
     "repro_golden", package + "/__init__.py", submodule_search_locations=[package])
 module = sys.modules["repro_golden"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-from repro_golden.recording.attach import identify
+from repro_golden.recording.attach.code import identify
 getattr(identify, call)(*map(int, numbers))
 """
 """`repro_golden` from its own folder and nothing else of our environment, in another Python."""
@@ -396,7 +396,7 @@ def build_for(python: str, variables: Mapping[str, str], root: Path) -> Built:
 
 @functools.lru_cache(maxsize=32)
 def asked(python: str, variables: tuple[tuple[str, str], ...], root: str, call: str, numbers: tuple[int, ...]) -> Any:
-    """What a function of `repro_golden.recording.attach.identify` prints in another Python, as JSON; remembered."""
+    """What a function of `recording.attach.code.identify` prints in another Python, as JSON; remembered."""
     done = subprocess.run(
         [python, "-c", _ASK, str(PACKAGE), call, *map(str, numbers)],
         env=dict(variables), cwd=root, capture_output=True, text=True, check=False,

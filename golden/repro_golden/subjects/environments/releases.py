@@ -40,7 +40,7 @@ from packaging.version import InvalidVersion, Version
 from repro_golden.base.canonical import parse_json
 from repro_golden.base.credentials import handed_on
 from repro_golden.base.errors import MachineFailureError, ReproError
-from repro_golden.recording.attach.identify import marked
+from repro_golden.recording.attach.code.identify import marked
 
 __all__ = [
     "DECIDING",

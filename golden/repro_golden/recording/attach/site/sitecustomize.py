@@ -269,7 +269,7 @@ def _watch_imports() -> None:
     asked = json.loads(_asked)
     if asked["place"] is not None:
         instrument()
-        from repro_golden.recording.attach.met import watch
+        from repro_golden.recording.attach.code.met import watch
 
         watch(asked["place"], asked["home"], asked["out"], tests=not asked["recorder"] and not asked["entry"])
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from repro_golden.recording.attach.order import At, dump_name, may_be
 from repro_golden.recording.attach.settings import Settings
+from repro_golden.recording.attach.written.order import At, dump_name, may_be
 from repro_golden.recording.attach.written.raw import RawLog
 
 __all__ = ["Records"]

@@ -14,11 +14,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from repro_golden.recording.attach import installed
-from repro_golden.recording.attach.identify import counted, marked, tracked
-from repro_golden.recording.attach.installed import TESTS
-from repro_golden.recording.attach.met import FILES, TRACKED
-from repro_golden.recording.attach.working_trees import below, forget, is_alike, origin_in, real, real_file, remembered
+from repro_golden.recording.attach.code import installed
+from repro_golden.recording.attach.code.identify import counted, marked, tracked
+from repro_golden.recording.attach.code.installed import TESTS
+from repro_golden.recording.attach.code.met import FILES, TRACKED
+from repro_golden.recording.attach.code.working_trees import (
+    below,
+    forget,
+    is_alike,
+    origin_in,
+    real,
+    real_file,
+    remembered,
+)
 
 __all__ = ["prepare", "said"]
 

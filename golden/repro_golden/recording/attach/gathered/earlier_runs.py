@@ -18,7 +18,7 @@ from typing import Any
 
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
-from repro_golden.recording.attach.earlier import FILES, OTHERS
+from repro_golden.recording.attach.code.earlier import FILES, OTHERS
 from repro_golden.repository.checkout import Place, find_checkout
 
 __all__ = ["Code", "among_others", "noted", "read_in"]

@@ -17,16 +17,16 @@ import repro_golden
 from repro_golden.base.errors import ReproError
 from repro_golden.base.observed import ALL_SIGNALS
 from repro_golden.base.processes import ExecError, executed
-from repro_golden.recording.attach.collect import Collected, Gathering
-from repro_golden.recording.attach.identify import tree_of
+from repro_golden.recording.attach.code.identify import tree_of
+from repro_golden.recording.attach.gathered.collect import Collected, Gathering
+from repro_golden.recording.attach.gathered.unseen import Unseen
 from repro_golden.recording.attach.settings import VARIABLE, Settings
-from repro_golden.recording.attach.unseen import Unseen
 from repro_golden.trace import Header
 
 __all__ = ["PACKAGE", "environment_for", "run_traced", "said_of"]
 
 PACKAGE = Path(repro_golden.__file__).resolve().parent
-SITE = Path(__file__).resolve().parent / "site"
+SITE = PACKAGE / "recording" / "attach" / "site"
 
 
 def environment_for(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:

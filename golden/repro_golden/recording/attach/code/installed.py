@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from repro_golden.recording.attach.noted import notes
-from repro_golden.recording.attach.working_trees import (
+from repro_golden.recording.attach.code.noted import notes
+from repro_golden.recording.attach.code.working_trees import (
     below,
     is_alike,
     is_remote,
@@ -199,7 +199,7 @@ def _other(copy: Copy, inside: str, there: str, tests: bool) -> str | None:
         return None
     if os.path.lexists(there):
         return None if is_alike(os.path.join(copy.site, inside), there) else there  # noqa: PTH118
-    from repro_golden.recording.attach.identify import ignored
+    from repro_golden.recording.attach.code.identify import ignored
 
     return None if tests or ignored(copy.project, [there]) else there
 
@@ -207,7 +207,7 @@ def _other(copy: Copy, inside: str, there: str, tests: bool) -> str | None:
 @remembered
 def _listed(project: str) -> Sequence[str]:
     """The files of a project, as seen from there, by git; of one without a repository what a library consists of."""
-    from repro_golden.recording.attach.identify import counted, tracked
+    from repro_golden.recording.attach.code.identify import counted, tracked
 
     return sorted(tracked(project) or (os.path.relpath(path, project) for path in counted(project)))
 
@@ -235,7 +235,7 @@ def _twin(copy: Copy, top: str) -> str | None:
 @remembered
 def _beside(copy: Copy, top: str, twin: str) -> str | None:
     """A file of a package's copy that is not the same in the tree; what installers left out is not known."""
-    from repro_golden.recording.attach.identify import ignored
+    from repro_golden.recording.attach.code.identify import ignored
 
     mine = {path[len(top) + 1 :] for path in copy.files if path.startswith(f"{top}/") and not path.endswith(_COMPILED)}
     mine = {name for name in mine if os.path.basename(name) not in _STAMPED}  # noqa: PTH119

@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from repro_golden.base.audit import hear
-from repro_golden.recording.attach import earlier
-from repro_golden.recording.attach.noted import notes
+from repro_golden.recording.attach.code import earlier
+from repro_golden.recording.attach.code.noted import notes
 
 if TYPE_CHECKING:
-    from repro_golden.recording.attach.installed import Copy
-    from repro_golden.recording.attach.working_trees import Origin
+    from repro_golden.recording.attach.code.installed import Copy
+    from repro_golden.recording.attach.code.working_trees import Origin
 
 __all__ = ["FILES", "PYTHONS", "TRACKED", "is_deaf", "watch"]
 
@@ -34,7 +34,7 @@ TRACKED = "tracked"
 
 _KEPT = ("site-packages", "dist-packages")
 """An environment inside a checkout is none of its code."""
-_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
 _STANDARD = os.path.dirname(os.__file__)  # noqa: PTH120
 _HOOKS = tuple(
     f"{what}_{of}"
@@ -130,7 +130,7 @@ class _Process:
         for n, folder in enumerate(folders):
             if folder.startswith(self._meant) or any(part in folder for part in _KEPT):
                 continue
-            from repro_golden.recording.attach.working_trees import real
+            from repro_golden.recording.attach.code.working_trees import real
 
             origin = self._origin(folder)
             if origin and os.path.isdir(folder) and origin.counterpart(real(folder)) not in map(real, folders[:n]):  # noqa: PTH112
@@ -162,7 +162,7 @@ class _Process:
 
     def _is_made(self, file: str) -> bool:
         """Whether code is this run's own: of a file that it wrote anew, or of a name for none."""
-        from repro_golden.recording.attach.working_trees import real_file
+        from repro_golden.recording.attach.code.working_trees import real_file
 
         file, now = real_file(file), _stamp(file)
         if file in self._made:
@@ -178,7 +178,7 @@ class _Process:
 
     def _origin(self, path: str) -> Origin | None:
         """The other working tree of this repository that a path is of; None of any other path."""
-        from repro_golden.recording.attach.working_trees import origin_in, real_file
+        from repro_golden.recording.attach.code.working_trees import origin_in, real_file
 
         file = real_file(path)
         if file.startswith(self._meant) or any(part in file for part in _KEPT):
@@ -197,7 +197,7 @@ class _Process:
         if site not in self._sites:
             self._sites[site] = ()
             if notes(site):
-                from repro_golden.recording.attach.installed import copies
+                from repro_golden.recording.attach.code.installed import copies
 
                 self._sites[site] = copies(site, self._place, self._home)
         return self._sites[site]

@@ -68,7 +68,7 @@ _SITES = ("site-packages", "dist-packages")
 """Where packages lie."""
 _OURS = "repro-harness"
 """Ours, for which the recorder's version stands."""
-_CHECKOUT = Path(__file__).resolve().parents[4]
+_CHECKOUT = Path(__file__).resolve().parents[5]
 _OURS_IN_PLACE = frozenset((_CHECKOUT, *(_CHECKOUT / part for part in ("core", "golden", "bisect"))))
 """Where it is imported from, if that is a checkout of it."""
 _TELLING = ("METADATA", "PKG-INFO", "RECORD", "direct_url.json")
@@ -121,7 +121,7 @@ def places(*left_out: str | None) -> dict[str, str]:
     Args:
         left_out: Where the code under test lies.
     """
-    tops = [Path(__file__).parents[3], sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *left_out]
+    tops = [Path(__file__).parents[4], sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *left_out]
     known, folders = [f"{top}{os.sep}" for top in tops if top], {}
     for name in loaded():
         module = sys.modules.get(name)

@@ -13,11 +13,11 @@ from typing import Any
 from repro_golden.base.canonical import same_float
 from repro_golden.base.errors import ReproError
 from repro_golden.base.usage import slowest
-from repro_golden.recording.attach.earlier_runs import read_in
-from repro_golden.recording.attach.merging import largest, merge_rows, one_at_a_time
-from repro_golden.recording.attach.order import IN_ORDER, At, take_dumps, told_apart
+from repro_golden.recording.attach.gathered.earlier_runs import read_in
+from repro_golden.recording.attach.gathered.merging import largest, merge_rows, one_at_a_time
+from repro_golden.recording.attach.gathered.unseen import unseen_for
 from repro_golden.recording.attach.rounds import Rounds, read, written
-from repro_golden.recording.attach.unseen import unseen_for
+from repro_golden.recording.attach.written.order import IN_ORDER, At, take_dumps, told_apart
 from repro_golden.recording.attach.written.raw import SHOWN, number_of
 from repro_golden.repository.git import state_of
 from repro_golden.trace import Header, Row, StepRecord, TraceWriter, seal

@@ -1,0 +1,1 @@
+"""The instrument's side: a command is run, and what its processes wrote becomes one trace."""
