@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from repro_golden.fingerprint import _numba
-from repro_golden.fingerprint.backends import JOB
+from repro_golden.fingerprint.backends import _numba
+from repro_golden.fingerprint.backends.backend import JOB
 from repro_golden.fingerprint.kinds import luts
 
 TENSORS = 1 << 21

@@ -25,7 +25,7 @@ import xxhash
 from torch import Tensor
 
 from repro_golden.fingerprint import Collector, fingerprints, reference
-from repro_golden.fingerprint.gpu import check
+from repro_golden.fingerprint.backends.gpu import check
 
 ROUNDS = 15
 GIB = 1 << 30

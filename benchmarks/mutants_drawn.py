@@ -20,9 +20,9 @@ from tiers import ROOT
 __all__ = ["PACKAGES", "Mutant", "changed", "draw", "read_marks", "write"]
 
 PACKAGES = ("repro", "core/repro_core", "golden/repro_golden", "bisect/repro_bisect")
-LEFT_OUT = (
-    "golden/repro_golden/fingerprint/_numba.py",  # compiled: what is put into them to see who comes by does not compile
-    "golden/repro_golden/fingerprint/_triton.py",
+LEFT_OUT = (  # compiled: what is put into them to see who comes by does not compile
+    "golden/repro_golden/fingerprint/backends/_numba.py",
+    "golden/repro_golden/fingerprint/backends/_triton.py",
 )
 
 

@@ -20,7 +20,7 @@ from repro_bisect.driver.result import Culprit
 from repro_bisect.explain.result import Explained, Explanation, Version
 from repro_bisect.explain.source import Place
 from repro_golden.base.canonical import digest
-from repro_golden.base.usage import Usage
+from repro_golden.base.machine.usage import Usage
 from repro_golden.compare.traces import Divergence
 from repro_golden.trace.tensor_difference import TensorDifference
 

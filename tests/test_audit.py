@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from repro_golden.base.audit import hear
+from repro_golden.base.machine.audit import hear
 
 
 class _TimeUpError(Exception):

@@ -18,7 +18,7 @@ import pytest
 
 from repro_golden.base.errors import MachineFailureError
 from repro_golden.base.files import scratch_folder
-from repro_golden.base.processes import MARK
+from repro_golden.base.machine.processes import MARK
 from repro_golden.case.file import Case
 from repro_golden.replay.children import (
     CancelledError,

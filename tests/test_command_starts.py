@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from repro_golden.base.errors import ReproError
-from repro_golden.base.processes import ExecError, executed
+from repro_golden.base.machine.processes import ExecError, executed
 from repro_golden.case.file import Case
 from repro_golden.recording.attach.gathered.run import run_traced
 from repro_golden.replay.children import Child, ChildFailure

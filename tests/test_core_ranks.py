@@ -16,7 +16,7 @@ from conftest import SOURCE, Repo, environment, patient
 from ranks_kit import answer, case_of, failing, place_of, repository, run, traced
 
 from repro_golden.base.errors import MachineFailureError
-from repro_golden.base.processes import MARK
+from repro_golden.base.machine.processes import MARK
 from repro_golden.compare.traces import first_difference
 from repro_golden.recording.rank_group import lost_a_peer, result_path
 from repro_golden.replay.children import Child, Run

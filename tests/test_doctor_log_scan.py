@@ -20,7 +20,7 @@ from repro.doctor.artefacts.logs.files import log_files, read_log
 from repro.doctor.artefacts.logs.scan import BEHIND, KEPT, NEAR, SHOWN, Scan, safe, scan
 from repro.doctor.logs import LOG, RAY_SESSION
 from repro_golden.base.errors import ReproError
-from repro_golden.base.printed import labelled
+from repro_golden.base.printed.lines import labelled
 
 
 def naive(data: bytes, phrases: list[str]) -> Scan:

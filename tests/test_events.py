@@ -29,7 +29,7 @@ from repro.nightly.tensorboard import STATUS_TEXT, write_nights, write_pulls
 from repro.pulls.pair import Compared, PairResult, compare_traces
 from repro_bisect.axes.axis import PointInfo
 from repro_golden.base.errors import ReproError
-from repro_golden.base.usage import Usage
+from repro_golden.base.machine.usage import Usage
 from repro_golden.case.file import Bound, Compare
 from repro_golden.compare.tensorboard import agreeing_offset, differences, matched, read_events
 from repro_golden.trace import Trace

@@ -14,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from view_kit import CUDA, in_a_cold_process
 
-from repro_golden.fingerprint import Lanes, _numba, add, backends, cpu, fingerprint, merge, reference, scan, shares
+from repro_golden.fingerprint import Lanes, add, fingerprint, merge, reference, scan, shares
+from repro_golden.fingerprint.backends import _numba, cpu
+from repro_golden.fingerprint.backends.backend import backend as backends
+from repro_golden.fingerprint.backends.cpu import Cpu
 from repro_golden.fingerprint.collector import backend_for
-from repro_golden.fingerprint.cpu import Cpu
 from repro_golden.fingerprint.kinds import kind_of, luts
 from repro_golden.fingerprint.placement import box
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from view_kit import CUDA, DEVICE, observe
 
 from repro_golden.fingerprint import Collector, fingerprint
-from repro_golden.fingerprint.gpu import _memory
+from repro_golden.fingerprint.backends.gpu import _memory
 
 pytestmark = pytest.mark.skipif(not CUDA, reason="needs a CUDA GPU")
 

@@ -24,9 +24,10 @@ from hypothesis import strategies as st
 from view_kit import CPU, CUDA, DEVICE, DTYPES, INTERPRETED, QUANTIZED, View, agree, observe, view
 
 from repro_golden.base.errors import ReproError
-from repro_golden.fingerprint import Collector, dtype_name, fingerprint, gpu, merge, scan
-from repro_golden.fingerprint.backends import Table
-from repro_golden.fingerprint.gpu import Gpu, _memory, _Tables
+from repro_golden.fingerprint import Collector, dtype_name, fingerprint, merge, scan
+from repro_golden.fingerprint.backends import gpu
+from repro_golden.fingerprint.backends.backend import Table
+from repro_golden.fingerprint.backends.gpu import Gpu, _memory, _Tables
 from repro_golden.fingerprint.kinds import NONE, WIDTHS
 from repro_golden.fingerprint.placement import box, padding, stack
 from repro_golden.fingerprint.tensors import Singles
@@ -41,8 +42,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encount
 def work_in(piece: int, block: int, buffer: int = 1 << 24) -> Iterator[None]:
     """Other sizes of pieces, blocks (words) and buffer (bytes), with nothing prepared before or left after."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("repro_golden.fingerprint.gpu._PIECE", piece)
-        patch.setattr("repro_golden.fingerprint.gpu._BLOCK", block)
+        patch.setattr("repro_golden.fingerprint.backends.gpu._PIECE", piece)
+        patch.setattr("repro_golden.fingerprint.backends.gpu._BLOCK", block)
         patch.setattr("repro_golden.fingerprint.recipe.BUFFER", buffer)
         _memory.cache_clear()
         yield
@@ -78,7 +79,7 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_here(kind: int) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from repro_golden.fingerprint import _triton
+    from repro_golden.fingerprint.backends import _triton
 
     scattered = [i for i in (1, 2, 4, 8) if kind == NONE or i in (WIDTHS[kind], 2 * WIDTHS[kind])]
     ways = [*itertools.product((0, 1), (1, 8, 16), [0], [0]), *itertools.product([1], [1], scattered, (0, 1))]
@@ -226,8 +227,8 @@ def test_the_tables_of_the_last_turns_stay_and_the_oldest_others_go() -> None:
 
     tables = _Tables(make, lambda table: table.nbytes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("repro_golden.fingerprint.gpu._BYTES", 40)  # five tables of eight bytes
-        patch.setattr("repro_golden.fingerprint.gpu._TURNS", 2)
+        patch.setattr("repro_golden.fingerprint.backends.gpu._BYTES", 40)  # five tables of eight bytes
+        patch.setattr("repro_golden.fingerprint.backends.gpu._TURNS", 2)
         for step in range(6):
             for number in (0, 10 + step, 20 + step):  # one of every step, and two of this
                 assert tables.of(np.array([number])).tolist() == [number]
@@ -245,7 +246,7 @@ def test_the_tables_of_the_last_turns_stay_and_the_oldest_others_go() -> None:
         for number in range(100):  # which nobody reads
             tables.of(np.array([200 + number]))
         assert len(list(tables)) == 20
-        patch.setattr("repro_golden.fingerprint.gpu._KEPT", 4)
+        patch.setattr("repro_golden.fingerprint.backends.gpu._KEPT", 4)
         tables.of(np.array([200]))
         assert len(list(tables)) == 16
 
@@ -254,7 +255,7 @@ def test_the_tables_of_the_last_turns_stay_and_the_oldest_others_go() -> None:
 def test_a_step_that_outgrew_its_room_comes_home_in_one_copy_afterwards() -> None:
     """Results of a step that needed several chunks have one chunk from the next step on, and stay right."""
     with work_in(256, 64), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("repro_golden.fingerprint.gpu._ROOM", 16)
+        patch.setattr("repro_golden.fingerprint.backends.gpu._ROOM", 16)
         tensors = [torch.arange(k + 1, dtype=torch.float32, device=DEVICE) for k in range(12)]
         expected = observe([t.to(CPU) for t in tensors], on_cpu=True).result()
         patch.setattr("repro_golden.fingerprint.collector.backend_for", Gpu)

@@ -10,7 +10,8 @@ import warm_kit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro_golden.fingerprint import _numba, _numpy, dtype_name, kinds
+from repro_golden.fingerprint import dtype_name, kinds
+from repro_golden.fingerprint.backends import _numba, _numpy
 from repro_golden.trace import Trace
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int16, torch.uint16,
@@ -67,7 +68,7 @@ def test_little_is_read_without_numba_and_much_with_it(tmp_path: Path, elements:
     program = (
         f"import sys, torch\np = torch.nn.Parameter(torch.ones({elements}))\no = torch.optim.SGD([p], 0.1)\n"
         "for _ in range(4):\n    p.grad = torch.ones_like(p)\n    o.step()\n"
-        "print('loaded', 'repro_golden.fingerprint._numba' in sys.modules)"
+        "print('loaded', 'repro_golden.fingerprint.backends._numba' in sys.modules)"
     )
     command = [sys.executable, "-m", "repro", "trace", "--out", "trace", "--", sys.executable, "-c", program]
     done = warm_kit.run(command, tmp_path)

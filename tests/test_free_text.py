@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from repro_golden.base.free_text import is_bar, shown_in
-from repro_golden.base.machine_numbers import of_the_machine
-from repro_golden.base.printed import Lines, metrics_of
+from repro_golden.base.printed.free_text import is_bar, shown_in
+from repro_golden.base.printed.lines import Lines, metrics_of
+from repro_golden.base.printed.machine_numbers import of_the_machine
 
 MEGATRON = (
     " [2026-11-23 01:41:48.061658] iteration        1/       3 | consumed samples:            4 | elapsed time per "

@@ -163,7 +163,7 @@ def test_a_recording_that_the_disk_cut_is_no_verdict(tmp_path: Path) -> None:
 WATCH = """\
 import os, sys, time
 from pathlib import Path
-from repro_golden.base.disks import DiskWatch, reserved
+from repro_golden.base.machine.disks import DiskWatch, reserved
 from repro_golden.base.errors import MachineFailureError
 disk = Path(os.environ["TMPDIR"])
 def told(act, *, needed=(disk,), environ={}, counts=None, told=()):

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers.trainer_callback import PrinterCallback, TrainerState
 
-from repro_golden.base.machine_numbers import measures_time, of_the_machine
-from repro_golden.base.printed import Lines, listen, metrics_of
+from repro_golden.base.printed.lines import Lines, listen, metrics_of
+from repro_golden.base.printed.machine_numbers import measures_time, of_the_machine
 
 INTS = st.integers() | st.sampled_from([2**53 + 1, -(2**63), 10**308, 10**309])
 NUMBERS = st.floats() | st.sampled_from([-0.0, math.nan, math.inf, 5e-324]) | INTS
@@ -428,7 +428,7 @@ def test_progress_bars_do_not_hide_lines() -> None:
 
 PROGRAM = """
 import contextlib, io, logging, os, sys
-from repro_golden.base.printed import listen, metrics_of
+from repro_golden.base.printed.lines import listen, metrics_of
 
 found = []
 take = lambda line: found.append(metrics_of(line).get("x"))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repro_golden.base.errors import ReproError
-from repro_golden.base.printed import labelled, metrics_of
+from repro_golden.base.printed.lines import labelled, metrics_of
 from repro_golden.dumps.run.log import RunLog, wanted
 from repro_golden.dumps.run.rows import phase_of
 

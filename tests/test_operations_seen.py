@@ -21,7 +21,7 @@ def test_small_results_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     """Of a small result the bytes are kept as they were when it was made, by whatever it was read."""
     tensors._kernel.cache_clear()
     if not compiled:
-        monkeypatch.setitem(sys.modules, "repro_golden.fingerprint._numba", None)
+        monkeypatch.setitem(sys.modules, "repro_golden.fingerprint.backends._numba", None)
     try:
         with recording(tmp_path):
             a = torch.arange(6.0).reshape(2, 3)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trace_kit import RAM, write
 
 from repro.report.plot_data import PAIRS, SIGNALS, plot_data_of
-from repro_golden.base.usage import Usage, measure, slowest, spent_of
+from repro_golden.base.machine.usage import Usage, measure, slowest, spent_of
 from repro_golden.fingerprint import reference
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.writer import metric_row

@@ -24,7 +24,7 @@ from repro.report.pieces import code, escaped, fenced, markdown, plain, quoted, 
 from repro.text import utc
 from repro_bisect.driver.result import Culprit
 from repro_golden.base.errors import ReproError
-from repro_golden.base.usage import Usage
+from repro_golden.base.machine.usage import Usage
 from repro_golden.case.file import Bound
 
 

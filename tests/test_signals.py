@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from repro_golden.fingerprint.backends.cpu import content
 from repro_golden.fingerprint.collector import Collector
-from repro_golden.fingerprint.cpu import content
 from repro_golden.fingerprint.definition import reference
 from repro_golden.fingerprint.recipe import recipes_of
 from repro_golden.trace.frames import pack, unpack

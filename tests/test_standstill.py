@@ -18,7 +18,7 @@ import pytest
 from conftest import Repo, environment
 
 from repro_golden.base.errors import MachineFailureError
-from repro_golden.base.processes import StandstillError, output_of
+from repro_golden.base.machine.processes import StandstillError, output_of
 from repro_golden.store.dvc import Dvc
 
 WAITS = "import time; print('begun', flush=True); time.sleep(999)"

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 from test_lines import NAMES, NUMBERS, OTHERS, bits
 
-from repro_golden.base.printed import metrics_of
-from repro_golden.base.wrapped import Whole, Wrapped
+from repro_golden.base.printed.lines import metrics_of
+from repro_golden.base.printed.wrapped import Whole, Wrapped
 
 VALUES = st.dictionaries(NAMES, NUMBERS | OTHERS, min_size=1)
 JSON = st.recursive(

@@ -19,7 +19,7 @@ from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
 
 from repro_golden.fingerprint import Collector, Pending, Placement, Scan, reference
-from repro_golden.fingerprint.gpu import Gpu
+from repro_golden.fingerprint.backends.gpu import Gpu
 
 EVERY = sorted({v for v in vars(torch).values() if isinstance(v, torch.dtype)}, key=str)
 QUANTIZED = [d for d in EVERY if str(d).startswith(("torch.qint", "torch.quint"))]

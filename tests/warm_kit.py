@@ -476,7 +476,7 @@ _BOUND = 8
 
 def _bound(command: Sequence[str]) -> list[int]:
     """The descriptors of `processes._BIND`, where a command is to become another in that way."""
-    from repro_golden.base.processes import _BIND
+    from repro_golden.base.machine.processes import _BIND
 
     return [int(word) for word in command[6:_BOUND]] if command[1:5] == ["-I", "-S", "-c", _BIND] else []
 

@@ -23,8 +23,8 @@ from repro_bisect.predicates.predicates import Bitwise, of_case
 from repro_bisect.probe.progress import Event, Watch
 from repro_golden.base.canonical import jsonable, mapping_of
 from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
+from repro_golden.base.machine.usage import spent_of
 from repro_golden.base.observed import tellings
-from repro_golden.base.usage import spent_of
 from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Checkout
 from repro_golden.store.golden import CASE_LOST

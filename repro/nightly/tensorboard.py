@@ -19,7 +19,7 @@ from repro.nightly.records import STATUSES, Night
 from repro_golden.base.canonical import digest, write_atomic
 from repro_golden.base.errors import ReproError
 from repro_golden.base.extras import require
-from repro_golden.base.usage import Usage
+from repro_golden.base.machine.usage import Usage
 
 if TYPE_CHECKING:
     from repro.pulls.pair import PairResult

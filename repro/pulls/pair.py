@@ -24,7 +24,7 @@ from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
 from repro_golden.base.canonical import mapping_of
 from repro_golden.base.errors import NotVerifiableError, ReproError
-from repro_golden.base.usage import Usage, spent_of
+from repro_golden.base.machine.usage import Usage, spent_of
 from repro_golden.case.file import Bound, Case, Compare
 from repro_golden.compare.coverage import only_bounds, read_of
 from repro_golden.compare.endings import failed_since

@@ -39,7 +39,7 @@ class Comparison:
         culprits: `repro_bisect.driver.result.Culprit`, each as JSON.
         bisect: ``range``, ``outcome`` and ``reproduce`` of the search; None where there was none.
         notes: Lines that a reader should know: reasons, checks.
-        spent: By side, `repro_golden.base.usage.Usage` as JSON.
+        spent: By side, `repro_golden.base.machine.usage.Usage` as JSON.
         reproduce: The command that does it again.
         night: The night, of a night.
     """

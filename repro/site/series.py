@@ -13,7 +13,7 @@ from repro.site.charts import series_chart, unit_of
 from repro.site.folder import night_key, number
 from repro.site.results import Results, when
 from repro_golden.base.clean import visible
-from repro_golden.base.usage import Usage
+from repro_golden.base.machine.usage import Usage
 
 __all__ = ["STATISTICS", "Figure", "case_data", "figures"]
 

@@ -22,7 +22,7 @@ from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.probe.states import States
 from repro_bisect.search.first_bad import Verdict
 from repro_golden.base.errors import ReproError
-from repro_golden.base.usage import spent_of
+from repro_golden.base.machine.usage import spent_of
 from repro_golden.compare.endings import ended_early, failed_since
 from repro_golden.compare.renames import NOTHING, aligned
 from repro_golden.compare.traces import Divergence, require_finite

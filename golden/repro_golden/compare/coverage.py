@@ -10,7 +10,7 @@ from typing import Any
 
 from repro_golden.base.canonical import mapping_of
 from repro_golden.base.errors import ReproError
-from repro_golden.base.machine_numbers import words_of
+from repro_golden.base.printed.machine_numbers import words_of
 from repro_golden.compare.name_matching import content
 from repro_golden.compare.told_metrics import BOTH, Moved
 from repro_golden.trace import Row, Trace

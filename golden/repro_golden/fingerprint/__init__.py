@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from repro_golden.fingerprint.definition import SCHEME, Lanes, add, bind, reference
 
 if TYPE_CHECKING:
+    from repro_golden.fingerprint.backends.cpu import content
     from repro_golden.fingerprint.collector import Collector, Pending
-    from repro_golden.fingerprint.cpu import content
     from repro_golden.fingerprint.kinds import dtype_name
     from repro_golden.fingerprint.placement import Placement
     from repro_golden.fingerprint.share import Share, merge
@@ -25,7 +25,7 @@ _HOMES = {
     "placement": ("Placement",),
     "views": ("Scan",),
     "share": ("Share", "merge"),
-    "cpu": ("content",),
+    "backends.cpu": ("content",),
     "tensors": ("fingerprint", "fingerprints", "scan", "shares"),
 }
 

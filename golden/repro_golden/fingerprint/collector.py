@@ -14,12 +14,12 @@ import numpy.typing as npt
 import torch
 
 from repro_golden.base.canonical import xxh3_128_hexdigest
-from repro_golden.fingerprint import gpu
-from repro_golden.fingerprint.backends import Backend, Results
-from repro_golden.fingerprint.cpu import Cpu
+from repro_golden.fingerprint.backends import gpu
+from repro_golden.fingerprint.backends.backend import Backend, Results
+from repro_golden.fingerprint.backends.cpu import Cpu
+from repro_golden.fingerprint.backends.gpu import stream_id
 from repro_golden.fingerprint.definition import MASK, Lanes
 from repro_golden.fingerprint.distributed import local_of
-from repro_golden.fingerprint.gpu import stream_id
 from repro_golden.fingerprint.kinds import dtype_name
 from repro_golden.fingerprint.placement import read
 from repro_golden.fingerprint.recipe import Entry, Recipe, Work, recipes_of, start

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from repro_golden.fingerprint.backends import BUFFER, JOB, Backend, Table
+from repro_golden.fingerprint.backends.backend import BUFFER, JOB, Backend, Table
 from repro_golden.fingerprint.definition import frame
 from repro_golden.fingerprint.distributed import missing
 from repro_golden.fingerprint.kinds import NONE, PLAIN_TENSORS, dtype_name, kind_of

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from repro_golden.fingerprint.backends.gpu import _BLOCK, _current, _step, own_memory
 from repro_golden.fingerprint.collector import Collector
 from repro_golden.fingerprint.definition import MASK
-from repro_golden.fingerprint.gpu import _BLOCK, _current, _step, own_memory
 from repro_golden.fingerprint.share import Share
 from repro_golden.fingerprint.views import Scan
 
@@ -55,7 +55,7 @@ def lanes_of_small(tensor: torch.Tensor) -> tuple[int, int] | None:
 @functools.cache
 def _kernel() -> Any:
     try:
-        from repro_golden.fingerprint._numba import lanes
+        from repro_golden.fingerprint.backends._numba import lanes
     except ImportError:
         return None
     return lanes
@@ -109,7 +109,7 @@ class Singles:
 
     def add(self, tensor: torch.Tensor) -> int | None:
         """Read a plain tensor; its number, or None where it does not begin at a multiple of 8 bytes."""
-        from repro_golden.fingerprint import _triton
+        from repro_golden.fingerprint.backends import _triton
 
         held = tensor if tensor.is_contiguous() else tensor.contiguous()
         address, size = held.data_ptr(), held.numel() * held.element_size()

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from repro_golden.base.canonical import write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
-from repro_golden.base.usage import measure
+from repro_golden.base.machine.usage import measure
 from repro_golden.recording.rank_group import RankGroup, lost_a_peer
 
 if TYPE_CHECKING:

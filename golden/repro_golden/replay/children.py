@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from repro_golden.base.credentials import handed_on
-from repro_golden.base.disks import FULL, DiskWatch, reserved
 from repro_golden.base.errors import MachineFailureError, ShortageError
-from repro_golden.base.processes import tree_of
+from repro_golden.base.machine.disks import FULL, DiskWatch, reserved
+from repro_golden.base.machine.processes import tree_of
 from repro_golden.base.trust import VARIABLE, trust_of
 from repro_golden.case.file import Case
 from repro_golden.replay.output import RAISED, last_line, last_lines, tail

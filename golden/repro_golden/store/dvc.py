@@ -17,7 +17,7 @@ from pathlib import Path
 from repro_golden.base.canonical import named_after, write_atomic
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.extras import require
-from repro_golden.base.processes import StandstillError, output_of, tree_of
+from repro_golden.base.machine.processes import StandstillError, output_of, tree_of
 from repro_golden.repository.dvc_files import is_little, is_torn, md5_at, overlap, same
 from repro_golden.repository.git import Git
 from repro_golden.store.pulled import (

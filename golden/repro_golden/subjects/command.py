@@ -15,7 +15,7 @@ from typing import Any
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.files import scratch_folder
-from repro_golden.base.processes import ExecError
+from repro_golden.base.machine.processes import ExecError
 from repro_golden.case.file import Case, CommandSubject
 from repro_golden.case.python_of import named_by, same_python
 from repro_golden.compare.renames import Parting

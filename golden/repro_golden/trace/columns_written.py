@@ -11,7 +11,7 @@ import functools
 import re
 from fnmatch import fnmatchcase
 
-from repro_golden.base.machine_numbers import of_the_machine
+from repro_golden.base.printed.machine_numbers import of_the_machine
 from repro_golden.base.systems import SYSTEMS
 from repro_golden.trace.model import METRIC, Row
 from repro_golden.trace.reader import Trace

@@ -10,8 +10,8 @@ from pathlib import Path
 from repro_golden.base.canonical import same_float
 from repro_golden.base.errors import ReproError
 from repro_golden.base.files import open_regular
-from repro_golden.base.machine_numbers import measures_time
-from repro_golden.base.printed import Labelled, Lines, labelled
+from repro_golden.base.printed.lines import Labelled, Lines, labelled
+from repro_golden.base.printed.machine_numbers import measures_time
 
 __all__ = ["RunLog", "wanted"]
 

@@ -182,7 +182,7 @@ def _board(writer: Any, session: Any) -> None:
 
 def _bars(bar: Any, session: Any, on_bars: set[str]) -> None:
     """Keep what a progress bar is given to show, and its names in `on_bars`."""
-    from repro_golden.base.free_text import in_text
+    from repro_golden.base.printed.free_text import in_text
     from repro_golden.recording.attach.written.raw import SHOWN
 
     def shown(numbers: Mapping[str, Any]) -> Mapping[str, Any]:

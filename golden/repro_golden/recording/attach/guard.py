@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from repro_golden.base.audit import of_a_handler
+from repro_golden.base.machine.audit import of_a_handler
 
 __all__ = ["harmless", "stand_in", "without_collection"]
 

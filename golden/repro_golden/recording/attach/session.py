@@ -21,7 +21,7 @@ import torch
 import repro_golden
 from repro_golden.base.clean import one_line
 from repro_golden.base.errors import ReproError
-from repro_golden.base.usage import measure
+from repro_golden.base.machine.usage import measure
 from repro_golden.recording.attach.alive.beside import Beside
 from repro_golden.recording.attach.alive.generators import states
 from repro_golden.recording.attach.alive.names import Names

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from repro_golden.base.audit import hear
+from repro_golden.base.machine.audit import hear
 
 __all__ = ["LinesRun", "files_in"]
 

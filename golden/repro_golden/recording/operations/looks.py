@@ -196,7 +196,7 @@ class SmallResults:
         last = next((entry for entry in reversed(self._on_device.values()) if entry[0].device == device), None)
         if last is not None and last[1] + last[2] + size <= _ROOM:
             return last[0], last[1] + last[2]
-        from repro_golden.fingerprint.gpu import own_memory
+        from repro_golden.fingerprint.backends.gpu import own_memory
 
         # a room that was made in inference mode could not be written to outside of it
         with own_memory(device), torch.inference_mode(mode=False):

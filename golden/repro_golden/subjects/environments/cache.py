@@ -20,7 +20,7 @@ from typing import IO, Any, NoReturn
 
 from repro_golden.base.canonical import parse_json, write_atomic
 from repro_golden.base.errors import MachineFailureError
-from repro_golden.base.processes import ExecError
+from repro_golden.base.machine.processes import ExecError
 from repro_golden.replay.children import (
     CancelledError,
     Child,

@@ -24,7 +24,7 @@ from repro.doctor.artefacts.logs.asides import MARKS, Samples
 from repro.doctor.artefacts.logs.records import ANCHORS, losses_and_norms
 from repro.doctor.artefacts.logs.scan import Scan, Taker, safe, scan
 from repro_golden.base.errors import ReproError
-from repro_golden.base.printed import labelled
+from repro_golden.base.printed.lines import labelled
 
 __all__ = ["log_files", "log_reader", "read_log", "session_reader"]
 

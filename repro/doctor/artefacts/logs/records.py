@@ -6,9 +6,9 @@ import functools
 import re
 
 from repro.doctor.artefacts.logs.asides import aside
-from repro_golden.base.free_text import in_bar, in_dict
-from repro_golden.base.machine_numbers import words_of
-from repro_golden.base.printed import CALL, NUMBER, bare
+from repro_golden.base.printed.free_text import in_bar, in_dict
+from repro_golden.base.printed.lines import CALL, NUMBER, bare
+from repro_golden.base.printed.machine_numbers import words_of
 
 __all__ = ["ANCHORS", "is_gradient_norm", "is_loss", "losses_and_norms"]
 

@@ -27,7 +27,7 @@ _BLOCK = 1 << 20
 
 _LONG = 96 << 10
 """Bytes of a line that are held until its end is seen. A longer one is searched in pieces. More than what
-`repro_golden.base.printed.labelled` reads."""
+`repro_golden.base.printed.lines.labelled` reads."""
 
 _HEAD, _BEFORE, _AFTER = 160, 60, 160
 """Bytes shown of a line's beginning, and around a phrase that stands far into it."""

@@ -15,7 +15,7 @@ import torch
 from torch.nn.modules import module as modules
 from torch.nn.parameter import is_lazy
 
-from repro_golden.base.machine_numbers import is_clock, measures_time
+from repro_golden.base.printed.machine_numbers import is_clock, measures_time
 from repro_golden.fingerprint.placement import Part, Placement, whole
 from repro_golden.recording.attach.alive import megatron
 from repro_golden.recording.attach.alive.megatron import Main, is_copy

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from repro_golden.base.audit import hear
+from repro_golden.base.machine.audit import hear
 from repro_golden.recording.attach.code import earlier
 from repro_golden.recording.attach.code.noted import notes
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from repro_golden.base.canonical import same_float
 from repro_golden.base.errors import ReproError
-from repro_golden.base.usage import slowest
+from repro_golden.base.machine.usage import slowest
 from repro_golden.recording.attach.gathered.earlier_runs import read_in
 from repro_golden.recording.attach.gathered.merging import largest, merge_rows, one_at_a_time
 from repro_golden.recording.attach.gathered.unseen import unseen_for

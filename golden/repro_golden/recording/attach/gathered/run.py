@@ -15,8 +15,8 @@ from typing import Any, TextIO
 
 import repro_golden
 from repro_golden.base.errors import ReproError
+from repro_golden.base.machine.processes import ExecError, executed
 from repro_golden.base.observed import ALL_SIGNALS
-from repro_golden.base.processes import ExecError, executed
 from repro_golden.recording.attach.code.identify import tree_of
 from repro_golden.recording.attach.gathered.collect import Collected, Gathering
 from repro_golden.recording.attach.gathered.unseen import Unseen

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from repro_golden.base.errors import ReproError
-from repro_golden.base.processes import descendants
+from repro_golden.base.machine.processes import descendants
 from repro_golden.trace import Trace
 
 __all__ = ["Unseen", "unmatched", "unseen_for"]

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from repro_golden.base.free_text import in_dict, is_bar, shown_in
-from repro_golden.base.printed import bare, listen, metrics_of
-from repro_golden.base.wrapped import Whole, Wrapped
+from repro_golden.base.printed.free_text import in_dict, is_bar, shown_in
+from repro_golden.base.printed.lines import bare, listen, metrics_of
+from repro_golden.base.printed.wrapped import Whole, Wrapped
 from repro_golden.recording.attach.written.raw import SHOWN
 
 __all__ = ["Hearing"]

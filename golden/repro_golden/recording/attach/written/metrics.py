@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from repro_golden.base.machine_numbers import is_clock, measures_time, of_the_machine
+from repro_golden.base.printed.machine_numbers import is_clock, measures_time, of_the_machine
 from repro_golden.recording.attach.written.raw import NORM, SHOWN, number_of
 
 __all__ = ["Metrics", "writable"]

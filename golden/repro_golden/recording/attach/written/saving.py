@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
-from repro_golden.base.audit import hear
-from repro_golden.base.machine_numbers import is_clock, measures_time
+from repro_golden.base.machine.audit import hear
+from repro_golden.base.printed.machine_numbers import is_clock, measures_time
 from repro_golden.recording.attach.alive.opened import as_torch, everything
 from repro_golden.recording.attach.alive.readable import readable
 from repro_golden.recording.attach.alive.readings import Reading, Tensors, folded

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from repro_golden.fingerprint import _numpy
-from repro_golden.fingerprint.backends import BUFFER, Order, Results, Table, split
+from repro_golden.fingerprint.backends import _numpy
+from repro_golden.fingerprint.backends.backend import BUFFER, Order, Results, Table, split
 from repro_golden.fingerprint.distributed import local_of
 from repro_golden.fingerprint.kinds import luts
 from repro_golden.fingerprint.views import carried
@@ -141,7 +141,7 @@ _loops = _Loops()
 def _compiled() -> ModuleType:
     """Those that numba compiles, where it is installed; a foreign program's environment may lack it."""
     try:
-        return importlib.import_module("repro_golden.fingerprint._numba")
+        return importlib.import_module("repro_golden.fingerprint.backends._numba")
     except ImportError:
         return _numpy
 

@@ -10,7 +10,7 @@ import threading
 from typing import NamedTuple
 
 from repro_golden.base.clean import without_colours
-from repro_golden.base.printed import LIMIT, STRING, bare, source
+from repro_golden.base.printed.lines import LIMIT, STRING, bare, source
 
 __all__ = ["Whole", "Wrapped"]
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from repro_golden.base.errors import ReproError
-from repro_golden.fingerprint.backends import BUFFER, Order, Results, Run, Table, split
+from repro_golden.fingerprint.backends.backend import BUFFER, Order, Results, Run, Table, split
 from repro_golden.fingerprint.definition import C1, MASK, reference
 from repro_golden.fingerprint.kinds import BF16, F16, F32, NONE, luts
 from repro_golden.fingerprint.views import carried
@@ -240,7 +240,7 @@ class Gpu:
 
     def run(self, jobs: Table, base: int) -> None:
         """Launch: one kernel for each kind of job and each way in which its bytes lie."""
-        from repro_golden.fingerprint import _triton
+        from repro_golden.fingerprint.backends import _triton
 
         ready = self._memory.prepared.of(jobs)
         tables = self._memory.tables()
@@ -256,7 +256,7 @@ class Gpu:
 
     def gather(self, table: Table) -> None:
         """Launch the fetching of words; see `backends.Backend`."""
-        from repro_golden.fingerprint import _triton
+        from repro_golden.fingerprint.backends import _triton
 
         chunk, at = self._room(len(table))
         block = 256

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 import re
 
-from repro_golden.base.machine_numbers import words_of
-from repro_golden.base.printed import CALL, NUMBER, bare, numbers
+from repro_golden.base.printed.lines import CALL, NUMBER, bare, numbers
+from repro_golden.base.printed.machine_numbers import words_of
 
 __all__ = ["in_bar", "in_dict", "in_text", "is_bar", "shown_in"]
 

@@ -1,0 +1,1 @@
+"""The machine that children live on: their processes, disks and time, and what Python's audit events tell."""

@@ -1,0 +1,1 @@
+"""Metrics in what training programs print for people: lines, dicts, and names that tell of the machine."""
