@@ -125,6 +125,8 @@ def explanation(result: BisectResult, what: str = "commit") -> str:
             return f"{alone} up the whole difference: the trace {whole}, to the last step."
         return "The other changes move the numbers too: the trace differs from that of all changes."
     same = "equals BAD's" if result.bitwise else f"agrees with BAD's by {result.predicate}"
+    if result.explains_bad and result.passed:
+        return f"With what those before it changed, it explains BAD: its own trace {same}, to the last step."
     if result.explains_bad and len(result.culprits) > 1:
         return f"Together they explain BAD: the last one's own trace {same}, to the last step."
     if result.explains_bad:
@@ -134,6 +136,14 @@ def explanation(result: BisectResult, what: str = "commit") -> str:
     return (
         "Later commits move the numbers too: its trace differs from BAD's. `--all` names them, or search on with "
         f"`repro bisect {short(result.culprit.commit) if result.culprit else ''}..{short(result.bad)}`."
+    )
+
+
+def passed_line(result: BisectResult) -> str:
+    """What was passed on the way: commits that changed something beside the training."""
+    return " ".join(
+        f"{short(c.commit.commit)}, before it, moved no trained parameter or gradient: it differs at {c.divergence}."
+        for c in result.passed
     )
 
 
@@ -258,9 +268,10 @@ def bisect_text(result: BisectResult, what: str = "commit") -> str:
     if len(result.culprits) == 1:
         lines += why_lines(result.culprits[0])
     lines += [line for table in _metric_tables(result) for line in ("", table)]
-    notes = filter(
-        None, [branch_line(result), noise_line(result, what), explanation(result, what), looked_line(result)]
-    )
+    notes = filter(None, [
+        branch_line(result), noise_line(result, what), one_line(passed_line(result)), explanation(result, what),
+        looked_line(result),
+    ])  # fmt: skip
     lines += ["", *notes, cost_line(result, what)]
     return "\n".join([*lines, *skip_lines(_skipped(result, what))])
 
@@ -308,7 +319,7 @@ def _context(result: BisectResult, command: str, what: str, *, plotted: bool) ->
         "headline": headline(result, what),
         "changes": _pairs(result) if isinstance(result, SetResult) else [],
         "explanation": " ".join(
-            filter(None, [branch_line(result), *set_lines(result)[-1:], explanation(result, what)])
+            filter(None, [branch_line(result), passed_line(result), *set_lines(result)[-1:], explanation(result, what)])
         ),
         "renamed": "\n".join(rename_lines(result)),
         "looked": looked_line(result),

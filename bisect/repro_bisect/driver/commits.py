@@ -24,7 +24,10 @@ from repro_bisect.search.detours import Straight, straightened
 from repro_bisect.search.first_bad import Ambiguous, FirstBad, Search
 from repro_golden.base.errors import NotVerifiableError
 from repro_golden.case.file import Case
+from repro_golden.compare.coverage import kind_of
+from repro_golden.compare.renames import aligned
 from repro_golden.compare.traces import Divergence
+from repro_golden.compare.untouched import Reach, reach
 from repro_golden.repository.checkout import Checkout
 from repro_golden.trace import Trace
 
@@ -32,6 +35,8 @@ __all__ = ["Bisection", "bisect_range"]
 
 _NAMED = 5
 """Commits that a line names."""
+_PASSED = 4
+"""Commits that a search goes past because what they changed is none of the training: each is a search of its own."""
 
 
 def bisect_range(checkout: Checkout, case: Case, axis: Axis, watch: Watch, options: Options) -> BisectResult:
@@ -175,7 +180,7 @@ class Bisection(Searching[BisectResult]):
         return self._result("found", [culprit], **details)
 
     def _search_all(self, first: Interval) -> BisectResult:
-        """One interval, or with ``--all`` every one that is left when the baseline moves to the culprit."""
+        """One interval, and what is left when the baseline moves to a culprit: with ``--all``, or past one."""
         culprits: list[Culprit] = []
         waiting: deque[Interval] = deque([first])
         explains: bool | None = None
@@ -206,10 +211,11 @@ class Bisection(Searching[BisectResult]):
             if interval.bad == self.history.bad:
                 explains = confirmed.explains
             self.endpoints.remarks += confirmed.remarks
-            if not self.options.every:
+            if not (self.options.every or self._passes(interval, confirmed, len(culprits))):
                 if confirmed.untold:
                     self._untold(confirmed.culprit.commit.commit, confirmed.untold)
-                return self._result("found", [confirmed.culprit], explains_bad=explains, earlier=confirmed.earlier)
+                found, earlier = [confirmed.culprit], confirmed.earlier
+                return self._result("found", found, explains_bad=explains, earlier=earlier, passed=culprits)
             left = self._left(interval, confirmed, culprits)
             if isinstance(left, Suspects):
                 return self._ambiguous(culprits, left)
@@ -220,6 +226,28 @@ class Bisection(Searching[BisectResult]):
         if self._suspects is not None:
             return self._ambiguous(culprits, self._suspects)
         return self._result("found", culprits, explains_bad=explains)
+
+    def _passes(self, interval: Interval, confirmed: Confirmed, passed: int) -> bool:
+        """Whether BAD's numbers differ nearer to the training than a culprit's do: the search goes on past that.
+
+        Args:
+            interval: What was searched.
+            confirmed: What was found in it.
+            passed: How many culprits were passed before.
+        """
+        before, after, last = confirmed.before, confirmed.after, confirmed.last
+        if not isinstance(self.predicate, Bitwise) or confirmed.explains is not False or passed == _PASSED:
+            return False
+        if before is None or after is None or last is None or interval.baseline is None:
+            return False
+        if len(before.steps) != len(after.steps) or all(kind_of(row) != "parameter" for row in before.rows(0)):
+            return False
+        far = reach(before, aligned(before, after).trace)
+        if far >= reach(interval.baseline, aligned(interval.baseline, last).trace):
+            return False
+        kept = "trained parameter, gradient or metric" if far is Reach.BESIDE else "trained parameter or gradient"
+        self.scheduler.say(f"{short(confirmed.culprit.commit.commit)} moved no {kept}, and BAD did: searching on")
+        return True
 
     def _left(self, interval: Interval, confirmed: Confirmed, culprits: list[Culprit]) -> Left | Suspects:
         """Keep a culprit; what is left to search: in the merge that it is, before it, and after it."""
@@ -384,7 +412,7 @@ class Bisection(Searching[BisectResult]):
         self, outcome: Outcome, culprits: Sequence[Culprit], *, ambiguous: Ambiguous[str] | None = None, **more: Any
     ) -> BisectResult:
         history, tests = self.history, None
-        if len(culprits) == 1 and outcome == "found":
+        if len(culprits) == 1 and outcome == "found" and not more.get("passed"):
             commit = culprits[0].commit.commit
             if self._git_would_agree(commit):
                 tests = history.git_tests(commit, self.scheduler.verdicts)

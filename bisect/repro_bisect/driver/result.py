@@ -76,6 +76,8 @@ class BisectResult:
         case: The case's name.
         predicate: What made a probe BAD, as it is written.
         culprits: The commits that moved the numbers, the oldest first; one unless all were asked for.
+        passed: Commits before the culprit whose changes stay farther from the training than BAD's (`reach`), so that
+            the search went on; the oldest first.
         flaky: Where the outcome is that: the commit whose own replays differ. Whether it moved numbers is not known.
         suspects: Where skips leave several.
         behind: Of these the one that was tested, and is BAD, where what comes after it was not searched.
@@ -123,6 +125,7 @@ class BisectResult:
     case: str
     predicate: str
     culprits: Sequence[Culprit]
+    passed: Sequence[Culprit] = ()
     flaky: Culprit | None = None
     suspects: Sequence[str] = ()
     behind: str = ""

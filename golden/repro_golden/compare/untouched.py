@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from enum import IntEnum
 
 from repro_golden.compare.coverage import RATES, Coverage, kind_of
 from repro_golden.compare.step_difference import Difference, differing, unlike
 from repro_golden.trace import Row, Trace
 
-__all__ = ["untouched"]
+__all__ = ["Reach", "reach", "untouched"]
 
 _BESIDE = frozenset({
     "state", "number", "own", "scaler", "buffer", "unsaved", "frozen", "module", "copy", "leaf", "rng", "saved",
 })  # fmt: skip
 """Kinds of signals that are neither read nor updated nor told: what they do to the training shows in those that are."""
+_TRAINED = frozenset({"parameter", "gradient"})
 
 
 def untouched(a: Trace, b: Trace, looked: Coverage) -> str:
@@ -35,23 +37,55 @@ def untouched(a: Trace, b: Trace, looked: Coverage) -> str:
     count = len(a.steps)
     if not looked.parameters or not count or count != len(b.steps):
         return ""
-    only_one, kinds, alone = unlike(a, b), set[str](), False
-    for index in range(count):
-        if a.steps[index].root == b.steps[index].root:
-            continue
-        rows_a, rows_b = a.rows(index), b.rows(index)
-        alone = alone or {row.key for row in rows_a} != {row.key for row in rows_b}
-        for difference, row, other in differing(rows_a, rows_b, only_one.at(index)):
-            what = _what(difference, row, other)
-            if what != _SHAPE and _kind(row) not in _BESIDE:
-                return ""
-            kinds.add(what)
+    kinds, alone = set[str](), False
+    for differences, one_sided in _differences(a, b):
+        if any(what != _SHAPE and kind not in _BESIDE for kind, what in differences):
+            return ""
+        kinds |= {what for _, what in differences}
+        alone = alone or one_sided
     metrics = _metrics(a)
     logged = metrics == _metrics(b) and any(metrics) and not looked.unsure
     parts = ["trained parameters", *(["gradients"] * bool(looked.gradients)), *(["metrics"] * logged)]
     steps = f"all {count} steps" if count > 1 else "the one step"
     form = f": {kinds.pop()} changed" if len(kinds) == 1 and "" not in kinds and not alone else ""
     return f"{_listed(parts)} have the same bits in {steps}{form}"
+
+
+class Reach(IntEnum):
+    """How near to the training what differs comes."""
+
+    BESIDE = 0  # state, buffers, copies, files: what they do to the training shows in the others
+    TOLD = 1  # a metric, or another number that is read or told
+    TRAINED = 2  # a trained parameter or gradient
+
+
+def reach(a: Trace, b: Trace) -> Reach:
+    """The nearest that any difference of two traces comes, over the steps that both have.
+
+    Args:
+        a: A trace.
+        b: Another, under the first one's names.
+    """
+    nearest = Reach.BESIDE
+    for differences, _ in _differences(a, b):
+        for kind, what in differences:
+            if what != _SHAPE and kind not in _BESIDE:
+                nearest = max(nearest, Reach.TRAINED if kind in _TRAINED else Reach.TOLD)
+        if nearest is Reach.TRAINED:
+            break
+    return nearest
+
+
+def _differences(a: Trace, b: Trace) -> Iterator[tuple[list[tuple[str, str]], bool]]:
+    """By step what differs: of each signal its kind and the form in which alone it does; and if any is on one side."""
+    only_one = unlike(a, b)
+    for index in range(min(len(a.steps), len(b.steps))):
+        if a.steps[index].root == b.steps[index].root:
+            continue
+        rows_a, rows_b = a.rows(index), b.rows(index)
+        alone = {row.key for row in rows_a} != {row.key for row in rows_b}
+        differences = differing(rows_a, rows_b, only_one.at(index))
+        yield [(_kind(row), _what(difference, row, other)) for difference, row, other in differences], alone
 
 
 _SHAPE = "only a shape"
