@@ -278,6 +278,28 @@ def test_a_culprit_whose_metric_is_gone_is_named(tmp_path: Path, every: tuple[st
 
 
 @pytest.mark.whole
+@pytest.mark.parametrize("later", [False, True], ids=("last", "moved-again"))
+def test_a_number_that_its_parent_tells_in_a_line_of_text(tmp_path: Path, later: bool) -> None:
+    """Where GOOD tells a number as one and the commits after it in lines of text, that which moves it is named.
+
+    By bits it and its parent agree. What comes after it is not known where another commit moves the text again.
+    """
+    score = '    score = loss.item() * 1.0\n    print({"score": score})\n'
+    repo = start(tmp_path, TRAIN.replace("    if step + 1 ==", f"{score}    if step + 1 =="), None)
+    good = repo.git("rev-parse", "HEAD")
+    edit(repo, 'print({"score": score})', 'print(f"INFO: score {score!r}")', "Log")
+    note(repo, "between")
+    culprit = edit(repo, "loss.item() * 1.0", "loss.item() * (1.0 + (step > 0))", "Double")
+    edit(repo, "(1.0 + (step > 0))", "(1.0 + 2 * (step > 0))", "Triple") if later else note(repo, "last")
+    result, progress = bisect(repo, f"{good}..HEAD", *command(3))
+    assert [c["commit"]["commit"] for c in result["culprits"]] == [culprit], progress
+    place = result["culprits"][0]["divergence"]
+    assert (place["step"], place["signal"]) == (1, "score") and place["detail"].endswith(", in a line of text")
+    assert result["explains_bad"] is (None if later else True)
+    assert "observed by the baseline only" not in progress
+
+
+@pytest.mark.whole
 def test_suspects_that_no_baseline_makes_good_end_the_search(tmp_path: Path) -> None:
     """A NaN is BAD beside a NaN too: with --all what comes after the suspects is not known, and they stay named."""
     repo = start(tmp_path, case=None)

@@ -237,6 +237,19 @@ def test_an_agreement_says_which_text_numbers_differ(
     assert str(looked_between(Bitwise(), a, b)) == looked.removeprefix("looked at ")
 
 
+def test_a_number_that_the_run_tells_in_text_is_no_absent_one(tmp_path: Path) -> None:
+    """What differs is said with both values and the step where it first does, also where text tells it in more steps.
+
+    Text of more steps than the baseline's numbers is no difference where both are to the digits that are shown.
+    """
+    before: list[Told] = [{"w": 1.0}, {"acc": X}, {"w": 1.0}, {"acc": Y}]
+    text = [{"~acc": 0.5}, {"~acc": 0.123}, {"~acc": 0.5}, {"~acc": 0.235}]
+    assert same(tmp_path, before, text)
+    text[1] = {"~acc": 0.5}
+    differs = compare(told(tmp_path / "a", *before), told(tmp_path / "b", *text)).divergence
+    assert str(differs) == f"step 3, loss, acc ({X} became 0.5 at step 1, in a line of text)"
+
+
 def test_a_pull_request_says_it_in_its_verdict(tmp_path: Path) -> None:
     """`report pr` passes, and does not say that all is as it was."""
     a, b = told(tmp_path / "x", {"~acc": 0.71}), told(tmp_path / "y", {"~acc": 0.68})

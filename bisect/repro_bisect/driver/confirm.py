@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeGuard
 
 from repro_bisect.axes.axis import PointInfo, short
@@ -17,10 +18,10 @@ from repro_bisect.predicates.predicates import Bitwise, Predicate, first_violati
 from repro_bisect.probe.answers import Answer, Code, Recording, Skip, differ_twice, trace_of
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import PendingProbe, Scheduler
-from repro_golden.base.errors import NotShownError, UnjudgedError
+from repro_golden.base.errors import NotShownError, NotVerifiableError, UnjudgedError
 from repro_golden.compare.renames import aligned
 from repro_golden.compare.step_difference import round_at
-from repro_golden.compare.traces import Divergence, compare, first_difference
+from repro_golden.compare.traces import Divergence, compare, differences_in_text, first_difference
 from repro_golden.subjects.environments.builds import environment_changes
 from repro_golden.trace import Trace
 
@@ -134,21 +135,21 @@ def confirm(
     if not borne_out or _only_lacks_good(scheduler, info, interval, its_parent):
         return None
     # A metric that two replays of one commit share proves nothing where their bits differ.
-    if not tested.one_step and (differs := differ_twice(first, after, short(commit), min(steps, len(first.steps)))):
+    in_text = partial(_in_text, predicate, interval.baseline)
+    if not tested.one_step and (
+        differs := differ_twice(first, after, short(commit), min(steps, len(first.steps))) or in_text(first, after)
+    ):
         refuse_explained(scheduler, (sides[1][1], first), (asked[1], after))
         return _flaky(scheduler, info, differs, first, after)
-    if judged and (differs := differ_twice(judged, before, short(parent), min(steps, len(judged.steps)))):
+    if judged and (
+        differs := differ_twice(judged, before, short(parent), min(steps, len(judged.steps))) or in_text(judged, before)
+    ):
         refuse_explained(scheduler, (replace(asked[0], dump=(), run=0), judged), (asked[0], before))
         return _flaky(scheduler, history.info(parent), differs, judged, before)
     refuse_changed_world(
         scheduler, [(short(stands_in), sides[0], before), (f"{short(commit)} {info.subject}", sides[1], after)]
     )
-    if isinstance(predicate, Bitwise):
-        moved = first_violation(predicate, before, after)
-    elif known_violation(predicate, interval.baseline, before, range_search.bound):
-        moved = None  # the parent is BAD already
-    else:  # by a bound a small step past it counts, though parent and culprit may be close
-        moved = first_violation(predicate, interval.baseline, after)
+    moved = _moved(predicate, interval.baseline, before, after, range_search.bound)
     earlier = None
     if parent != interval.good and parent in history.descendants(interval.good):
         earlier = known_violation(predicate, interval.baseline, before)
@@ -164,6 +165,8 @@ def confirm(
         refuse_disturbed(scheduler, (whole, interval.last), (replace(whole, run=2 if once else 0), last))
         explains, untold = None, f"two replays of BAD differ at {differs}"
         scheduler.say(f"FLAKY {short(interval.bad)}: {untold}")
+    if explains and (text := in_text(after, last)):
+        explains, untold = None, f"it and BAD tell {text.signal} in lines of text, and differ there"
     if explains and parent != interval.good and len(before.steps) < _asked_of(scheduler, interval):
         explains = None  # a commit before it stops the training
     environment = [str(change) for change in environment_changes(before.header, after.header)]
@@ -175,6 +178,43 @@ def confirm(
         culprit, after, last, explains, before, earlier, recorded=recorded,
         remarks=_shorter(scheduler, interval, last), untold=untold,
     )  # fmt: skip
+
+
+def _moved(predicate: Predicate, good: Trace, before: Trace, after: Trace, bound: int) -> Divergence | None:
+    """What a culprit moved; None where its parent is BAD already, or it is not.
+
+    By bits that is where it differs from its parent. Where GOOD and the culprit differ, the two may have nothing to be
+    compared by, such as a number that GOOD alone tells as one and they in lines of text.
+
+    Raises:
+        NotVerifiableError: it is a number that the parent does not tell there, or in fewer digits.
+    """
+    if not isinstance(predicate, Bitwise):
+        if known_violation(predicate, good, before, bound):
+            return None
+        return first_violation(predicate, good, after)  # a small step past a bound counts, though they may be close
+    moved = first_violation(predicate, before, after)
+    if moved or first_violation(predicate, good, before):
+        return moved
+    moved = first_violation(predicate, good, after)
+    if moved is None or moved.step > before.steps[-1].step:
+        return None
+    if number := _in_text(predicate, good, before, after):
+        return number
+    if any(moved.signal in step.metrics for step in before.steps):
+        raise NotVerifiableError(
+            f"which commit moved {moved.signal} cannot be told: the culprit's parent does not tell it at step "
+            f"{moved.step}, or in fewer digits; ask with --when metric:NAME"
+        )
+    return moved
+
+
+def _in_text(predicate: Predicate, good: Trace, a: Trace, b: Trace) -> Divergence | None:
+    """Where two differ by bits in what GOOD tells as a number and they in lines of text."""
+    if not isinstance(predicate, Bitwise):
+        return None
+    numbers = {name for step in good.steps for name in step.compared}
+    return next((each for each in differences_in_text(a, b) if each.signal in numbers), None)
 
 
 def _only_lacks_good(scheduler: Scheduler, info: PointInfo, interval: Interval, its_parent: Answer) -> bool:

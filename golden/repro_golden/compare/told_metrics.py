@@ -86,10 +86,10 @@ class ToldMetrics:
             return " in another step of a round" if self._same_in_rounds(metric) else ""
         if any(sides[0]) != any(sides[1]):
             mine, theirs = (self._a, self._b) if any(sides[0]) else (self._b, self._a)
-            if texts := [(x, y) for x, y in zip(mine.steps, theirs.steps, strict=False) if metric in y.shown]:
+            both = [pair for pair in zip(mine.steps, theirs.steps, strict=False) if metric in pair[1].shown]
+            if pairs := [(x.metrics[metric], y.metrics[metric]) for x, y in both if metric in x.compared]:
                 form = _said(theirs).form(metric)
-                pairs = [(x.compared.get(metric), y.metrics[metric]) for x, y in texts]
-                return " as a number" if all(x is not None and form.of(x, y) for x, y in pairs) else ""
+                return " as a number" if all(form.of(x, y) for x, y in pairs) else ""
         return ""
 
     def _same_in_rounds(self, metric: str) -> bool:

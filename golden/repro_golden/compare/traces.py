@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from repro_golden.compare.told_metrics import moved_text
 from repro_golden.compare.untouched import untouched
 from repro_golden.trace import NotFinite, Row, Trace, read_dump
 from repro_golden.trace.families import family
+from repro_golden.trace.model import METRIC
 from repro_golden.trace.tensor_difference import TensorDifference, measure, policy_kl
 from repro_golden.trace.token_columns import column_parts, kept, part_of, side_by_side
 
@@ -36,6 +38,7 @@ __all__ = [
     "NoKl",
     "check_identities",
     "compare",
+    "differences_in_text",
     "every_violation",
     "first_difference",
     "first_divergent_index",
@@ -315,11 +318,25 @@ def _first_signal(a: Trace, b: Trace, index: int) -> Divergence:
         name = now  # the baseline has none
     now = "" if now == name or kind == "missing" else now
     detail = _detail(kind, row, other)
+    if kind == "missing" and (told := next((number for number in moved_text(a, b) if number.metric == row.name), None)):
+        detail = f"{told.a!r} became {told.b!r} at step {told.step}, in a line of text"
     if kind in ("missing", "added") and (before := a.header.recorder) != (after := b.header.recorder):
         detail += f"; recorder {before} made the baseline and {after} the run, and one reads more: record it again"
     if kind == "missing" and any(each.name.startswith(f"{row.name}@") for each in b.rows(index)):
         detail = "the run's ranks do not agree on it"
     return Divergence(step, row.phase, name, kind, detail, size, dict(counts), now)
+
+
+def differences_in_text(a: Trace, b: Trace) -> list[Divergence]:
+    """Each number in lines of text that moved (`moved_text`), where it first did: no difference where bits decide."""
+    b = named_alike(a, b)
+    return [
+        Divergence(
+            number.step, "loss", number.metric, "value", f"{number.a!r} became {number.b!r}, in a line of text",
+            measure(METRIC, struct.pack("<d", number.a), struct.pack("<d", number.b), 1),
+        )
+        for number in moved_text(a, b)
+    ]  # fmt: skip
 
 
 def _detail(kind: Kind, row: Row, other: Row | None) -> str:
@@ -472,6 +489,6 @@ def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> l
             if x is not None and y is not None and math.isfinite(x) and math.isfinite(y) and abs(y - x) <= limit:
                 continue
             rows = (*a.rows(index), *b.rows(index))
-            phase = next((r.phase for r in rows if r.name == name and r.dtype == "metric"), "loss")
+            phase = next((r.phase for r in rows if r.name == name and r.dtype == METRIC), "loss")
             divergences.append(Divergence(step, phase, name, "bound", f"{x!r} became {y!r}, allowed +-{limit:.3g}"))
     return divergences
