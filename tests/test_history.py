@@ -390,6 +390,7 @@ def test_nan_and_what_is_missing_are_the_worst(pairs: list[tuple[float | None, f
         (Gap(0, math.nan, 1.0), "NaN", "NaN"),
         (Gap(0, 1.0, math.inf), "+inf", "+inf"),
         (Gap(0, math.inf, math.inf), "0", "0"),
+        (Gap(0, 0.0, -0.0), "sign of 0", "sign of 0"),
         (Gap(0, 1.0, None), "gone", "gone"),
         (Gap(0, None, 1.0), "new", "new"),
     ],

@@ -205,6 +205,14 @@ def test_a_log_prob_that_is_not_finite_gives_nan(x: float, y: float) -> None:
     assert policy_kl(a, b, np.array([False, True])) == (0.0, 0.0)
 
 
+def test_the_sign_of_zero_is_called_that() -> None:
+    """Elements that differ by nothing, 0.0 and -0.0, have no size; beside one that has, the most is told as ever."""
+    sides = [struct.pack("<3f", *numbers) for numbers in ((0.0, -0.0, 1.0), (-0.0, 0.0, 1.0), (-0.0, 0.0, 2.0))]
+    assert str(measure("float32", sides[0], sides[1], 3)) == "2 of 3 elements differ, in the sign of zero alone"
+    assert str(measure("float32", sides[0], sides[1], 9)).endswith("(of 9), in the sign of zero alone")
+    assert str(measure("float32", sides[0], sides[2], 3)) == "3 of 3 elements differ, max 8388608 ULP, abs 1, rel 0.5"
+
+
 @pytest.mark.parametrize(
     ("a", "b", "shown"),
     [

@@ -96,10 +96,14 @@ def test_values_without_a_size_are_words(tmp_path: Path) -> None:
     names = {"to_nan": (1.0, NAN), "gone": (1.0, None), "new": (None, 1.0), "zero": (0.0, 0.5), "inf": (1.0, math.inf),
              "sign": (0.0, -0.0), "near": (1 / 3, near), "large": (1.0, 30.0)}  # fmt: skip
     sides = [{k: v[i] for k, v in names.items() if v[i] is not None} for i in (0, 1)]
-    rows = {key: row for key, [row] in cells(pair(tmp_path, [sides[0]], [sides[1]]), "at its worst step").items()}
+    result = pair(tmp_path, [sides[0]], [sides[1]])
+    rows, alone = (
+        {key: row for key, [row] in cells(result, what).items()} for what in ("at its worst step", "or in all")
+    )
     assert rows["to_nan"] == ["0", "1 -> NaN", "NaN on one side", "no size"]
-    assert rows["gone"] == ["0", "1 -> absent", "one side is absent", "no size"]
-    assert rows["new"] == ["0", "absent -> 1", "one side is absent", "no size"]
+    assert alone["gone"] == ["0", "1 -> absent", "one side is absent", "no size"]
+    assert alone["new"] == ["0", "absent -> 1", "one side is absent", "no size"]
+    assert len(alone) == 2, "what both tell moved, and what one side tells did not"
     assert rows["zero"] == ["0", "0 -> 0.5", "+0.5", "from 0"]
     assert rows["inf"] == ["0", "1 -> inf", "+inf", "no size"]
     assert rows["sign"] == ["0", "0 -> -0", "the sign of zero", "0"]

@@ -157,21 +157,21 @@ def metric_blocks(drift: Drift, bounds: Mapping[str, Bound], left: Sequence[str]
         where = ["first differs", "differs most", *(["first left its bound"] if bounds else [])]
         above: Line = (said(f"Where a metric {', where it '.join(where)}, and at the last common step."),)
         blocks = [Block("Metrics", [above] if rows else (), head, rows, below, fold=len(rows) > _LONG)]
-    moving = {key: moved.worst for key, moved in others.items() if moved.first is not None}
-    if moving:
-        table = [
-            [
-                (code(key),),
-                *(
-                    (said(cell),)
-                    for cell in (str(gap.step), sides(gap.a, gap.b, value), _difference(gap), _relative(gap))
-                ),
-            ]
-            for key, gap in moving.items()
-        ]
-        title = f"{count(len(moving), 'other metric')} that moved, each at its worst step"
-        blocks.append(Block(title, (), head[:5], table, fold=True))
+    differing = {key: moved for key, moved in others.items() if moved.first is not None}
+    for apart, what in (
+        (True, "that moved, each at its worst step"),
+        (False, "that one side alone tells, in some steps or in all"),
+    ):
+        if gaps := {key: moved.worst for key, moved in differing.items() if moved.apart is apart}:
+            title = f"{count(len(gaps), 'other metric')} {what}"
+            blocks.append(Block(title, (), head[:5], [_row(key, gap) for key, gap in gaps.items()], fold=True))
     return blocks
+
+
+def _row(key: str, gap: Gap) -> list[Line]:
+    """A metric at one step."""
+    cells = str(gap.step), sides(gap.a, gap.b, value), _difference(gap), _relative(gap)
+    return [(code(key),), *((said(cell),) for cell in cells)]
 
 
 def _unmoved(still: Sequence[Piece], others: int) -> list[Line]:

@@ -124,7 +124,8 @@ def size_lines(size: Size, *, plotted: bool = False) -> list[str]:
     if size.histogram and not plotted:
         total = max(count for _, count in size.histogram)
         for most, count in size.histogram:
-            lines.append(f"  up to {most:>8} ULP  {count:>8}  {'#' * max(1, round(30 * count / total))}")
+            how = f"up to {most:>8} ULP" if most else f"{'the sign of zero':<18}"
+            lines.append(f"  {how}  {count:>8}  {'#' * max(1, round(30 * count / total))}")
     return lines
 
 

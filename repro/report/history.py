@@ -30,6 +30,7 @@ _SHOWN = 10
 """Points of a group that a terminal shows; the report shows all."""
 _LARGE = 100_000
 _NEAR = 1e-3
+_SIGN = "sign of 0"
 
 
 def headline(result: HistoryResult) -> str:
@@ -96,6 +97,8 @@ def extent(divergence: Divergence | None) -> str:
         return "NaN/inf"
     if size.numbers:
         return _ratio(*size.numbers)
+    if size.only_sign_of_zero and size.exact:
+        return _SIGN
     if size.max_ulp is None:
         return "?"
     ulp = str(size.max_ulp) if size.max_ulp < _LARGE else f"{size.max_ulp:.1e}"
@@ -104,6 +107,8 @@ def extent(divergence: Divergence | None) -> str:
 
 def _ratio(a: float, b: float) -> str:
     """By how much a number grew; the difference where it was 0, or so near that the ratio would look like 1."""
+    if a == b:
+        return _SIGN
     return f"x{b / a:.4g}" if a and abs(b - a) >= _NEAR * abs(a) else f"Δ{b - a:+.1e}"
 
 
@@ -115,7 +120,7 @@ def signed(moved: Moved | None, *, relative: bool = True) -> str:
     if gap.a is None or gap.b is None or value is None:
         return "gone" if gap.b is None else "new"
     if value == 0:
-        return "0"
+        return "0" if gap.same else _SIGN
     if math.isnan(value):
         return "NaN"
     if relative and gap.a != 0:

@@ -313,7 +313,7 @@ def _weight(cell: Cell) -> float:
 def _distance(most: int) -> str:
     """The distances that end at a power of two."""
     if most <= 2:
-        return str(most)
+        return str(most or "sign of 0")
     return f"{most // 2 + 1}-{most}" if most <= 2048 else f"to 2^{most.bit_length() - 1}"
 
 

@@ -80,16 +80,18 @@ class Moved:
         worst: Where it differs most.
         last: At the last common step.
         left: Where it first left its bound; None where it has none or never left it.
+        apart: Whether it differs in a step in which both sides have it.
     """
 
     first: Gap | None
     worst: Gap
     last: Gap
     left: Gap | None = None
+    apart: bool = True
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
-        return mapping_of(self, *() if self.left else ("left",))
+        return mapping_of(self, "apart", *() if self.left else ("left",))
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,8 @@ def moved_metrics(
     for name, gaps in by_name.items():
         out, first = (left or {}).get(name, ()), next((g for g in gaps if not g.same), None)
         beyond = next((g for g in gaps if g.step in out), None)
-        moved[name] = Moved(first, max(gaps, key=lambda g: g.weight), gaps[-1], beyond)
+        apart = any(not g.same and g.absolute is not None for g in gaps)
+        moved[name] = Moved(first, max(gaps, key=lambda g: g.weight), gaps[-1], beyond, apart)
     return moved
 
 

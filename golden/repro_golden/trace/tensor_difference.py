@@ -45,6 +45,11 @@ class TensorDifference:
         """Whether every element was compared."""
         return self.elements == self.total
 
+    @property
+    def only_sign_of_zero(self) -> bool:
+        """Whether all that differs is 0.0 on one side and -0.0 on the other."""
+        return self.differing > 0 and self.max_abs == 0 and not self.nonfinite
+
     def __str__(self) -> str:
         if self.elements == 0:
             return "not measured"
@@ -53,6 +58,8 @@ class TensorDifference:
         parts = [f"{self.differing} of {self.elements} elements differ"]
         if not self.exact:
             parts = [f"{self.differing} of {self.elements} sampled elements differ (of {self.total})"]
+        if self.only_sign_of_zero:
+            return f"{parts[0]}, in the sign of zero alone"
         if self.max_ulp is not None:
             parts.append(f"max {self.max_ulp} ULP")
         if self.max_abs is not None:
