@@ -126,6 +126,14 @@ def test_tensors_of_several_modules_have_the_name_of_a_variable(collected: bool)
     assert content["unsaved/model/mask"] is model.mask and not any("Twin" in name for name in content)
 
 
+def test_what_no_checkpoint_holds_is_told_of_modules_that_are_not_trained() -> None:
+    """A reference has masks of its own, which are none of what makes it the module that it is."""
+    model, ref = Network(), Network().requires_grad_(requires_grad=False)
+    content = read(Beside(), 0, model)
+    assert content["unsaved/mask"] is model.mask and content["unsaved/ref/mask"] is ref.mask
+    assert "module/ref/fc.weight" in content and "module/ref/mask" not in content
+
+
 class Critic(nn.Linear):
     """A module that only a tuple in a list holds, so that no variable leads to it by name."""
 

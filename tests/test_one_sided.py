@@ -197,6 +197,17 @@ def step(*rows: str, weight: bytes = b"wwww") -> list[Row]:
     ("before", "after", "told"),
     [
         ([], ["unsaved/mask=1010", "end/unsaved/mask=1010"], "mask (the run's)"),
+        (
+            ["module/ref/w=1"],
+            ["module/ref/w=1", "unsaved/ref/mask=10", "end/unsaved/ref/mask=10"],
+            "ref/mask (the run's",
+        ),
+        (
+            ["unsaved/net/m=1"],
+            ["unsaved/net/m=1", "unsaved/net/mask@0=10", "unsaved/net/mask@1=11"],
+            "net/mask (the run",
+        ),
+        (["module/ref/w=1", "module/ref/mask=10"], ["module/ref/w=1", "unsaved/ref/mask=10"], ""),
         (["start/b=bbbb", "b=bbbb", "end/b=bbbb", "end/w=w"], ["frozen/b=bbbb", "end/frozen/b=bbbb", "end/w=w"], ""),
         (["start/b#1=bbbb", "b#1=bbbb"], ["module/net/b=bbbb"], ""),
         (["start/optimizer.1/b=bb", "optimizer.1/b=bb", "optimizer.1/v=v"], ["frozen/b=bb", "optimizer.1/v=v"], ""),
@@ -232,6 +243,10 @@ def test_what_shows_elsewhere_may_be_on_one_side_only(
     [
         (["unsaved/mask=1010"], ["unsaved/causal=1110"]),
         (["unsaved/0.mask=1010", "unsaved/1.mask=1010"], ["unsaved/0.causal=1110", "unsaved/1.causal=1110"]),
+        (["module/ref/w=1", "unsaved/ref/mask=1010"], ["module/ref/w=1", "unsaved/ref/mask=1110"]),
+        (["module/ref/w=1", "module/ref/mask=1010"], ["module/ref/w=1", "unsaved/ref/mask=1110"]),
+        (["module/ref/w=1", "module/ref/mask=1010"], ["module/ref/w=1"]),
+        (["unsaved/ref/mask=1010"], ["unsaved/reference/causal=1110"]),
         (["buffer/mask=1010"], []),
         (["start/b=bbbb", "b=bbbb"], ["frozen/b=cccc"]),
         (["start/b=bbbb", "grad b=bbbb", "b=bbbb"], ["frozen/b=bbbb"]),

@@ -286,7 +286,7 @@ def _partners(rows_a: Sequence[Row], rows_b: Sequence[Row], one_sided: Mapping[s
             if one_sided.get(name) == side and _word(name) in (*_BUILT, *_MANY):
                 tensors.setdefault(name, Counter())[row.name[len(name) :], row.dtype, row.shape] += 1
         for name, build in tensors.items():
-            kind = name.rpartition("/")[0], frozenset(build.items())
+            kind = name.partition(f"{_word(name)}/")[0], _word(name), frozenset(build.items())
             builds.setdefault(kind, {"a": [], "b": []})[side].append(name)
     pairs = dict[str, str]()
     for sides in builds.values():

@@ -32,9 +32,9 @@ __all__ = [
 
 FAMILIES = {
     "buffer": "buffers of modules with a parameter that an optimizer holds",
-    "unsaved": "of these, the ones that a module's state does not hold (``persistent=False``)",
-    "frozen": "parameters of such modules that no optimizer holds",
-    "module": "parameters and buffers of modules of which no optimizer holds a parameter",
+    "unsaved": "buffers of any module that its state does not hold (``persistent=False``)",
+    "frozen": "parameters of modules with a parameter that an optimizer holds, which none holds",
+    "module": "parameters and saved buffers of modules of which no optimizer holds a parameter",
     "copy": "tensors in a mapping or list that holds one of each parameter's shape, such as a moving average",
     "leaf": "tensors that require a gradient and belong to no module and no optimizer",
     "number": "Python numbers of an optimizer's state, of each kind in the order of its parameters' names",
@@ -150,7 +150,8 @@ def group(phase: str, name: str) -> str | None:
     if kind == "end":
         inner = group(phase, "/".join(parts[1:]))
         return f"end/{inner}" if inner else "end"
-    deep = 3 if parts[:2] == ["rng", "own"] else 2  # each generator of the program's is one of its own
+    # each generator of the program's is one of its own, and so is each buffer that no checkpoint holds
+    deep = len(parts) if kind == "unsaved" else 3 if parts[:2] == ["rng", "own"] else 2
     name = "/".join(parts[:deep])
     if len(parts) == deep:  # then it may end in the rank that it is of, which is no other object
         name = _RANK.sub("", name)

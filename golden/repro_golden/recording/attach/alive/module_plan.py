@@ -246,4 +246,4 @@ def _owning(root: Root, part: Part, module: torch.nn.Module, kind: str, key: str
 
 def _prefix(root: Root, kind: str) -> str:
     where = f"{root.name}/" if root.name else ""
-    return f"{kind if root.stepped else 'module'}/{where}"
+    return f"{kind if root.stepped or kind == 'unsaved' else 'module'}/{where}"
