@@ -15,7 +15,7 @@ from repro_golden.compare.name_matching import content
 from repro_golden.compare.told_metrics import BOTH, Moved
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.columns_written import COLUMN, column_named, column_of
-from repro_golden.trace.families import UNREAD, family, file_of, group, plain
+from repro_golden.trace.families import UNREAD, family, file_of, group, plain, setting_of
 from repro_golden.trace.model import DIGEST, METRIC
 
 __all__ = ["RATES", "Coverage", "coverage_of", "earlier_of", "kind_of", "only_bounds", "read_of"]
@@ -52,6 +52,7 @@ class Coverage:
         alone: Objects that only one side of a comparison has, which were not compared.
         columns_alone: Likewise columns that a trainer writes of its own accord (`columns_written`).
         unsure: Metrics that both tell and one recorder put to another step, or under another name: not compared.
+        settings: Settings of optimizers in files that differ, and count by what they do.
         shown: Metrics that were read from free text, which are not compared by bits.
         moved: Of these, in two that agree, those that differ by more than the digits that are shown.
         left_out: Metrics that nobody compares, since by their names or values they are the clock's or the machine's.
@@ -76,6 +77,7 @@ class Coverage:
     alone: Sequence[str] = ()
     columns_alone: Sequence[str] = ()
     unsure: Sequence[str] = ()
+    settings: Sequence[str] = ()
     shown: Sequence[str] = ()
     moved: Sequence[Moved] = ()
     left_out: Sequence[str] = ()
@@ -129,6 +131,8 @@ class Coverage:
             parts.append(f"{_count(number, 'column')} {verb} written by one side only: {_listed(self.columns_alone)}")
         if self.unsure:
             parts.append(f"put to another step by an earlier recorder, and not compared: {_listed(self.unsure)}")
+        if self.settings:
+            parts.append(f"settings in files that differ, and not compared: {_listed(self.settings)}")
         if self.moved:
             judged = f"`--when metric:{self.moved[0].metric!r}` would judge the first"
             parts.append(f"{_TEXT}: {_listed(map(str, self.moved))}; {judged}")
@@ -157,7 +161,7 @@ def coverage_of(
     Args:
         trace: One that was compared.
         alone: Objects (`families.group`) that only one side of the comparison has, and which: ``a`` or ``b``; metrics
-            that both have and that cannot be compared: ``ab``.
+            and settings that differ and are not compared: ``ab``.
         hashes: Whether what a trace keeps no numbers of counts, such as generators.
         moved: Numbers in lines of text that differ (`told_metrics.moved_text`), where all that was compared agrees.
     """
@@ -166,6 +170,7 @@ def coverage_of(
     columns = sorted(name.removeprefix(COLUMN) for name in alone if name.startswith(COLUMN))
     unsure = [name for name in columns if alone[f"{COLUMN}{name}"] == BOTH]
     columns_alone = [name for name in columns if name not in unsure]
+    settings = sorted({setting for name in alone if (setting := setting_of("update", name))})
     metrics = {name for step in trace.steps for name in step.compared if column_named(name) not in alone}
     shown = sorted({name for step in trace.steps for name in step.shown} - metrics)
     logged = any(not RATES.fullmatch(name) for name in (*metrics, *shown))
@@ -176,7 +181,7 @@ def coverage_of(
     except ReproError:  # a golden run of which only the step log was fetched
         return Coverage(
             metrics=len(metrics), unread=end, alone=objects, columns_alone=columns_alone, unsure=unsure, shown=shown,
-            logged=logged, left_out=left_out, moved=moved, earlier=earlier,
+            settings=settings, logged=logged, left_out=left_out, moved=moved, earlier=earlier,
         )  # fmt: skip
     kinds: Counter[str] = Counter()
     files = set[str]()
@@ -214,6 +219,7 @@ def coverage_of(
         alone=objects,
         columns_alone=columns_alone,
         unsure=unsure,
+        settings=settings,
         shown=shown,
         moved=moved,
         left_out=left_out,
@@ -277,7 +283,7 @@ def _sides(alone: Mapping[str, str]) -> list[str]:
     out = []
     for name, side in sorted(alone.items()):
         kind, _, rest = plain(name).partition("/")
-        if name.startswith(COLUMN):
+        if name.startswith(COLUMN) or side == BOTH:
             continue
         if kind != "end":
             out.append(f"{rest or f'all of {kind}'} ({owners[side]})")

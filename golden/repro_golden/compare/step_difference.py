@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Literal
 
+from repro_golden.compare.groups import Difference, regrouped_alike
 from repro_golden.compare.name_matching import content
 from repro_golden.compare.told_metrics import BOTH, ToldMetrics, once_more
 from repro_golden.trace import Trace
@@ -20,9 +20,9 @@ from repro_golden.trace.families import (
     family,
     file_of,
     group,
-    of_group,
     optimizers,
     plain,
+    setting_of,
     value_of,
 )
 from repro_golden.trace.model import METRIC, PHASES, Row
@@ -41,8 +41,6 @@ __all__ = [
     "round_of",
     "unlike",
 ]
-
-Difference = Literal["value", "dtype", "shape", "missing", "added"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +72,7 @@ class Unlike:
         return replace(self, index=index)
 
 
+Key = tuple[int, str]
 ALIKE = Unlike()
 _EACH_SINCE = 5
 
@@ -151,13 +150,15 @@ def differing(
 
     What belongs to an object that only one side has is none, nor is a metric that the baseline never tells or that
     is compared in other steps, nor a file of a side's end (`alone`). A parameter is the same whoever holds it
-    (`_held_otherwise`), and one more group of an optimizer is none where it has another's rate (`_repeated`).
+    (`_held_otherwise`), whatever group it is in (`regrouped_alike`). Settings of optimizers in files count by what they
+    do.
 
     Args:
         rows_a: The baseline's.
         rows_b: The other version's.
         unlike: What only one of them could have shown.
     """
+    rows_a, rows_b = ([row for row in rows if not setting_of(row.phase, row.name)] for rows in (rows_a, rows_b))
     skipped = one_sided(rows_a, rows_b, unlike)
     partners = _partners(rows_a, rows_b, skipped)
     held = _held_otherwise(rows_a, rows_b)
@@ -190,8 +191,7 @@ def differing(
         # where an optimizer holds a parameter its first value is told too: what became of it is compared
         begun = {f"start/{name}" for pair in held.items() for _, name in pair}
         differences = [entry for entry in differences if entry[1].phase != "input" or entry[1].name not in begun]
-    rates = _rates(rows_a), _rates(rows_b)
-    differences = [entry for entry in differences if not _repeated(*entry[:2], *rates)]
+    differences = regrouped_alike(differences, rows_a, rows_b)
     # sorted() is stable: within a phase the baseline's order stands, and added signals come last
     return sorted(differences, key=lambda f: PHASES.index(f[1].phase))
 
@@ -227,7 +227,8 @@ def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) 
 
     And the metrics that the baseline tells in no step, or one side in more of them or more often: logging more moves no
     number; and such numbers and texts of a file. One that is gone is a difference, for what it was is no longer known.
-    A number that stands in another step because of who recorded it is on both sides: ``ab``.
+    A number that stands in another step because of who recorded it is on both sides: ``ab``. So is a setting of an
+    optimizer in a file, of another value or on one side alone.
     """
     objects = one_sided(rows_a, rows_b, unlike)
     objects = _without(objects, _partners(rows_a, rows_b, objects), _held_otherwise(rows_a, rows_b))
@@ -239,7 +240,15 @@ def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) 
     }
     otherwise = _told_otherwise(rows_a, rows_b, unlike)
     columns = {f"{COLUMN}{metric}": side for key, (metric, side) in otherwise.items() if key not in unsure}
-    return objects | columns | dict.fromkeys(unsure.values(), BOTH) | _new_values(rows_a, rows_b, unlike)
+    settings = [name for _, name in _other_settings(rows_a, rows_b)]
+    return _new_values(rows_a, rows_b, unlike) | objects | columns | dict.fromkeys([*unsure.values(), *settings], BOTH)
+
+
+def _other_settings(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> Set[Key]:
+    """Settings in a file of both sides that are not the same."""
+    files = [{file_of(row.phase, row.name) for row in rows} for rows in (rows_a, rows_b)]
+    sides = [{(row.key, content(row)) for row in rows if setting_of(row.phase, row.name)} for rows in (rows_a, rows_b)]
+    return {key for key, _ in sides[0] ^ sides[1] if file_of("update", key[1]) in files[0] & files[1]}
 
 
 def _unsure(row: Row, unlike: Unlike) -> bool:
@@ -305,9 +314,6 @@ def _word(name: str) -> str:
     return plain(name.removeprefix("end/")).partition("/")[0]
 
 
-Key = tuple[int, str]
-
-
 def _held_otherwise(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> dict[Key, Key]:
     """From the key that b has of a tensor to that of a, where the optimizer of only one of them holds its module.
 
@@ -348,27 +354,6 @@ def _paths(name: str) -> Iterator[tuple[bool, tuple[bool, str]]]:
         yield False, (True, rest)
     elif not of and not rest:
         yield False, (False, plain(name).partition("#")[0])
-
-
-def _rates(rows: Iterable[Row]) -> set[tuple[object, ...]]:
-    return {_rate(row) for row in rows} - {()}
-
-
-def _rate(row: Row) -> tuple[object, ...]:
-    """A number of an optimizer's group and its value, whichever group that is; empty for any other signal."""
-    parts = of_group(row.phase, row.name)
-    if parts is None:
-        return ()
-    before, name, rank = parts
-    return before, name.partition("/")[0] if name.startswith("lr") else "step", rank, content(row)
-
-
-def _repeated(kind: Difference, row: Row, rates_a: Set[object], rates_b: Set[object]) -> bool:
-    """Whether one side alone has a group, with a rate that its optimizer has on the other side too.
-
-    How parameters are put into groups is no number. Whose rate it is shows in what they become in that step.
-    """
-    return kind in ("missing", "added") and _rate(row) in (rates_b if kind == "missing" else rates_a)
 
 
 def _without(

@@ -26,6 +26,7 @@ __all__ = [
     "optimizer_of",
     "optimizers",
     "plain",
+    "setting_of",
     "skipped",
     "value_of",
 ]
@@ -66,6 +67,19 @@ VALUES_SINCE = 19
 """The first recorder that has the numbers and texts of a file by these names: by their keys, as far as they are few."""
 
 _VALUE = re.compile(r"(saved/[^/]+/(?:part\.\d+/)?)((?:integers|floats|texts|lengths|places)(?:#1)*\[.*)", re.DOTALL)
+
+_SETTINGS = frozenset((
+    "adamw_mode", "adjust_lr_fn", "alpha", "amsgrad", "beta2_decay", "betas", "bias_correction", "capturable",
+    "centered", "correct_bias", "dampening", "decoupled_weight_decay", "differentiable", "eps", "etas", "foreach",
+    "fused", "history_size", "initial_accumulator_value", "initial_lr", "lambd", "line_search_fn", "lr_decay",
+    "max_eval", "max_iter", "maximize", "momentum", "momentum_decay", "nesterov", "ns_coefficients", "ns_steps",
+    "params", "rho", "step_sizes", "t0", "tolerance_change", "tolerance_grad", "weight_decay",
+))  # fmt: skip
+"""Keys of an optimizer's groups that are no state: torch's hyperparameters, and which parameters a group has.
+
+Adafactor's ``d`` is not among them, for that of Prodigy is an estimate that grows.
+"""
+_STATE = ("lr", "step")
 
 _RANK = re.compile(r"@\d+\Z")
 _NUMBERS = re.compile(r"(optimizer\.\d+/)*")
@@ -132,6 +146,23 @@ def value_of(phase: str, name: str) -> tuple[str, str] | None:
     """Of numbers or texts in a file what stands before, and their own name (``integers[epoch]``); None elsewhere."""
     match = _VALUE.fullmatch(name) if phase == "update" and name.startswith("saved/") else None
     return match and (match[1], match[2])
+
+
+def setting_of(phase: str, name: str) -> str | None:
+    """A setting of an optimizer or a schedule in a file, as ``ck.pt/opt.param_groups.*.foreach``; None elsewhere.
+
+    It counts by what it does: rates, numbers of steps and numbers that may be state are none. A group's texts and flags
+    without a value are, whatever they are called.
+    """
+    if (of := value_of(phase, name)) is None:
+        return None
+    kind, _, rest = of[1].partition("[")
+    path = rest.rpartition("]")[0]
+    keys = path.split(".")
+    own = keys[keys.index("param_groups") :][2:3] if "param_groups" in keys else []
+    no_number = kind.startswith(("texts", "places")) and own and own[0] not in _STATE
+    is_setting = no_number or not _SETTINGS.isdisjoint(own) or "lr_lambdas" in keys
+    return f"{of[0].removeprefix('saved/')}{path}" if is_setting else None
 
 
 def group(phase: str, name: str) -> str | None:
