@@ -166,3 +166,33 @@ def test_wrappers_are_opened_before_they_are_asked() -> None:
     held = read(beside, 0, model.free)
     assert {"frozen/wrapped.a", "frozen/wrapped.b", "frozen/wrapped.context"} <= held.keys()
     assert beside.unread == {f"frozen/hidden.{part}": "it is on meta" for part in "ab"}
+
+
+@pytest.mark.parametrize("kind", [dict, list])
+def test_an_average_in_arrays_of_numpy_is_read(kind: type) -> None:
+    """As it is now, where one of each parameter's shape is there; a view of the weights and other arrays are none."""
+    model = nn.Linear(3, 4)
+    weight, bias = np.ones((4, 3), dtype=np.float32), np.ones(4, dtype=np.float32)
+    shadow = {"weight": weight, "bias": bias} if kind is dict else [weight, bias]
+    view = {name: p.detach().numpy() for name, p in model.named_parameters()}
+    some, batch = {"weight": weight * 2}, {"x": np.ones((4, 3), dtype=int), "y": np.ones(4, dtype=int)}
+    beside = Beside()
+    for step in (0, 3):  # a search, and a step without one
+        weight += 1
+        copies = {name: tensor for name, tensor in read(beside, step, model).items() if name.startswith("copy/")}
+        assert copies.keys() == {f"copy/shadow/{key}" for key in (shadow if kind is dict else "01")}
+        assert torch.equal(next(t for t in copies.values() if t.ndim > 1), torch.from_numpy(weight))
+        del copies  # a mapping of tensors of these shapes
+    assert view and some and batch
+
+
+def test_what_begins_with_an_array_is_gone_into() -> None:
+    """A mapping of a trainer's state has more than its first value, and one that torch has no dtype for is named."""
+    model = nn.Linear(3, 4)
+    averages = {name: p.detach().clone() for name, p in model.named_parameters()}
+    wide = {name: np.zeros(tuple(p.shape), dtype=np.longdouble) for name, p in model.named_parameters()}
+    state = {"mean": np.zeros(3), "averages": averages}
+    del averages
+    beside = Beside()
+    assert {"copy/averages/weight", "copy/averages/bias"} <= read(beside, 0, model).keys()
+    assert state and wide and beside.unread["copy/wide/weight"].startswith("it is of ")

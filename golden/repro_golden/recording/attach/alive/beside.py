@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from repro_golden.recording.attach.alive.collected import Alive
-from repro_golden.recording.attach.alive.copies import CopyTest, Owned, shapes_of, tensors_in, unused
+from repro_golden.recording.attach.alive.copies import CopyTest, Owned, held_in, shapes_of, tensors_in, unused
 from repro_golden.recording.attach.alive.module_plan import ModulePlan, Part, Root
 from repro_golden.recording.attach.alive.names import walk
+from repro_golden.recording.attach.alive.opened import as_torch
 from repro_golden.recording.attach.alive.reached import Reached, is_tensor
 from repro_golden.recording.attach.alive.readable import all_readable, is_packed, readable
 from repro_golden.recording.attach.alive.readings import Places, Reading, Tensors, groups_of, is_leaf, parameters_of
@@ -174,10 +175,13 @@ class Beside:
         out = self._of_modules(read)
         for name, container in self._copies:
             tensors = Tensors()
-            for place, (key, tensor) in enumerate(tensors_in(container)):
+            for place, (key, held) in enumerate(held_in(container)):
                 # a tensor as a key has no text of its own
                 label = unused(str(place if is_tensor(key) else key), tensors.items())
-                if id_of(tensor) not in read and self._is_there(f"copy/{name}/{label}", tensor):
+                tensor = as_torch(held)
+                if not is_tensor(tensor):
+                    self.unread[f"copy/{name}/{label}"] = f"it is of {held.dtype}"
+                elif id_of(held) not in read and self._is_there(f"copy/{name}/{label}", tensor):
                     tensors[label] = tensor
             out[f"copy/{name}/"] = readable(f"copy/{name}/", Reading(tensors, {}), self.unread)
         lone = Tensors()
@@ -219,7 +223,7 @@ class Beside:
     def _put_mapped(self, out: dict[str, Reading], read: set[int]) -> None:
         """Put what modules have in mappings of their own, as the scales of quantized weights, to what was read."""
         mapped = self._plan.mapped()
-        taken = {id_of(t) for _, container in self._copies for _, t in tensors_in(container)} if mapped else set()
+        taken = {id_of(t) for _, container in self._copies for _, t in held_in(container)} if mapped else set()
         for whole, path, tensor in mapped:
             if id_of(tensor) in read or id_of(tensor) in taken or not self._is_there(f"{whole}{path}", tensor):
                 continue
@@ -406,7 +410,7 @@ class Beside:
             self._copies = [pair for pair in self._copies if test.passes(pair[1], named=True)]
         there = [pair for pair in self._copies if id_of(pair[1]) in names]
         gone = [pair for pair in self._copies if id_of(pair[1]) not in names]
-        taken = {id_of(t) for _, container in there for _, t in tensors_in(container)}
+        taken = {id_of(t) for _, container in there for _, t in held_in(container)}
         for name, container in reached:
             if (
                 id_of(container) in known
@@ -414,8 +418,8 @@ class Beside:
                 or not test.passes(container, named=True)
             ):
                 continue
-            ids = {id_of(t) for _, t in tensors_in(container)}
-            others = {id_of(t) for label, c in gone if label.partition("#")[0] != name for _, t in tensors_in(c)}
+            ids = {id_of(t) for _, t in held_in(container)}
+            others = {id_of(t) for label, c in gone if label.partition("#")[0] != name for _, t in held_in(c)}
             if ids & (taken | others):  # another list of the same tensors has nothing new
                 continue
             taken |= ids
@@ -428,10 +432,10 @@ class Beside:
     def _find_hidden(self, alive: Sequence[Any], test: CopyTest, *, end: bool) -> None:
         """Take those that the look did not get to; of only some parameters' copies, those that have a name."""
         known = {id_of(container) for _, container in self._copies}
-        taken = {id_of(t) for _, container in self._copies for _, t in tensors_in(container)}
+        taken = {id_of(t) for _, container in self._copies for _, t in held_in(container)}
         new = []
         for container in alive:
-            ids = {id_of(t) for _, t in tensors_in(container)}
+            ids = {id_of(t) for _, t in held_in(container)}
             if id_of(container) in known or ids & taken or not test.passes(container, named=True):
                 continue
             new.append((container, ids))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 
 from repro_golden.recording.attach.alive.opened import leaves
-from repro_golden.recording.attach.alive.reached import is_tensor
+from repro_golden.recording.attach.alive.reached import is_array, is_tensor
 from repro_golden.recording.attach.alive.readings import is_leaf, shapeless
 from repro_golden.recording.attach.by_identity import id_of
 
-__all__ = ["CopyTest", "Owned", "shapes_of", "tensors_in", "unused"]
+__all__ = ["CopyTest", "Owned", "held_in", "shapes_of", "tensors_in", "unused"]
 
 
 class Owned(NamedTuple):
@@ -85,7 +86,7 @@ class CopyTest:
         return {*map(id_of, self._parameters), *map(id_of, map(_grad, self._parameters))} - {id_of(None)}
 
     def passes(self, container: Any, *, named: bool) -> bool:
-        """Whether it has one of each parameter's shape, or is a mapping by text of nothing but such.
+        """Whether it has one of each parameter's shape, or is a mapping by text of nothing but such tensors.
 
         Args:
             container: A mapping or list.
@@ -97,17 +98,20 @@ class CopyTest:
         # the first of them tells it mostly; what is no tensor is none of them
         if not self._near.isdisjoint(map(id_of, _values(container))):
             return False
-        tensors = tensors_in(container)
+        held = held_in(container)
+        tensors = [(key, t) for key, t in held if is_tensor(t)]
+        arrays = [value for _, value in held if is_array(value)]
         looks = shapes_of(t for _, t in tensors if not t.requires_grad and is_leaf(t))
+        looks.update(array.shape for array in arrays)
         whole = any(_within(shapes, looks) for shapes in self._wholes)
-        if not whole and (is_list or not named or not self._some(tensors, looks)):
+        if not whole and (is_list or arrays or not named or not self._some(tensors, looks)):
             return False
         if self._known is None:
             owned = self._owned()
             self._known = owned.ids(), {_address(t) for t in owned.tensors} - {0}
         ids, addresses = self._known
         # a module's state has other tensors than the module, in the same memory
-        return not any(id_of(t) in ids or _address(t) in addresses for _, t in tensors)
+        return not any(id_of(t) in ids or _address(t) in addresses for _, t in held)
 
     def _some(self, tensors: Sequence[tuple[Any, torch.Tensor]], looks: Counter[tuple[int, ...]]) -> bool:
         """Two or more of parameters' shapes and of no other. Numbers are more likely metrics, and integers a batch."""
@@ -121,14 +125,15 @@ class CopyTest:
         return floats and any(t.numel() > 1 for _, t in tensors) and all(isinstance(key, str) for key, _ in tensors)
 
 
-def _address(tensor: torch.Tensor) -> int:
-    """Where a tensor's numbers lie; 0 where that cannot be said."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
-        return 0
-    try:
-        return tensor.data_ptr()
-    except RuntimeError:
-        return 0
+def _address(held: Any) -> int:
+    """Where the numbers of a tensor or an array lie; 0 where that cannot be said."""
+    address = 0
+    if is_array(held):
+        address = held.ctypes.data
+    elif type(held) in (torch.Tensor, torch.nn.Parameter) and held.layout == torch.strided:
+        with contextlib.suppress(RuntimeError):
+            address = held.data_ptr()
+    return address
 
 
 def unused(name: str, copies: Iterable[tuple[str, Any]]) -> str:
@@ -160,5 +165,10 @@ def _values(container: Any) -> list[Any]:
 
 def tensors_in(container: Any) -> list[tuple[Any, torch.Tensor]]:
     """The tensors that it holds itself, with their keys or places."""
+    return [(key, value) for key, value in held_in(container) if is_tensor(value)]
+
+
+def held_in(container: Any) -> list[tuple[Any, Any]]:
+    """These and arrays of NumPy."""
     pairs = dict.items(container) if issubclass(type(container), dict) else enumerate(container)
-    return [(key, value) for key, value in list(pairs) if is_tensor(value)]
+    return [(key, value) for key, value in list(pairs) if is_tensor(value) or is_array(value)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
@@ -12,7 +13,7 @@ from repro_golden.recording.attach.alive.opened import is_foreign
 from repro_golden.recording.attach.alive.variables import NOT_HOLDERS, attributes, variables
 from repro_golden.recording.attach.by_identity import id_of
 
-__all__ = ["Reached", "first_of", "is_tensor"]
+__all__ = ["Reached", "first_of", "is_array", "is_tensor"]
 
 _DEPTH, _LONG, _WIDE, _MOST = 4, 64, 1000, 20_000
 """How far attributes of attributes are followed, in which mappings (see `_may_hold`), and to how many values in all.
@@ -43,7 +44,7 @@ class Reached:
         self.networks: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
 
     def containers(self, *, end: bool = False) -> list[tuple[str, Any]]:
-        """Mappings and lists whose first value is a tensor, each with its name, those with a short way first.
+        """Mappings and lists whose first value is a tensor or an array, each with its name, the nearest first.
 
         Args:
             end: Whether the program has ended: its frames have gone, and the modules that they were in are looked at.
@@ -73,12 +74,13 @@ class Reached:
                 if kind == _NOTHING or id_of(value) in seen:
                     continue
                 if kind in (_LIST, _MAPPING):
-                    if is_tensor(first_of(value)):
+                    first = first_of(value)
+                    if is_tensor(first) or is_array(first):
                         known = here.get(id_of(value))
                         if known is None or (len(name), name) < (len(known[0]), known[0]):
                             here[id_of(value)] = name, value
-                        continue
-                    if kind == _LIST or not _may_hold(value):
+                    # what begins with an array may hold anything
+                    if is_tensor(first) or kind == _LIST or not _may_hold(value):
                         continue
                 if kind == _MODULE:
                     modules[id_of(value)] = name, value
@@ -146,3 +148,9 @@ def is_tensor(value: Any) -> bool:
     """
     kind = type(value)
     return kind in PLAIN_TENSORS or (issubclass(kind, torch.Tensor) and kind.__module__ not in _STANDING_IN)
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is NumPy's, of floating-point or complex numbers."""
+    kind = getattr(sys.modules.get("numpy"), "ndarray", None)
+    return type(value) is kind and value.dtype.kind in "fc"
