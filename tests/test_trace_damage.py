@@ -8,6 +8,7 @@ import struct
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from trace_kit import (
 )
 
 from repro_golden.base.errors import ReproError
+from repro_golden.compare.traces import compare
 from repro_golden.trace import Trace, dump_path, read_dump, seal
 
 
@@ -249,6 +251,26 @@ def test_cut_columns_are_refused(small: Path, tmp_path: Path, length: int) -> No
     assert len(trace.steps) == 3
     with pytest.raises(ReproError, match="pull or record it again"):
         trace.rows(0)
+
+
+@pytest.mark.parametrize("swap", [False, True], ids=["run", "baseline"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "gone", "other rows"])
+def test_no_side_agrees_without_its_rows(small: Path, tmp_path: Path, damage: str, swap: bool) -> None:
+    """Equal roots over rows that are damaged, missing or another run's are an error line, whichever side has them."""
+    whole, broken = copy(small, tmp_path / "whole"), copy(small, tmp_path / "broken")
+    other = write(tmp_path / "other", [[replace(row, sketch=b"\4") for row in rows] for rows in SMALL])
+    for folder in (whole, broken, other):
+        seal(folder)
+    columns = broken / "rank-00000.parquet"
+    if damage == "gone":
+        columns.unlink()
+    else:
+        rows = (other / columns.name).read_bytes() if damage == "other rows" else columns.read_bytes()
+        columns.write_bytes(rows[: {"cut": -9, "empty": 0}.get(damage)])
+    assert compare(Trace(whole), Trace(copy(whole, tmp_path / "again"))).equal
+    a, b = (broken, whole) if swap else (whole, broken)
+    with pytest.raises(ReproError, match=r"record it again|does not match its root"):
+        compare(Trace(a), Trace(b))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from repro_golden.base.canonical import mapping_of
-from repro_golden.base.errors import ReproError
 from repro_golden.base.printed.machine_numbers import words_of
 from repro_golden.compare.name_matching import content
 from repro_golden.compare.told_metrics import BOTH, Moved
@@ -18,7 +17,7 @@ from repro_golden.trace.columns_written import COLUMN, column_named, column_of
 from repro_golden.trace.families import UNREAD, family, file_of, group, plain, setting_of
 from repro_golden.trace.model import DIGEST, METRIC
 
-__all__ = ["RATES", "Coverage", "coverage_of", "earlier_of", "kind_of", "only_bounds", "read_of"]
+__all__ = ["RATES", "Coverage", "coverage_of", "earlier_of", "kind_of", "only_bounds", "read_of", "telling_rows"]
 
 _SHOWN = 4
 """Objects of a kind that a sentence names, beside those that it never leaves out."""
@@ -156,7 +155,7 @@ class Coverage:
 def coverage_of(
     trace: Trace, alone: Mapping[str, str] | None = None, *, hashes: bool = True, moved: Sequence[Moved] = ()
 ) -> Coverage:
-    """What a trace shows, from the rows of the steps that tell (`_telling`); where these are not at hand, its metrics.
+    """What a trace shows, from the rows of the steps that tell (`telling_rows`).
 
     Args:
         trace: One that was compared.
@@ -164,6 +163,9 @@ def coverage_of(
             and settings that differ and are not compared: ``ab``.
         hashes: Whether what a trace keeps no numbers of counts, such as generators.
         moved: Numbers in lines of text that differ (`told_metrics.moved_text`), where all that was compared agrees.
+
+    Raises:
+        ReproError: see `telling_rows`.
     """
     alone = alone or {}
     objects = _sides(alone)
@@ -176,13 +178,7 @@ def coverage_of(
     logged = any(not RATES.fullmatch(name) for name in (*metrics, *shown))
     end, left_out = (trace.end or {}).get("unread", {}), (trace.end or {}).get("machine", ())
     earlier = earlier_of(trace)
-    try:
-        steps = [trace.rows(index) for index in _telling(trace)]
-    except ReproError:  # a golden run of which only the step log was fetched
-        return Coverage(
-            metrics=len(metrics), unread=end, alone=objects, columns_alone=columns_alone, unsure=unsure, shown=shown,
-            settings=settings, logged=logged, left_out=left_out, moved=moved, earlier=earlier,
-        )  # fmt: skip
+    steps = telling_rows(trace)
     kinds: Counter[str] = Counter()
     files = set[str]()
     modules: Counter[str] = Counter()
@@ -253,10 +249,13 @@ def _again(steps: Sequence[Sequence[Row]]) -> set[tuple[str, str]]:
     return again - other
 
 
-def _telling(trace: Trace) -> list[int]:
-    """The steps whose rows are looked at: the first and the last, those before too many rows, and the uncommon ones.
+def telling_rows(trace: Trace) -> list[list[Row]]:
+    """The rows of the steps that tell what a trace shows: the first and last ones, and those of uncommon lengths.
 
     Optimizers may step in turn, and a file is saved now and then: a step with another number of signals has others.
+
+    Raises:
+        ReproError: the rows are missing or damaged.
     """
     counts = [step.signals for step in trace.steps]
     few, rows = 0, 0
@@ -264,7 +263,8 @@ def _telling(trace: Trace) -> list[int]:
         rows += counts[few]
         few += 1
     uncommon = {count: index for index, count in reversed([*enumerate(counts)])}
-    return sorted({*range(few), *[*uncommon.values()][:_UNCOMMON], *([len(counts) - 1] if counts else [])})
+    telling = {*range(few), *[*uncommon.values()][:_UNCOMMON], *([len(counts) - 1] if counts else [])}
+    return [trace.rows(index) for index in sorted(telling)]
 
 
 def only_bounds(names: Iterable[str]) -> Coverage:

@@ -17,7 +17,7 @@ from repro_golden.base.errors import NotShownError, NotVerifiableError, ReproErr
 from repro_golden.base.observed import tellings
 from repro_golden.case.file import Bound, Compare
 from repro_golden.case.identity import Difference, Identity
-from repro_golden.compare.coverage import Coverage, coverage_of, earlier_of, only_bounds
+from repro_golden.compare.coverage import Coverage, coverage_of, earlier_of, only_bounds, telling_rows
 from repro_golden.compare.endings import ended_early
 from repro_golden.compare.name_matching import content
 from repro_golden.compare.renames import NOTHING, Renames, aligned, first_other_chain
@@ -186,7 +186,8 @@ def compare(a: Trace, b: Trace, rule: Compare | None = None, *, prefix: bool = F
 
     Raises:
         NotVerifiableError: no signal is in both.
-        ReproError: nothing to compare: no common steps, other start steps, or other rollouts.
+        ReproError: nothing to compare: no common steps, other start steps, or other rollouts; or the rows of a side
+            are missing or damaged.
     """
     check_comparable(a, b)
     lengths, ended = (None, "") if prefix else ((len(a.steps), len(b.steps)), ended_early(a, b))
@@ -210,6 +211,8 @@ def compare(a: Trace, b: Trace, rule: Compare | None = None, *, prefix: bool = F
         if rule and bounded
         else coverage_of(b, alignment.alone, moved=[] if divergence else moved_text(a, b))
     )
+    if not bounded:
+        telling_rows(a)  # equal roots stand for rows that both have: whose baseline lost them agrees with nothing
     looked = replace(looked, earlier=earlier_of(as_given))
     if divergence is None and alignment.alone and looked.nothing:
         raise NotVerifiableError(f"{a.directory} and {b.directory} have no signal in common: nothing was looked at")
