@@ -310,7 +310,7 @@ def test_what_is_refused_before_anything_is_replayed(tmp_path: Path) -> None:
 
 
 def test_a_case_that_was_lost_is_not_judged(tmp_path: Path) -> None:
-    """Its golden run remains, as a pointer or in git itself, and asks for it: a night is kept that is no pass."""
+    """Its golden run, a pointer or in git itself, asks for it: its night is no pass. A torn file ends no other."""
     repo = kit.start(tmp_path, case=None)
     approve(repo, "elsewhere", case="lost")
     approve(repo, "elsewhere", case="lost~1a2b3c4d")
@@ -325,13 +325,17 @@ def test_a_case_that_was_lost_is_not_judged(tmp_path: Path) -> None:
     why = "it has a golden run, and no case: bring golden/cases/lost.toml back"
     assert nights[0].checks == [Check("baseline", "not judged", why)]
     assert why in Path(data["reports"][0]).read_text() and len(data["files"]) == 2
-    data, _ = ask(repo, "l*", code=3)
-    assert [night["case"] for night in data["nights"]] == ["lost"]
+    assert [night["case"] for night in ask(repo, "l*", code=3)[0]["nights"]] == ["lost"]
     assert "no case 'nix'" in ask(repo, "nix", code=2)[0]["error"]
     done = repo.repro("golden", "verify", "--all", "--json")
     assert done.returncode == 3 and list(json.loads(done.stdout)) == ["lost", "too"]
     done = repo.repro("report", "pr", "HEAD~..HEAD", "--json")
     assert done.returncode == 3 and {r["verdict"] for r in json.loads(done.stdout)["results"]} == {"unverifiable"}
+    (repo.root / "golden/cases").mkdir()
+    (repo.root / "golden/cases/torn.toml").write_text('[case]\nname = "torn"\nsteps = "x"\n')
+    nights = ask(repo, code=2)[0]["nights"]
+    assert [night["status"] for night in nights] == ["not judged", "not judged", "error"]
+    assert "torn.toml: case.steps: Input should be" in by_name(nights[2])["baseline"][1]
     done = repo.repro("report", "publish", "--out", str(tmp_path / "site"))
     assert done.returncode == 0, done.stderr
 

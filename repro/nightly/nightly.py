@@ -27,7 +27,6 @@ from repro_golden.base.machine.usage import spent_of
 from repro_golden.base.observed import tellings
 from repro_golden.case.file import Case
 from repro_golden.repository.checkout import Checkout
-from repro_golden.store.golden import CASE_LOST
 from repro_golden.store.rollouts import sampled_by
 from repro_golden.subjects import identity_of
 from repro_golden.trace import Trace
@@ -99,14 +98,17 @@ def night_of(checkout: Checkout, case: Case, commit: str, nights: Sequence[Night
     except MachineFailureError:
         raise
     except ReproError as error:
-        status: Status = "not judged" if isinstance(error, NotVerifiableError) else "error"
-        night.checks.append(Check("baseline" if night.trace else "run-to-run", status, line(error)))
+        night.checks.append(_failed("baseline" if night.trace else "run-to-run", error))
     return night.night()
 
 
-def night_without_case(checkout: Checkout, name: str, commit: str, asked: Asked) -> Night:
-    """The night of a golden run whose case file is gone: nothing can judge it."""
-    check = Check("baseline", "not judged", line(CASE_LOST.format(name)))
+def _failed(check: str, error: ReproError) -> Check:
+    return Check(check, "not judged" if isinstance(error, NotVerifiableError) else "error", line(error))
+
+
+def night_without_case(checkout: Checkout, name: str, why: ReproError, commit: str, asked: Asked) -> Night:
+    """The night of a case that is guarded and whose file is gone or cannot be used: nothing can judge it."""
+    check = _failed("baseline", why)
     return Night(
         case=name, machine="unknown", at=now(), commit=_info(checkout, commit), tree="", key="", rollouts="",
         identity={}, status=overall([check]), steps=0, chain="", checks=[check], baseline=Baseline("none"), metrics={},

@@ -14,6 +14,7 @@ import click
 from repro.output import json_option, told
 
 if TYPE_CHECKING:
+    from repro_golden.base.errors import ReproError
     from repro_golden.case.file import Case
 
 __all__ = ["nightly"]
@@ -78,7 +79,7 @@ def nightly(
 
     require("a report", "report", *["tensorboard"] * bool(tensorboard or baseline))
     checkout = find_checkout(Path.cwd())
-    cases, lost = _chosen(checkout.root, names)
+    cases, refused = _chosen(checkout.root, names)
     _refuse(cases, last, baseline, offset)
     commit = resolve(checkout, at)
     store = Nights(results if results is not None else checkout.root / "golden" / "nights")
@@ -99,7 +100,10 @@ def nightly(
     def again(*which: str) -> str:
         return " ".join(["repro report nightly", *map(shlex.quote, which), f"--at {commit[:10]}", *more])
 
-    nights = [night_without_case(checkout, name, commit, Asked(again(name), __version__)) for name in lost]
+    nights = [
+        night_without_case(checkout, name, why, commit, Asked(again(name), __version__))
+        for name, why in refused.items()
+    ]
     files = [store.write(night) for night in nights]
     for case in cases:
         asked = Asked(again(case.name), __version__, jobs, not no_bisect, last, events, offset)
@@ -122,15 +126,15 @@ def nightly(
     return code
 
 
-def _chosen(root: Path, names: Sequence[str]) -> tuple[list[Case], list[str]]:
-    """The cases that names and globs mean, each once, in the order of their names; and those whose file is gone.
+def _chosen(root: Path, names: Sequence[str]) -> tuple[list[Case], dict[str, ReproError]]:
+    """The cases that names and globs mean, each once, in the order of their names; and why the others cannot be judged.
 
     Raises:
-        ReproError: one means none, there is none, or a case file cannot be used.
+        ReproError: one means none, or there is none.
     """
-    from repro_golden.base.errors import ReproError
+    from repro_golden.base.errors import NotVerifiableError, ReproError
     from repro_golden.case.file import CASES, NO_CASE, read_case, unknown_case
-    from repro_golden.store.golden import Store
+    from repro_golden.store.golden import CASE_LOST, Store
 
     guarded = Store(root).guarded()
     if not guarded:
@@ -138,8 +142,19 @@ def _chosen(root: Path, names: Sequence[str]) -> tuple[list[Case], list[str]]:
     for name in names:
         if not any(fnmatchcase(known, name) for known in guarded):
             raise unknown_case(root, name)
-    chosen = {known: path for known, path in guarded.items() if not names or any(fnmatchcase(known, n) for n in names)}
-    return [read_case(path) for path in chosen.values() if path], [known for known, path in chosen.items() if not path]
+    cases: list[Case] = []
+    refused: dict[str, ReproError] = {}
+    for known, path in guarded.items():
+        if names and not any(fnmatchcase(known, name) for name in names):
+            continue
+        if path is None:
+            refused[known] = NotVerifiableError(CASE_LOST.format(known))
+            continue
+        try:
+            cases.append(read_case(path))
+        except ReproError as error:  # of one case; the others are judged
+            refused[known] = error
+    return cases, refused
 
 
 def _refuse(cases: Sequence[Case], last: int | None, baseline: Path | None, offset: int | None) -> None:
