@@ -17,14 +17,17 @@ from repro.commands.golden_verify import _small
 from repro.nightly.baseline import _left
 from repro.nightly.checks import _alike
 from repro.nightly.trusted import summarise
+from repro.pulls.blocks import blocks_of
 from repro.pulls.pair import compare_traces
 from repro.pulls.report import junit
 from repro.text import comparison_text
+from repro_bisect.driver.drift import moved_metrics
 from repro_bisect.predicates.predicates import first_violation, parse_predicate
 from repro_golden.base.canonical import decode_float
 from repro_golden.base.errors import ReproError
 from repro_golden.base.observed import tellings
 from repro_golden.case.file import Bound, Case, Compare
+from repro_golden.compare.told_metrics import moved_text
 from repro_golden.compare.traces import compare, kl_of_step, violations
 from repro_golden.recording.tap import perturbed_by_one_ulp
 from repro_golden.runs.proofs import first_step_checks, measure_noise, not_vacuous, perturbations
@@ -65,6 +68,36 @@ def test_a_bound_holds_for_each_rank(tmp_path: Path, wrong: float) -> None:
     assert [v.name for v in violations(a, whole, 1, BOUNDS.bounds)] == ["loss@0", "loss@1", "loss"]
     with pytest.raises(ReproError, match="no metric 'nothing'"):
         violations(a, b, 0, {"nothing": Bound(rtol=0.05)})
+
+
+@pytest.mark.parametrize("names", [("loss#1", "loss"), ("loss", "loss#1"), ("loss", "loss#after")])
+def test_what_is_told_beside_the_baselines_number_leaves_no_bound(tmp_path: Path, names: tuple[str, str]) -> None:
+    """A last evaluation is one more number of the last step, whichever of both has the name; no other loss passes so.
+
+    Nor does one that is not finite, nor one number fewer than the baseline has.
+    """
+    steps = [{"loss": 1.0, "kl": 0.5}, {"loss": 0.75, "kl": 0.25}]
+    a = told(tmp_path / "a", *steps)
+
+    def last(folder: str, own: float, more: float) -> Trace:
+        return told(tmp_path / folder, steps[0], {names[0]: own, names[1]: more, "kl": 0.25})
+
+    b = last("b", 0.75, 7.0)
+    found = compare(a, b, BOUNDS)
+    assert found.equal and moved_metrics(found.metrics)["loss"].first is None
+    assert parse_predicate("metric:loss", Path()).at(a, b, 1) is None
+    result = pair(tmp_path, steps, [dict(record.metrics) for record in b.steps], dict(BOUNDS.bounds))
+    assert result.verdict == "identical" and "not judged" in str(blocks_of(result))
+    for other in (last("c", 0.75, math.inf), last("d", 7.0, 8.0)):
+        assert not compare(a, other, BOUNDS).equal
+    assert not compare(b, a, BOUNDS).equal, "of one that is gone nobody knows what it was"
+    assert moved_text(*map(in_text, (a, b))) == [] != moved_text(*map(in_text, (a, other)))
+
+
+def in_text(trace: Trace) -> Trace:
+    """Its metrics as lines of text tell them."""
+    trace.steps = [replace(record, shown=[*record.metrics]) for record in trace.steps]
+    return trace
 
 
 def outcomes(tmp_path: Path, a: list[dict[str, float]], b: list[dict[str, float]]) -> dict[str, bool]:

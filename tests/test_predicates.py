@@ -132,13 +132,17 @@ def test_a_bound_holds_for_each_time_that_a_metric_is_told(tmp_path: Path) -> No
     assert first_violation(parse_predicate("metric:entropy rtol=1", HERE), b, trace(tmp_path / "c", [told[0][:1]]))
 
 
-def test_what_the_probe_alone_tells_is_judged_too(tmp_path: Path) -> None:
-    """A metric that only the probe tells a second time has no value to be near to, were it the same number."""
-    for name, more in (("nan", math.nan), ("same", 2.0)):
-        first = metric_row("loss", "m", 2.0)
-        a, b = pair(tmp_path / name, [[first]], [[first, metric_row("loss", "m#1", more)]])
-        violation = first_violation(parse_predicate("metric:m rtol=0.1", HERE), a, b)
-        assert violation is not None and (violation.signal, violation.phase) == ("m#1", "loss")
+@pytest.mark.parametrize("numbers", [(2.0, math.nan), (2.0, math.inf), (2.0000001, 2.0)])
+def test_what_the_probe_alone_tells_is_judged_too(tmp_path: Path, numbers: tuple[float, float]) -> None:
+    """A metric that only the probe tells a second time has no value to be near to, unless each of GOOD's is there."""
+    own, more = numbers
+    first, probe = metric_row("loss", "m", 2.0), [metric_row("loss", "m", own), metric_row("loss", "m#1", more)]
+    a, b = pair(tmp_path, [[first]], [probe])
+    violation = first_violation(parse_predicate("metric:m rtol=0.1", HERE), a, b)
+    assert (violation is None) is math.isfinite(more)
+    assert violation is None or (violation.signal, violation.phase) == ("m#1", "loss")
+    c, d = pair(tmp_path / "other", [[first]], [[metric_row("loss", "m", 2.1), metric_row("loss", "m#1", 1.9)]])
+    assert first_violation(parse_predicate("metric:m rtol=0.1", HERE), c, d) is not None
 
 
 def test_finite_needs_no_baseline(tmp_path: Path) -> None:

@@ -81,12 +81,12 @@ def _relative(gap: Gap) -> str:
     return f"{percent(share, 3)} %" if abs(share) < 10 else f"x{gap.b / gap.a:.3g}"
 
 
-def _held(bound: Bound | None, gap: Gap) -> str:
-    """How far the metric may move there, and whether it stays so near."""
+def _held(bound: Bound | None, gap: Gap, *, left: bool) -> str:
+    """How far the metric may move there, and whether it stays so near; one told beside the base's own left none."""
     if bound is None:
         return ""
     if gap.a is None or not math.isfinite(gap.a):
-        return "left: no finite base"
+        return "left: no finite base" if left else "not judged"
     limit = bound.atol + bound.rtol * abs(gap.a)
     inside = gap.b is not None and math.isfinite(gap.b) and abs(gap.b - gap.a) <= limit
     return f"±{limit:.3g}, {'holds' if inside else 'left'}"
@@ -148,7 +148,8 @@ def metric_blocks(drift: Drift, bounds: Mapping[str, Bound], left: Sequence[str]
             still.append(code(key))
             continue
         for step, gap in _places(moved):
-            cells = [step, sides(gap.a, gap.b, value), _difference(gap), _relative(gap), _held(bounds.get(key), gap)]
+            held = _held(bounds.get(key), gap, left=key in left)
+            cells = [step, sides(gap.a, gap.b, value), _difference(gap), _relative(gap), held]
             rows.append([_label(key, label), *((said(cell),) for cell in cells[: len(head) - 1])])
     others = {key: moved for key, moved in drift.metrics.items() if key not in chosen}
     below = _unmoved(still, sum(moved.first is None for moved in others.values()))

@@ -432,7 +432,7 @@ def _told_otherwise(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike
             what = metric, "b"
         elif not (before and after) and (why := unlike.told.elsewhere(metric, unlike.index)):
             what = f"{metric}{why}", "a" if before else "b"
-        elif before and once_more(before, after):
+        elif before and once_more(*([(row.name, content(row)) for row in rows] for rows in (before, after))):
             what = f"{metric} once more", "b"
         else:
             continue

@@ -11,16 +11,15 @@ import re
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from decimal import Decimal
 from typing import NamedTuple
 
 from repro_golden.base.canonical import encode_float, same_float
-from repro_golden.compare.name_matching import content
 from repro_golden.trace import Trace
-from repro_golden.trace.model import Row, StepRecord
+from repro_golden.trace.model import StepRecord
 
-__all__ = ["BOTH", "Moved", "ToldMetrics", "moved_text", "once_more"]
+__all__ = ["BOTH", "Moved", "ToldMetrics", "moved_text", "once_more", "told_under"]
 
 _TOLD_SINCE = 20
 """The first recorder that puts each number to its step as today, and under its name of today."""
@@ -194,14 +193,44 @@ class _Form(NamedTuple):
         return abs(value - text) <= 0.5000001 * 10.0**-self.decimals or float(f"{value:.{self.digits}g}") == text
 
 
-def once_more(before: Sequence[Row], after: Sequence[Row]) -> bool:
+def once_more(before: Sequence[tuple[str, object]], after: Sequence[tuple[str, object]]) -> bool:
     """Whether a metric is told by the same ranks, with each number of the baseline and others beside them.
 
     What comes after the last step stands in for no number of a step, nor one of a step for it.
+
+    Args:
+        before: Names and numbers by which one step of the baseline tells it.
+        after: Those of the other.
     """
-    tellers = [{_AFTER.sub("", _AGAIN.sub("", row.name)) for row in rows} for rows in (before, after)]
-    numbers = [Counter((_AGAIN.sub("", row.name), content(row)) for row in rows) for rows in (before, after)]
-    return len(after) > len(before) and tellers[0] == tellers[1] and not numbers[0] - numbers[1]
+    tellers = [{_AFTER.sub("", _AGAIN.sub("", name)) for name, _ in numbers} for numbers in (before, after)]
+    told = [Counter((_AGAIN.sub("", name), number) for name, number in numbers) for numbers in (before, after)]
+    return len(after) > len(before) and tellers[0] == tellers[1] and not told[0] - told[1]
+
+
+def told_under(a: Trace, b: Trace, index: int) -> tuple[Mapping[str, float], Set[str]]:
+    """The metrics of a step of `b`, each number of the baseline's under its name there; and the names of those beside.
+
+    Where a metric is told once more (`once_more`), which of its numbers has which name is chance. What is not finite
+    is left as it is.
+    """
+    return _told_under(a.steps[index], b.steps[index], _ranks(b))
+
+
+def _told_under(x: StepRecord, y: StepRecord, ranks: float) -> tuple[Mapping[str, float], Set[str]]:
+    told, beside = dict(y.metrics), set[str]()
+    for metric in {_metric(name, ranks) for name in y.metrics.keys() - x.metrics.keys()}:
+        before, after = (
+            {name: value for name, value in step.metrics.items() if _metric(name, ranks) == metric} for step in (x, y)
+        )
+        pairs = [[(name, value.hex()) for name, value in numbers.items()] for numbers in (before, after)]
+        if not once_more(*pairs) or not all(map(math.isfinite, after.values())):
+            continue
+        left = Counter(number for _, number in pairs[1]) - Counter(number for _, number in pairs[0])
+        names = [name for name in after if name not in before]
+        told = {name: value for name, value in told.items() if name not in after} | before
+        told |= zip(names, map(float.fromhex, left.elements()), strict=False)
+        beside.update(names)
+    return told, beside
 
 
 _AGAIN = re.compile(r"#(?:[0-9]+|more)")
@@ -277,8 +306,9 @@ def moved_text(a: Trace, b: Trace) -> list[Moved]:
     moved = dict[str, Moved]()
     part = _recorders_part(a, b, _TOLD_SINCE)
     for x, y in zip(a.steps, b.steps, strict=False):
-        for name in x.metrics.keys() & y.metrics.keys() & {*x.shown, *y.shown} - moved.keys():
-            before, after = x.metrics[name], y.metrics[name]
+        told = _told_under(x, y, _ranks(b))[0]
+        for name in x.metrics.keys() & told.keys() & {*x.shown, *y.shown} - moved.keys():
+            before, after = x.metrics[name], told[name]
             if same_float(before, after) or before == after:
                 continue
             form, other = _said(a).form(name), _said(b).form(name)

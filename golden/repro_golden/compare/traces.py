@@ -22,7 +22,7 @@ from repro_golden.compare.endings import ended_early
 from repro_golden.compare.name_matching import content
 from repro_golden.compare.renames import NOTHING, Renames, aligned, first_other_chain
 from repro_golden.compare.step_difference import first_of_round, in_order
-from repro_golden.compare.told_metrics import moved_text
+from repro_golden.compare.told_metrics import moved_text, told_under
 from repro_golden.compare.untouched import untouched
 from repro_golden.trace import NotFinite, Row, Trace, read_dump
 from repro_golden.trace.families import family
@@ -371,7 +371,7 @@ def measured(a: Trace, b: Trace, step: int, row: Row, other: Row) -> TensorDiffe
 
 
 def _metric_changes(a: Trace, b: Trace, index: int) -> list[MetricChange]:
-    x, y = a.steps[index].metrics, b.steps[index].metrics
+    x, y = a.steps[index].metrics, told_under(a, b, index)[0]
     step = a.steps[index].step
     return [MetricChange(step, name, x.get(name), y.get(name)) for name in (*x, *(n for n in y if n not in x))]
 
@@ -475,18 +475,19 @@ def violations(a: Trace, b: Trace, index: int, bounds: Mapping[str, Bound]) -> l
     """The metrics of one step that left their bounds. A metric that is absent, NaN or infinite has left every bound.
 
     A bound holds for each time that a step of either side tells its metric, and for each rank that does: beside
-    ``loss`` for ``loss#1`` and ``loss@0`` (`tellings`). A step in which neither side tells it says nothing.
+    ``loss`` for ``loss#1`` and ``loss@0`` (`tellings`). A step in which neither side tells it says nothing, nor does
+    what `b` tells beside each of the baseline's numbers (`told_under`).
 
     Raises:
         NotShownError: the baseline tells it in no step.
     """
     divergences = []
-    step, before, after = a.steps[index].step, a.steps[index].metrics, b.steps[index].metrics
+    step, before, (after, beside) = a.steps[index].step, a.steps[index].metrics, told_under(a, b, index)
     for metric, bound in bounds.items():
         if metric not in before and not _tells(a, metric):
             known = ", ".join(sorted({name for record in a.steps for name in record.metrics})) or "none"
             raise NotShownError(f"has no metric {metric!r} in any step (it has: {known})", "correct its name")
-        for name in tellings(metric, before, after):
+        for name in (name for name in tellings(metric, before, after) if name not in beside):
             x, y = before.get(name), after.get(name)
             limit = bound.atol + bound.rtol * abs(x or 0.0)
             if x is not None and y is not None and math.isfinite(x) and math.isfinite(y) and abs(y - x) <= limit:

@@ -24,9 +24,10 @@ class Metrics:
     a backward pass since the last one tells, belongs to that step, and so does every number of a name that was seen
     before the first pass, or inside of it before the first step ended; any other, to the step before it. Where hooks
     make steps inside of a pass, what is told before it or behind it stands with the last of these. So no number of the
-    last step is lost, and a loss stands beside the gradients that it gave. What comes after the last step under a name
-    that this step has already, such as a last evaluation, is ``name#after``; where the program is stopped, so is what
-    lines for people tell between that step and the next pass, which may belong to either. What the program tells under
+    last step is lost, and a loss stands beside the gradients that it gave: so does what is told after the last step, as
+    one more number of it. What a pass behind it tells under a name that this step has already is ``name#after``; where
+    the program is stopped, so is what lines for people tell between that step and the next pass, which may belong to
+    either. What the program tells under
     a name that the recorder reads itself, as the norm that gradients are clipped by, is ``name#logged``.
 
     What is seen over several lines moves none that is not: golden runs hold these from before any such was read.
