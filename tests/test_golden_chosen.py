@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from repro_golden.case.file import read_case
 from repro_golden.case.identity import Identity
 from repro_golden.store.dvc import Dvc
 from repro_golden.store.golden import Store
+from repro_golden.subjects import who_is
 from repro_golden.trace import Trace
 
 pytestmark = pytest.mark.usefixtures("warm_dvc")
@@ -60,19 +62,28 @@ def test_each_approval_stays(tmp_path: Path) -> None:
 
 
 def test_golden_runs_of_like_machines_that_contradict_each_other_are_none(tmp_path: Path) -> None:
-    """Two were recorded on branches, by machines that differ in what no run loads: neither is chosen by its name."""
+    """Two were recorded on branches, by machines that differ in what no run loads: neither is chosen by its name.
+
+    The list of them says why, and who asks for one by its case alone is told of both.
+    """
     repo = repository(tmp_path)
     Dvc(repo.root).init()
-    case, here = read_case(repo.root / "golden" / "cases" / "toy.toml"), Identity.from_mapping(IDENTITY)
+    case = read_case(repo.root / "golden" / "cases" / "toy.toml")
+    here = who_is(case, repo.root).identity
     for machine, made in (("toy-cpu-a", 1), ("toy-cpu-b", 2)):
-        folder = golden(repo, made=made, record={"loaded": [], "expected": IDENTITY}, machine=machine)
+        folder = golden(repo, made=made, record={"loaded": [], "expected": here.to_mapping()}, machine=machine)
         Dvc(repo.root).add(folder)
     store = Store(repo.root)
     with pytest.raises(NotVerifiableError, match=r"for toy-cpu-a and toy-cpu-b are both .* and their numbers differ"):
         store.find(case, here, {})
     assert [each.machine for each in store.serving(case, here, {})] == ["toy-cpu-a", "toy-cpu-b"]
+    rows = json.loads(repo.repro("golden", "list", "--json").stdout)
+    assert [(row["here"], "their numbers differ" in row["why"]) for row in rows] == [(False, True)] * 2, rows
+    done = repo.repro("golden", "show", "toy")
+    assert done.returncode == 2 and "name one of toy-cpu-a/toy, toy-cpu-b/toy" in done.stderr, done.stderr
     (repo.root / "golden" / "runs" / "toy-cpu-b" / "toy.dvc").unlink()
     assert store.find(case, here, {}).machine == "toy-cpu-a"
+    assert repo.repro("golden", "show", "toy").stdout.startswith("toy on toy-cpu-a\n")
 
 
 def test_golden_runs_of_like_machines_agree_as_the_case_says(tmp_path: Path) -> None:

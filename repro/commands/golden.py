@@ -160,7 +160,7 @@ def list_runs(as_json: bool) -> int:
     from repro_golden.base.errors import ReproError
     from repro_golden.case.file import read_case
     from repro_golden.repository.checkout import find_checkout
-    from repro_golden.store.golden import CASE_LOST, Store
+    from repro_golden.store.golden import CASE_LOST, Store, agreed
     from repro_golden.subjects import who_is
 
     checkout = find_checkout(Path.cwd())
@@ -184,6 +184,14 @@ def list_runs(as_json: bool) -> int:
         return {"case": case, "machine": machine, "present": present, **answers}
 
     rows = [row(*entry) for entry in store.entries()]
+    for name, (golden_case, who) in here.items():
+        serving = [r for r in rows if r["case"] == name and r["here"] and r["present"]]
+        if len(serving) > 1 and who.identity.machine not in (r["machine"] for r in serving):
+            try:
+                agreed(golden_case, [store.read(r["machine"], name) for r in serving])
+            except ReproError as error:  # by two of them the same run would pass and fail
+                for r in serving:
+                    r |= {"here": False, "why": str(error)}
     cells = [
         [
             r["case"],
@@ -306,28 +314,40 @@ def diff_runs(a: str, b: str, strict_names: bool, vary: tuple[str, ...], as_json
 
 
 def _load(name: str) -> Any:
-    from repro_golden.base.errors import NotVerifiableError, ReproError
-    from repro_golden.case.file import find_case, list_cases
     from repro_golden.repository.checkout import find_checkout
     from repro_golden.store.golden import Store
-    from repro_golden.subjects import who_is
 
     checkout = find_checkout(Path.cwd())
     store = Store(checkout.root)
-    machine, slash, case = name.rpartition("/")
-    case_name, alone = case.split("~")[0], [machine for machine, name, _ in store.entries() if name == case]
-    if not slash and alone and case_name not in {path.stem for path in list_cases(checkout.root)}:
-        if len(alone) > 1:
-            runs = ", ".join(f"{machine}/{case}" for machine in alone)
-            raise ReproError(f"no case {case_name!r}, and golden runs of it on several machines: name one of {runs}")
-        (machine,) = alone
-    elif not slash:
+    machine, slash, run = name.rpartition("/")
+    return store.load(machine if slash else _machine_of(checkout, store, run), run)
+
+
+def _machine_of(checkout: Checkout, store: Store, run: str) -> str:
+    """The machine whose golden run CASE or CASE~CHAIN is: that which serves here, this one, or the only one with it.
+
+    Raises:
+        ReproError: several others have it.
+    """
+    from repro_golden.base.errors import NotVerifiableError, ReproError
+    from repro_golden.case.file import find_case, list_cases
+    from repro_golden.subjects import who_is
+
+    there = [machine for machine, name, _ in store.entries() if name == run]
+    case_name = run.split("~")[0]
+    why, chosen = f"no case {case_name!r}", list[str]()
+    if not there or case_name in {path.stem for path in list_cases(checkout.root)}:
         recorded = find_case(checkout.root, case_name)
         who = who_is(recorded, checkout.root)
-        machine = who.identity.machine
+        why, chosen = f"no golden run of {run} for this machine ({who.identity.machine})", [who.identity.machine]
         with contextlib.suppress(NotVerifiableError):
-            machine = store.find(recorded, who.identity, who.versions).machine
-    return store.load(machine, case)
+            chosen.insert(0, store.find(recorded, who.identity, who.versions).machine)
+    if known := [machine for machine in chosen if machine in there or store.run_path(machine, run).exists()]:
+        return known[0]
+    if len(there) > 1:
+        runs = ", ".join(f"{machine}/{run}" for machine in there)
+        raise ReproError(f"{why}, and golden runs of it on several machines: name one of {runs}")
+    return (there or chosen)[0]
 
 
 @golden.command(short_help="Fetch from the DVC remote.")

@@ -26,7 +26,7 @@ from repro_golden.store.rollouts import RolloutFiles, Rollouts, rollouts_of
 from repro_golden.trace import Trace
 from repro_golden.trace.model import checked, to_checked_line
 
-__all__ = ["CASE_LOST", "RUN_FORMAT", "GoldenRun", "Store"]
+__all__ = ["CASE_LOST", "RUN_FORMAT", "GoldenRun", "Store", "agreed"]
 
 RUN_FORMAT = 1
 CASE_LOST = f"it has a golden run, and no case: bring {CASES}/{{}}.toml back"
@@ -212,7 +212,7 @@ class Store:
             )
         candidates = self._candidates(machines, case, identity, versions)
         if alike := [golden for differences, golden in candidates if not differences]:
-            return _agreed(case, alike)
+            return agreed(case, alike)
         if not candidates:
             raise NotVerifiableError(
                 f"no golden run of {case.name} for this machine ({identity.machine}); its golden runs are for "
@@ -418,7 +418,7 @@ class Store:
             self.dvc.pull(pointer_of(path))
 
 
-def _agreed(case: Case, golden: Sequence[GoldenRun]) -> GoldenRun:
+def agreed(case: Case, golden: Sequence[GoldenRun]) -> GoldenRun:
     """One of those that a run here may be compared with; that of the case as it is now, if there is one.
 
     Raises:
