@@ -34,6 +34,7 @@ __all__ = [
     "by_tail",
     "content",
     "exchanged",
+    "inner",
     "of_groups",
     "optimizer_of_state",
     "other_groups",
@@ -274,6 +275,36 @@ def retold(
         remaining = _without(_without(known, pairs), by_rule)
         by_order = zip(remaining.news, remaining.olds, strict=False) if known.seen or so_far else ()
         pairs |= by_rule | dict(by_order)
+    return pairs
+
+
+def inner(
+    a: Sequence[Mapping[str, float]], b: Sequence[Mapping[str, float]], names: tuple[Collection[str], Collection[str]]
+) -> dict[str, str]:
+    """From metrics in lines of text that are those of an inner dict (``train/loss``) to the baseline's ``loss``.
+
+    A dict in a dict is printed as a line for people is. It is the same where the baseline's is told no more and all
+    that both have of it is equal, in every step.
+
+    Args:
+        a: The baseline's metrics, step by step.
+        b: The other run's in lines of text.
+        names: All that either tells.
+    """
+    count = min(len(a), len(b))
+    gone, new = (
+        {
+            name: [struct.pack("<d", step[name]) if name in step else b"" for step in steps[:count]]
+            for name in dict.fromkeys(name for step in steps[:count] for name in step if name not in others)
+        }
+        for steps, others in ((a, names[1]), (b, names[0]))
+    )
+    pairs: dict[str, str] = {}
+    for old, values in gone.items():
+        tail = f"/{old.replace('#logged', '')}"
+        other = next((name for name in new if name not in pairs and name.endswith(tail) and new[name] == values), None)
+        if other is not None:
+            pairs[other] = old
     return pairs
 
 

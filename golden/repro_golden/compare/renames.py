@@ -30,6 +30,7 @@ from repro_golden.compare.name_matching import (
     by_tail,
     content,
     exchanged,
+    inner,
     of_groups,
     optimizer_of_state,
     other_groups,
@@ -122,9 +123,11 @@ class Alignment:
 class _Renamed(Trace):
     """A trace whose signals are shown under other names; its folder is that of the trace itself."""
 
-    def __init__(self, source: Trace, rename: Sequence[tuple[Matching, Mapping[str, str]]]) -> None:
+    def __init__(
+        self, source: Trace, rename: Sequence[tuple[Matching, Mapping[str, str]]], text: Mapping[str, str]
+    ) -> None:
         self.directory, self.header, self.end = source.directory, source.header, source.end
-        self._source, self._rename = source, rename
+        self._source, self._rename, self._text = source, rename, text
         self._own: dict[tuple[str, str], str] = {}
         self.steps: list[StepRecord] = []
 
@@ -138,8 +141,10 @@ class _Renamed(Trace):
             if index < count:
                 rows, source_rows = self.rows(index), self._source.rows(index)
                 names = {y.name: x.name for x, y in zip(rows, source_rows, strict=True) if y.dtype == METRIC}
+                names |= self._text
                 metrics = {names.get(name, name): value for name, value in record.metrics.items()}
-                record = replace(record, root=root(rows), metrics=metrics)
+                shown = [names.get(name, name) for name in record.shown]
+                record = replace(record, root=root(rows), metrics=metrics, shown=shown)
             previous = chain(previous, record.step, record.root)
             self.steps.append(replace(record, chain=previous))
 
@@ -171,8 +176,9 @@ class _Renamed(Trace):
             # the state at the end shows all once more
             if shown != name and not shown.endswith("#new") and family(phase, name) != "end"
         ]
-        pairs = {(old, new) for _, names in self._rename for new, old in names.items() if old != new}
-        return Renames(len(signals), sorted(pairs))
+        every = (self._text, *(names for _, names in self._rename))
+        pairs = {(old, new) for names in every for new, old in names.items() if old != new}
+        return Renames(len(signals) + len(self._text), sorted(pairs))
 
 
 class _Common(Trace):
@@ -295,6 +301,7 @@ def _renamed(a: Trace, b: Trace, index: int, *, so_far: bool) -> Alignment:
         del matchings[2]
     metrics = Matching(by_metric, lambda _: False)
     metric_names = retold(*([record.compared for record in trace.steps] for trace in (a, b)), so_far=so_far)
+    text = _text_names(a, b, metric_names)
     parted: list[Mapping[str, str]] | None = None
     last, only_one = count, unlike(a, b)
     for at in range(index, count):
@@ -312,12 +319,22 @@ def _renamed(a: Trace, b: Trace, index: int, *, so_far: bool) -> Alignment:
     names = [matching.names() for matching in matchings]
     later = [(m, {**new, **old}) for m, new, old in zip(matchings, names, parted or names, strict=True)]
     rename = [(metrics, metric_names), *later]
-    if not any(new != old for _, names in rename for new, old in names.items()):
+    if not text and not any(new != old for _, names in rename for new, old in names.items()):
         return Alignment(b)
-    renamed = _Renamed(b, rename)
+    renamed = _Renamed(b, rename, text)
     renamed.steps = list(b.steps[:index])
     renamed.continued(a.steps[index - 1].chain if index else digest("chain", SCHEME), count)
     return Alignment(renamed, renamed.renames)
+
+
+def _text_names(a: Trace, b: Trace, known: Mapping[str, str]) -> dict[str, str]:
+    """From metrics of `b` in lines of text to the baseline's that it prints in an inner dict (`inner`)."""
+    shown = [{name: record.metrics[name] for name in record.shown} for record in b.steps]
+    told = (
+        {name for record in a.steps for name in record.metrics},
+        {name for record in b.steps for name in record.metrics},
+    )
+    return inner([record.compared for record in a.steps], shown, (told[0], told[1] | {*known.values()}))
 
 
 # -- whether a replay that is under way has left its baseline, so that it need go no further
