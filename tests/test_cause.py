@@ -187,6 +187,18 @@ def test_the_size_is_measured_where_shapes_agree() -> None:
     assert named.pair is not None and [o.name for o in named.pair] == ["aten.neg.default"] * 2
 
 
+def test_what_reads_something_else_is_nothing_to_measure_by() -> None:
+    """A norm of many norms and the norm of one tensor have one name and one shape, and are not one number."""
+    (a, x, y), (b, u, v) = pair()
+    a.show(a.neg(a.do("aten.norm", x, y, makes=5, line=2), 3))
+    b.show(b.neg(b.do("aten.norm", b.do("aten.norm", u, makes=7, line=4), v, makes=8, line=4), 3))
+    b.show(b.do("aten.norm", u, makes=9, line=5))
+    named = cause(a, b, [2], [4])
+    assert named.before is not None and named.after is not None and named.pair is not None
+    assert (named.before.name, len(named.before.inputs), len(named.after.inputs)) == ("aten.norm", 2, 1)
+    assert named.pair != (named.before, named.after) and len({len(o.inputs) for o in named.pair}) == 1
+
+
 # -- what is passed over
 
 

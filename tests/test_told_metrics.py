@@ -330,3 +330,49 @@ def test_an_inner_dict_tells_what_the_flat_one_did(tmp_path: Path, name: str) ->
     assert compared.equal is agree
     assert not agree or (compared.renames.signals == 1 and " as a number" in str(compared.looked))
     assert not compare(a, b, Compare(names="strict")).equal
+
+
+# -- who clips
+
+OWN_CLIP = {
+    "logged before": ([{"grad_norm": X, "grad_norm#logged": X}], [{"=grad_norm": X}], True),
+    "not logged before": ([{"grad_norm": X}], [{"=grad_norm": X}], True),
+    "under its own name": ([{"grad_norm": X, "train/grad_norm": X}], [{"train/grad_norm": X}], True),
+    "of ranks": ([{"grad_norm": X, "grad_norm#logged@0": X}], [{"=grad_norm@0": X}], True),
+    "moved": ([{"grad_norm": X, "grad_norm#logged": X}] * 2, [{"=grad_norm": Y}, {"=grad_norm": X}], False),
+    "moved last": ([{"grad_norm": X, "grad_norm#logged": X}] * 2, [{"=grad_norm": X}, {"=grad_norm": Y}], False),
+    "not logged, and moved": ([{"grad_norm": X}], [{"=grad_norm": Y}], False),
+    "another is logged": ([{"grad_norm": X, "grad_norm#logged": Y}], [{"=grad_norm": Y}], False),
+    "rounded": ([{"grad_norm": X, "grad_norm#logged": X}], [{"=grad_norm": 0.123}], False),
+    "no norm": ([{"grad_norm": X, "loss": X}], [{"loss": X}], False),
+    "told less often": ([{"grad_norm": X, "grad_norm#logged": X}] * 2, [{"=grad_norm": X}, {}], False),
+    "twice": ([{"grad_norm": X, "grad_norm#1": Y}], [{"=grad_norm": X}], False),
+    "a step late": (
+        [{"grad_norm": X, "grad_norm#logged": X}, {"grad_norm": Y, "grad_norm#logged": Y}],
+        [{"=grad_norm": X}, {"grad_norm": X, "grad_norm#logged": Y}],
+        False,
+    ),
+    "now and then": (
+        [{"grad_norm": X, "grad_norm#logged": X}] * 2,
+        [{"=grad_norm": X}, {"grad_norm": X, "grad_norm#logged": X}],
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWN_CLIP)
+def test_a_norm_is_the_same_whoever_clips(tmp_path: Path, name: str) -> None:
+    """A program's own clipping tells the bits that torch's did, in every step; one that is moved or gone is found."""
+    before, after, agree = OWN_CLIP[name]
+    a, b = told(tmp_path / "a", *before), told(tmp_path / "b", *after)
+    assert compare(a, b).equal is agree and compare(b, a).equal is agree
+    assert agree or compare(a, b).divergence.detail != "not observed by the baseline"
+
+
+def test_a_norm_that_moved_under_another_clip_is_named_with_both(tmp_path: Path) -> None:
+    """In the step in which it did, with what it was and became."""
+    a = told(tmp_path / "a", *[{"grad_norm": X, "grad_norm#logged": X}] * 3)
+    b = told(tmp_path / "b", {"=grad_norm": X}, {"=grad_norm": Y}, {"=grad_norm": X})
+    first, other = compare(a, b).divergence, compare(b, a).divergence
+    assert first is not None and (first.step, first.detail) == (1, f"{X} became {Y}")
+    assert other is not None and (other.step, other.detail) == (1, f"{Y} became {X}")

@@ -333,7 +333,7 @@ def _pair(
     sides: tuple[_Side, _Side], before: Operation | None, after: Operation | None
 ) -> tuple[Operation, Operation] | None:
     """Operations at one place of both programs whose results differ and have one shape: nearest to the cause."""
-    if before is not None and after is not None and before.name == after.name and _comparable(before, after):
+    if before is not None and after is not None and _place(before) == _place(after) and _comparable(before, after):
         return before, after
     starts = [min(o.index for o in (before or after, after or before) if o is not None)] * 2
     if before is not None:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from repro_golden.compare.groups import Difference, regrouped_alike
 from repro_golden.compare.name_matching import content
+from repro_golden.compare.norms import as_read, own_norms, told_too
 from repro_golden.compare.told_metrics import BOTH, ToldMetrics, once_more
 from repro_golden.trace import Trace
 from repro_golden.trace.columns_written import COLUMN, column_of, columns_of, machine_numbers
@@ -150,8 +151,8 @@ def differing(
 
     What belongs to an object that only one side has is none, nor is a metric that the baseline never tells or that
     is compared in other steps, nor a file of a side's end (`alone`). A parameter is the same whoever holds it
-    (`_held_otherwise`), whatever group it is in (`regrouped_alike`). Settings of optimizers in files count by what they
-    do.
+    (`_held_otherwise`), whatever group it is in (`regrouped_alike`), and a norm whoever tells it (`own_norms`). Settings
+    of optimizers in files count by what they do.
 
     Args:
         rows_a: The baseline's.
@@ -159,6 +160,8 @@ def differing(
         unlike: What only one of them could have shown.
     """
     rows_a, rows_b = ([row for row in rows if not setting_of(row.phase, row.name)] for rows in (rows_a, rows_b))
+    norms = own_norms(rows_a, rows_b, unlike.told)
+    rows_b = as_read(rows_b, norms)
     skipped = one_sided(rows_a, rows_b, unlike)
     partners = _partners(rows_a, rows_b, skipped)
     held = _held_otherwise(rows_a, rows_b)
@@ -183,6 +186,8 @@ def differing(
     differences = [entry for entry in differences if file_of(entry[1].phase, entry[1].name) not in skipped]
     told_elsewhere = _told_otherwise(rows_a, rows_b, unlike)
     differences = [entry for entry in differences if entry[1].key not in told_elsewhere]
+    told = {"missing": rows_b, "added": rows_a}
+    differences = [entry for entry in differences if not told_too(entry[1], told.get(entry[0], ()), norms)]
     values = _new_values(rows_a, rows_b, unlike)
     differences = [entry for entry in differences if not (entry[0] in ("missing", "added") and entry[1].name in values)]
     ended = _ended(rows_a) != _ended(rows_b)
@@ -230,6 +235,7 @@ def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) 
     A number that stands in another step because of who recorded it is on both sides: ``ab``. So is a setting of an
     optimizer in a file, of another value or on one side alone.
     """
+    rows_b = as_read(rows_b, own_norms(rows_a, rows_b, unlike.told))
     objects = one_sided(rows_a, rows_b, unlike)
     objects = _without(objects, _partners(rows_a, rows_b, objects), _held_otherwise(rows_a, rows_b))
     known, others = ({row.key: content(row) for row in rows} for rows in (rows_a, rows_b))

@@ -44,6 +44,7 @@ class ToldMetrics:
         self._count = min(len(a.steps), len(b.steps))
         self._elsewhere: dict[str, str] = {}
         self._unsure: dict[str, bool] = {}
+        self._by_itself: dict[tuple[str, str], bool] = {}
         patterns = any(trace.header.subject.get("observe", {}).get("metrics") for trace in (a, b))
         self._early = _recorders_part(a, b, _EARLY_UNTIL[patterns])
         self.otherwise = _recorders_part(a, b, _TOLD_SINCE)
@@ -60,6 +61,15 @@ class ToldMetrics:
         """Which metric a name of the other side tells that the baseline tells in no step, '' for one that it does."""
         metric = self.metric(name)
         return "" if metric in _said(self._a).last else metric
+
+    def by_itself(self, side: str, norm: str) -> bool:
+        """Whether the program of a side, ``a`` or ``b``, tells a norm that the recorder reads nowhere in it."""
+        if (side, norm) not in self._by_itself:
+            trace = self._a if side == "a" else self._b
+            read = (f"{norm}#logged", f"{norm}#after")
+            names = (name for step in trace.steps for name in step.metrics if name.startswith(norm))
+            self._by_itself[side, norm] = not any(trace.name_of("loss", name).startswith(read) for name in names)
+        return self._by_itself[side, norm]
 
     def elsewhere(self, metric: str, index: int | None) -> str:
         """Why a step in which one side alone tells a metric is no difference, behind its name; '' where it is one.

@@ -321,6 +321,10 @@ def _first_signal(a: Trace, b: Trace, index: int) -> Divergence:
         name = now  # the baseline has none
     now = "" if now == name or kind == "missing" else now
     detail = _detail(kind, row, other)
+    if kind in ("missing", "added") and row.dtype == METRIC:
+        side, rows = ("run", b.rows(index)) if kind == "missing" else ("baseline", a.rows(index))
+        if phase := next((each.phase for each in rows if each.name == row.name), ""):
+            detail = f"observed by the {side} in phase {phase}"
     if kind == "missing" and (told := next((number for number in moved_text(a, b) if number.metric == row.name), None)):
         detail = f"{told.a!r} became {told.b!r} at step {told.step}, in a line of text"
     if kind in ("missing", "added") and (before := a.header.recorder) != (after := b.header.recorder):
