@@ -151,8 +151,8 @@ def differing(
 
     What belongs to an object that only one side has is none, nor is a metric that the baseline never tells or that
     is compared in other steps, nor a file of a side's end (`alone`). A parameter is the same whoever holds it
-    (`_held_otherwise`), whatever group it is in (`regrouped_alike`), and a norm whoever tells it (`own_norms`). Settings
-    of optimizers in files count by what they do.
+    (`_held_otherwise`), whatever group it is in (`regrouped_alike`), a norm whoever tells it (`own_norms`). Settings of
+    optimizers in files count by what they do.
 
     Args:
         rows_a: The baseline's.
