@@ -376,3 +376,61 @@ def test_a_norm_that_moved_under_another_clip_is_named_with_both(tmp_path: Path)
     first, other = compare(a, b).divergence, compare(b, a).divergence
     assert first is not None and (first.step, first.detail) == (1, f"{X} became {Y}")
     assert other is not None and (other.step, other.detail) == (1, f"{Y} became {X}")
+
+
+# -- what counts steps
+
+
+def counted(name: str, *numbers: float | None) -> list[Told]:
+    """Steps that tell a counter beside a loss."""
+    return [{"loss": X} if number is None else {"loss": X, name: number} for number in numbers]
+
+
+COUNTERS = {
+    "from one": (counted("step", 0, 1, 2), counted("step", 1, 2, 3), True),
+    "from elsewhere": (counted("train/global_step", 0, 1, 2), counted("train/global_step", 100, 101, 102), True),
+    "less often": (counted("step", 0, 1, 2, 3), counted("step", 1, None, 3, None), True),
+    "gone": (counted("step", 0, 1, 2), counted("loss", X, X, X), True),
+    "gone for another": (counted("step", 0, 1, 2), counted("progress", 0.25, 0.5, 0.75), True),
+    "called otherwise": (counted("step", 0, 1, 2), counted("iteration", 1, 2, 3), True),
+    "by two": (counted("step", 0, 1, 2), counted("step", 0, 2, 4), False),
+    "one left out": (counted("step", 0, 1, 2, 3), counted("step", 0, 1, 3, 4), False),
+    "none": (counted("step", 0, 1, 2), counted("step", 1, 1, 1), False),
+    "by halves": (counted("step", 0, 1, 2), counted("step", 0.5, 1.5, 2.5), False),
+    "of rounds, gone": (counted("iteration", 0, 0, 1, 1), counted("loss", X, X, X, X), False),
+    "too few": (counted("step", 0, 1), counted("step", 1, 2), False),
+    "too few, gone": (counted("step", 0, 1), counted("loss", X, X), False),
+    "of something else": (counted("buffer_size", 0, 1, 2), counted("buffer_size", 1, 2, 3), False),
+    "of a schedule": (counted("sched_step", 0, 1, 2), counted("sched_step", 1, 2, 3), False),
+    "of a warm-up": (counted("rate", 0, 1, 2), counted("rate", 1, 2, 3), False),
+    "of tokens": (counted("tokens", 0, 1, 2), counted("tokens", 1, 2, 3), False),
+    "something else, gone": (counted("buffer_size", 0, 1, 2), counted("loss", X, X, X), False),
+    "not a number": (counted("step", 0, 1, 2), counted("step", 0, math.nan, 2), False),
+}
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+def test_a_counter_of_steps_is_no_number_of_the_training(tmp_path: Path, name: str) -> None:
+    """One that is called so and is the step's number and a constant may count from elsewhere, or be told no more."""
+    before, after, agree = COUNTERS[name]
+    assert same(tmp_path, before, after) is agree
+
+
+def test_what_moves_beside_a_counter_is_found(tmp_path: Path) -> None:
+    """And an agreement names the counter, which was not compared."""
+    a, b = told(tmp_path / "a", *counted("step", 0, 1, 2)), told(tmp_path / "b", *counted("step", 1, 2, 3))
+    assert "counts steps from another number on: step" in str(compare(a, b).looked)
+    assert "one side only: step of some steps" in str(
+        compare(a, told(tmp_path / "d", *counted("step", 0, None, 2))).looked
+    )
+    assert str(compare(a, told(tmp_path / "e", *counted("loss", X, X, X))).looked).endswith("by one side only: step")
+    moved = told(tmp_path / "c", *counted("step", 1, 2), {"loss": Y, "step": 3.0})
+    assert (first := compare(a, moved).divergence) is not None and (first.step, first.signal) == (2, "loss")
+
+
+def test_a_counter_is_known_by_the_steps_of_one_side(tmp_path: Path) -> None:
+    """A replay that makes one step of three, or has made one so far, counts from elsewhere too."""
+    whole = told(tmp_path / "a", *counted("step", 0, 1, 2))
+    part = told(tmp_path / "b", *counted("step", 1), ended=False)
+    assert not Parting(str(whole.directory), str(part.directory)).seen(part.steps)
+    assert compare(whole, part, prefix=True).equal

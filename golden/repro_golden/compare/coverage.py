@@ -11,7 +11,7 @@ from typing import Any
 from repro_golden.base.canonical import mapping_of
 from repro_golden.base.printed.machine_numbers import words_of
 from repro_golden.compare.name_matching import content
-from repro_golden.compare.told_metrics import BOTH, Moved
+from repro_golden.compare.told_metrics import BOTH, COUNTED, Moved
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.columns_written import COLUMN, column_named, column_of
 from repro_golden.trace.families import UNREAD, family, file_of, group, plain, setting_of
@@ -52,6 +52,7 @@ class Coverage:
         columns_alone: Likewise columns that a trainer writes of its own accord (`columns_written`).
         unsure: Metrics that both tell and one recorder put to another step, or under another name: not compared.
         settings: Settings of optimizers in files that differ, and count by what they do.
+        counters: Metrics by which both count their steps, from different numbers on: not compared.
         shown: Metrics that were read from free text, which are not compared by bits.
         moved: Of these, in two that agree, those that differ by more than the digits that are shown.
         left_out: Metrics that nobody compares, since by their names or values they are the clock's or the machine's.
@@ -77,6 +78,7 @@ class Coverage:
     columns_alone: Sequence[str] = ()
     unsure: Sequence[str] = ()
     settings: Sequence[str] = ()
+    counters: Sequence[str] = ()
     shown: Sequence[str] = ()
     moved: Sequence[Moved] = ()
     left_out: Sequence[str] = ()
@@ -132,6 +134,8 @@ class Coverage:
             parts.append(f"put to another step by an earlier recorder, and not compared: {_listed(self.unsure)}")
         if self.settings:
             parts.append(f"settings in files that differ, and not compared: {_listed(self.settings)}")
+        if self.counters:
+            parts.append(f"counts steps from another number on: {_listed(self.counters)}")
         if self.moved:
             judged = f"`--when metric:{self.moved[0].metric!r}` would judge the first"
             parts.append(f"{_TEXT}: {_listed(map(str, self.moved))}; {judged}")
@@ -160,7 +164,7 @@ def coverage_of(
     Args:
         trace: One that was compared.
         alone: Objects (`families.group`) that only one side of the comparison has, and which: ``a`` or ``b``; metrics
-            and settings that differ and are not compared: ``ab``.
+            and settings that differ and are not compared: ``ab``; that count their steps: ``counted``.
         hashes: Whether what a trace keeps no numbers of counts, such as generators.
         moved: Numbers in lines of text that differ (`told_metrics.moved_text`), where all that was compared agrees.
 
@@ -170,8 +174,8 @@ def coverage_of(
     alone = alone or {}
     objects = _sides(alone)
     columns = sorted(name.removeprefix(COLUMN) for name in alone if name.startswith(COLUMN))
-    unsure = [name for name in columns if alone[f"{COLUMN}{name}"] == BOTH]
-    columns_alone = [name for name in columns if name not in unsure]
+    unsure, counters = ([name for name in columns if alone[f"{COLUMN}{name}"] == side] for side in (BOTH, COUNTED))
+    columns_alone = [name for name in columns if name not in (*unsure, *counters)]
     settings = sorted({setting for name in alone if (setting := setting_of("update", name))})
     metrics = {name for step in trace.steps for name in step.compared if column_named(name) not in alone}
     shown = sorted({name for step in trace.steps for name in step.shown} - metrics)
@@ -216,6 +220,7 @@ def coverage_of(
         columns_alone=columns_alone,
         unsure=unsure,
         settings=settings,
+        counters=counters,
         shown=shown,
         moved=moved,
         left_out=left_out,

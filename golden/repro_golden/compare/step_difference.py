@@ -11,7 +11,7 @@ from types import MappingProxyType
 from repro_golden.compare.groups import Difference, regrouped_alike
 from repro_golden.compare.name_matching import content
 from repro_golden.compare.norms import as_read, own_norms, told_too
-from repro_golden.compare.told_metrics import BOTH, ToldMetrics, once_more
+from repro_golden.compare.told_metrics import BOTH, COUNTED, ToldMetrics, once_more
 from repro_golden.trace import Trace
 from repro_golden.trace.columns_written import COLUMN, column_of, columns_of, machine_numbers
 from repro_golden.trace.families import (
@@ -233,7 +233,8 @@ def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) 
     And the metrics that the baseline tells in no step, or one side in more of them or more often: logging more moves no
     number; and such numbers and texts of a file. One that is gone is a difference, for what it was is no longer known.
     A number that stands in another step because of who recorded it is on both sides: ``ab``. So is a setting of an
-    optimizer in a file, of another value or on one side alone.
+    optimizer in a file, of another value or on one side alone. Nor are those that count the steps
+    (`ToldMetrics.counts`), from another number on, or told no more.
     """
     rows_b = as_read(rows_b, own_norms(rows_a, rows_b, unlike.told))
     objects = one_sided(rows_a, rows_b, unlike)
@@ -436,10 +437,14 @@ def _told_otherwise(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike
         before, after = (by_metric.get(metric, []) for by_metric in metrics)
         if not before and unlike.told.new(metric):
             what = metric, "b"
+        elif not after and unlike.told.counted_once(metric):
+            what = metric, "a"
         elif not (before and after) and (why := unlike.told.elsewhere(metric, unlike.index)):
             what = f"{metric}{why}", "a" if before else "b"
         elif before and once_more(*([(row.name, content(row)) for row in rows] for rows in (before, after))):
             what = f"{metric} once more", "b"
+        elif {*map(content, before)} != {*map(content, after)} and unlike.told.counts(metric):
+            what = metric, COUNTED
         else:
             continue
         out |= {row.key: what for row in (*before, *after) if column_of(row)}  # the recorder's own must be there

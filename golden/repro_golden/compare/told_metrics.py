@@ -16,10 +16,11 @@ from decimal import Decimal
 from typing import NamedTuple
 
 from repro_golden.base.canonical import encode_float, same_float
+from repro_golden.base.printed.machine_numbers import words_of
 from repro_golden.trace import Trace
 from repro_golden.trace.model import StepRecord
 
-__all__ = ["BOTH", "Moved", "ToldMetrics", "moved_text", "once_more", "told_under"]
+__all__ = ["BOTH", "COUNTED", "Moved", "ToldMetrics", "moved_text", "once_more", "told_under"]
 
 _TOLD_SINCE = 20
 """The first recorder that puts each number to its step as today, and under its name of today."""
@@ -27,6 +28,15 @@ _EARLY_UNTIL = {False: 19, True: 20}
 """The first that puts none a step too early: without patterns, and with them, in a dict beside a number of theirs."""
 BOTH = "ab"
 """The side of a metric that both tell and nobody can compare."""
+COUNTED = "counted"
+"""The side of one by which both count their steps, from different numbers on."""
+_COUNTER = re.compile(
+    r"(?:(?:global|train|training|trainer|total|current|cur|num|n|opt|optimizer|batch) )*"
+    r"(?:steps?|iters?|iterations?|it|i|idx|index|updates?|epoch|round)(?: (?:id|idx|index|no|num|number))?"
+)
+"""Words of the name of a counter of steps: ``train/global_step``; not ``sched_step``, nor ``buffer_size``."""
+_ENOUGH = 3
+"""Steps from which on it is known that a number counts them."""
 _SOME = " of some steps"
 _TELLING = re.compile("#(?:[0-9]|more|new|after)")
 
@@ -44,6 +54,7 @@ class ToldMetrics:
         self._count = min(len(a.steps), len(b.steps))
         self._elsewhere: dict[str, str] = {}
         self._unsure: dict[str, bool] = {}
+        self._counts: dict[str, bool] = {}
         self._by_itself: dict[tuple[str, str], bool] = {}
         patterns = any(trace.header.subject.get("observe", {}).get("metrics") for trace in (a, b))
         self._early = _recorders_part(a, b, _EARLY_UNTIL[patterns])
@@ -61,6 +72,28 @@ class ToldMetrics:
         """Which metric a name of the other side tells that the baseline tells in no step, '' for one that it does."""
         metric = self.metric(name)
         return "" if metric in _said(self._a).last else metric
+
+    def counts(self, metric: str) -> bool:
+        """Whether a metric is no number of the training: each side that tells it counts its steps by it.
+
+        By its name it is a counter, and in every step that tells it the number is the step's and one integer that is
+        the same in all of them. A side of three such steps says so; the other may have made fewer so far.
+        """
+        if metric not in self._counts:
+            named = _COUNTER.fullmatch(" ".join(words_of(metric.rpartition("/")[2])))
+            sides = [self._beyond_steps(trace, metric) for trace in (self._a, self._b)] if named else []
+            whole = all(len({*side}) <= 1 and all(map(float.is_integer, side)) for side in sides)
+            self._counts[metric] = whole and any(len(side) >= _ENOUGH for side in sides)
+        return self._counts[metric]
+
+    def counted_once(self, metric: str) -> bool:
+        """Whether it is such a counter (`counts`), and the other side tells it in no step."""
+        return metric not in _said(self._b).last and self.counts(metric)
+
+    def _beyond_steps(self, trace: Trace, metric: str) -> list[float]:
+        """By how much the numbers that tell a metric exceed those of their steps; of each step, each once."""
+        told = [{x - s.step for name, x in s.compared.items() if self.metric(name) == metric} for s in trace.steps]
+        return [number for step in told for number in step]
 
     def by_itself(self, side: str, norm: str) -> bool:
         """Whether the program of a side, ``a`` or ``b``, tells a norm that the recorder reads nowhere in it."""

@@ -44,7 +44,7 @@ def untouched(a: Trace, b: Trace, looked: Coverage) -> str:
         kinds |= {what for _, what in differences}
         alone = alone or one_sided
     metrics = _metrics(a)
-    logged = metrics == _metrics(b) and any(metrics) and not looked.unsure
+    logged = metrics == _metrics(b) and any(metrics) and not (looked.unsure or looked.counters)
     parts = ["trained parameters", *(["gradients"] * bool(looked.gradients)), *(["metrics"] * logged)]
     steps = f"all {count} steps" if count > 1 else "the one step"
     form = f": {kinds.pop()} changed" if len(kinds) == 1 and "" not in kinds and not alone else ""
