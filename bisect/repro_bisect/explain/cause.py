@@ -333,7 +333,7 @@ def _pair(
     sides: tuple[_Side, _Side], before: Operation | None, after: Operation | None
 ) -> tuple[Operation, Operation] | None:
     """Operations at one place of both programs whose results differ and have one shape: nearest to the cause."""
-    if before is not None and after is not None and _place(before) == _place(after) and _comparable(before, after):
+    if before is not None and after is not None and before.name == after.name and _comparable(before, after):
         return before, after
     starts = [min(o.index for o in (before or after, after or before) if o is not None)] * 2
     if before is not None:
@@ -359,4 +359,5 @@ def _comparable(first: Operation, second: Operation) -> bool:
     if not first.outputs or not second.outputs:
         return False
     x, y = first.outputs[0], second.outputs[0]
-    return x.shape == y.shape and x.key != y.key and bool(x.content) and bool(y.content)
+    read = [[value.shape for value in operation.inputs] for operation in (first, second)]
+    return read[0] == read[1] and x.shape == y.shape and x.key != y.key and bool(x.content) and bool(y.content)
