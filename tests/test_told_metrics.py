@@ -332,6 +332,15 @@ def test_an_inner_dict_tells_what_the_flat_one_did(tmp_path: Path, name: str) ->
     assert not compare(a, b, Compare(names="strict")).equal
 
 
+def test_a_number_that_moved_into_an_inner_dict_and_moved_is_named(tmp_path: Path) -> None:
+    """Where others show which dict that is: in the first step in which it is another number, with both."""
+    a = told(tmp_path / "a", *({"loss": x, "kl": X} for x in (X, Y, Z)))
+    b = told(tmp_path / "b", *({"~train/loss": x, "~train/kl": k} for x, k in ((X, X), (Y, Z), (Z, X))))
+    first = compare(a, b).divergence
+    assert first is not None and (first.step, first.name) == (1, "kl")
+    assert first.detail == f"{X} became {Z} in lines of text"
+
+
 # -- who clips
 
 OWN_CLIP = {

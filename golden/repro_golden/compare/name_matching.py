@@ -284,7 +284,7 @@ def inner(
     """From metrics in lines of text that are those of an inner dict (``train/loss``) to the baseline's ``loss``.
 
     A dict in a dict is printed as a line for people is. It is the same where the baseline's is told no more and all
-    that both have of it is equal, in every step.
+    that both have of it is equal, in every step. Then so are others in that dict, which may have moved.
 
     Args:
         a: The baseline's metrics, step by step.
@@ -300,10 +300,14 @@ def inner(
         for steps, others in ((a, names[1]), (b, names[0]))
     )
     pairs: dict[str, str] = {}
+    tails = {old: old.replace("#logged", "") for old in gone}
     for old, values in gone.items():
-        tail = f"/{old.replace('#logged', '')}"
-        other = next((name for name in new if name not in pairs and name.endswith(tail) and new[name] == values), None)
-        if other is not None:
+        alike = (name for name in new if name.endswith(f"/{tails[old]}") and new[name] == values)
+        if other := next((name for name in alike if name not in pairs), ""):
+            pairs[other] = old
+    dicts = {other.removesuffix(tails[old]) for other, old in pairs.items() if _tell(gone[old])}
+    for old in gone.keys() - {*pairs.values()}:
+        if len(dicts) == 1 and (other := f"{min(dicts)}{tails[old]}") in new and other not in pairs:
             pairs[other] = old
     return pairs
 

@@ -109,7 +109,7 @@ class ToldMetrics:
 
         It is none where both tell it in another step, in which it is compared, and where one side tells it in lines of
         text, to whose digits it is the other's. Before the last step in which any side tells it this is not known: the
-        other may have been stopped, or be under way.
+        other may have been stopped, or be under way. A step in which it is another number in text is one.
 
         Args:
             metric: Its name.
@@ -117,6 +117,8 @@ class ToldMetrics:
         """
         if metric not in self._elsewhere:
             self._elsewhere[metric] = self._compared_elsewhere(metric)
+        if index is not None and not self._elsewhere[metric] and self._moved_in_text(metric, index):
+            return ""
         last = max(_said(trace).last.get(metric, 0) for trace in (self._a, self._b))
         return self._elsewhere[metric] or (_SOME if index is not None and index < last else "")
 
@@ -133,6 +135,13 @@ class ToldMetrics:
                 form = _said(theirs).form(metric)
                 return " as a number" if all(form.of(x, y) for x, y in pairs) else ""
         return ""
+
+    def _moved_in_text(self, metric: str, index: int) -> bool:
+        """Whether the other side tells the baseline's number of a step in lines of text alone, and tells another."""
+        x, y = self._a.steps[index], self._b.steps[index]
+        if self.otherwise or metric not in x.compared or metric not in y.shown or metric in _said(self._b).last:
+            return False
+        return not _said(self._b).form(metric).of(x.metrics[metric], y.metrics[metric])
 
     def _same_in_rounds(self, metric: str) -> bool:
         """Whether both tell the same of it in each round of several optimizers in which both tell it.

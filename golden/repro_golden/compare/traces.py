@@ -323,6 +323,8 @@ def _first_signal(a: Trace, b: Trace, index: int) -> Divergence:
     detail = _detail(kind, row, other)
     if kind in ("missing", "added") and row.dtype == METRIC:
         side, rows = ("run", b.rows(index)) if kind == "missing" else ("baseline", a.rows(index))
+        if kind == "missing" and row.name in b.steps[index].shown:
+            detail = f"{row.number!r} became {b.steps[index].metrics[row.name]!r} in lines of text"
         if phase := next((each.phase for each in rows if each.name == row.name), ""):
             detail = f"observed by the {side} in phase {phase}"
     if kind == "missing" and (told := next((number for number in moved_text(a, b) if number.metric == row.name), None)):
