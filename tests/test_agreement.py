@@ -27,8 +27,9 @@ from repro_golden.base.canonical import decode_float
 from repro_golden.base.errors import ReproError
 from repro_golden.base.observed import tellings
 from repro_golden.case.file import Bound, Case, Compare
+from repro_golden.compare.kl import kl_of_step
 from repro_golden.compare.told_metrics import moved_text
-from repro_golden.compare.traces import compare, kl_of_step, violations
+from repro_golden.compare.traces import compare, violations
 from repro_golden.recording.tap import perturbed_by_one_ulp
 from repro_golden.runs.proofs import first_step_checks, measure_noise, not_vacuous, perturbations
 from repro_golden.trace import Row, Trace, seal

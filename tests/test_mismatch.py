@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mismatch_kit import NAN, RAM, Sample, column, step_rows, traced
 
+from repro_golden.compare.kl import kl_of_step
 from repro_golden.compare.mismatch.change import Number, mismatch_change
 from repro_golden.compare.mismatch.measured import NUMBERS, Bucket, Mismatch, Token, exact_sum, measure, of_trace
-from repro_golden.compare.traces import kl_of_step
 from repro_golden.trace.signals import Signals
 from repro_golden.trace.token_columns import TokenPairs, pairs_of
 

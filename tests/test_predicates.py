@@ -26,7 +26,7 @@ from repro_bisect.predicates.predicates import (
 from repro_bisect.probe.answers import Skip, judge
 from repro_golden.base.errors import NotShownError, ReproError, UnjudgedError
 from repro_golden.case.file import Bound
-from repro_golden.compare.traces import kl_of_step
+from repro_golden.compare.kl import kl_of_step
 from repro_golden.trace import Header, Row, Trace, TraceWriter
 from repro_golden.trace.signals import Signals
 from repro_golden.trace.writer import digest_row, metric_row

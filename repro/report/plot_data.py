@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from repro_golden.base.canonical import mapping_of
+from repro_golden.compare.kl import kl_of_step
 from repro_golden.compare.step_difference import differing, unlike
-from repro_golden.compare.traces import first_divergent_index, kl_of_step, measured, named_alike
+from repro_golden.compare.traces import first_divergent_index, measured, named_alike
 from repro_golden.trace import Row, Trace, read_dump
 from repro_golden.trace.model import METRIC
 from repro_golden.trace.tensor_difference import decode, ulp_histogram

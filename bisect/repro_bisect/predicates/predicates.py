@@ -21,16 +21,15 @@ from repro_bisect.predicates.ci.checks import parse_ci
 from repro_golden.base.errors import NotShownError, ReproError, UnjudgedError
 from repro_golden.case.file import Bound, Compare
 from repro_golden.compare.coverage import Coverage, coverage_of, only_bounds
+from repro_golden.compare.kl import NoKl, kl_between
 from repro_golden.compare.renames import aligned, first_other_chain
 from repro_golden.compare.step_difference import differing, in_order, unlike
 from repro_golden.compare.told_metrics import moved_text
 from repro_golden.compare.traces import (
     Divergence,
-    NoKl,
     check_comparable,
     first_difference,
     first_divergent_index,
-    kl_between,
     measured,
     named_alike,
     violations,

@@ -19,6 +19,7 @@ from typing import Any
 
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import NotVerifiableError, ReproError
+from repro_golden.compare.groups import by_state, optimizer_of_state, other_groups
 from repro_golden.compare.name_matching import (
     Content,
     Matching,
@@ -26,14 +27,11 @@ from repro_golden.compare.name_matching import (
     by_metric,
     by_optimizer,
     by_place,
-    by_state,
     by_tail,
     content,
     exchanged,
     inner,
     of_groups,
-    optimizer_of_state,
-    other_groups,
     positional,
     regrouped,
     retold,
