@@ -182,6 +182,9 @@ def test_cost_is_a_ratio_or_not_measured(tmp_path: Path) -> None:
     result = pair(tmp_path, a, a, spent={"base": host, "head": None})
     assert cells(result, "Cost")["step time, median"] == [["200 ms", "not measured", "not measured"]]
     assert "rough" in below(result), "a time that was measured beside other work is no benchmark"
+    unknown = pair(tmp_path, a, a, spent={"base": None, "head": None})
+    assert not cells(unknown, "Cost") and "rough" not in below(unknown)
+    assert any(plain(line).startswith("Not measured: ") for block in blocks_of(unknown) for line in block.lines)
 
 
 def test_dates_are_utc() -> None:

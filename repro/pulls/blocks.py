@@ -33,9 +33,16 @@ def _ratio(a: float | None, b: float | None) -> str:
     return f"x{b / a:.2f}" if a and b is not None else "not measured"
 
 
+_NO_COST = (
+    "Not measured: no one search replayed BASE and HEAD, as where BASE has a golden run, or their traces do not say."
+)
+
+
 def _cost(result: PairResult) -> Block:
     """Step time and peak memory of both sides."""
     sides = [result.spent.get(side) for side in ("base", "head")]
+    if not any(sides):
+        return Block("Cost", [(said(_NO_COST),)])
     times = [side.step_seconds if side else None for side in sides]
     step_times = ["not measured" if t is None else f"{1000 * t:.3g} ms" if t < 1 else f"{t:.3g} s" for t in times]
     kinds = ["GPU" if side and side.device_bytes else "host" for side in sides]
