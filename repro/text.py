@@ -162,7 +162,10 @@ def comparison_text(comparison: Comparison) -> str:
         word, bad = "agrees: ", ""
         if comparison.nonfinite:
             first = f"{one_line(str(comparison.nonfinite))}{on_purpose(comparison.nonfinite)}"
-            word, bad = f"{NO_AGREEMENT}: ", f"\nnot finite: first {first}"
+            # what is said to differ behind it, such as numbers in lines of text, is not first said not to
+            agreement = NO_AGREEMENT.rpartition(", but ")[2] if comparison.looked.but else NO_AGREEMENT
+            word = "differs: finite in the baseline, and not in the run; " if comparison.brought else f"{agreement}: "
+            bad = f"\nnot finite: first {first}"
         compared = f"{count(comparison.steps, 'step')} compared{comparison.looked.but}"
         return f"{word}{compared}{renamed}\n{looked}{unlogged}{bad}"
     counts = ", ".join(f"{n} in {phase}" for phase, n in d.differing.items())

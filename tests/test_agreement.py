@@ -128,6 +128,8 @@ def test_values_that_are_not_finite_agree_on_nothing(tmp_path: Path) -> None:
         comparison = compare(a, b, rule)
         assert comparison.divergence is None and comparison.nonfinite is not None and not comparison.equal
     assert str(compare(bad, same).nonfinite) == "w in phase update of step 0"
+    assert comparison_text(compare(bad, same)).startswith("nothing differs, but values that are not finite agree on")
+    assert comparison_text(compare(good, bad, BOUNDS)).startswith("differs: finite in the baseline, and not in the run")
     for rule in (Compare(), BOUNDS):
         assert compare_traces(bad, same, rule).nonfinite is not None
     brought = compare_traces(good, bad, BOUNDS)

@@ -86,6 +86,12 @@ def newer_run(repo: Repo) -> None:
     path.write_text(json.dumps(raw | {"format": 99}))
 
 
+def empty_run(repo: Repo) -> None:
+    path = golden_file(repo, "run.json")
+    path.unlink()
+    path.write_text("")
+
+
 def cut_trace(repo: Repo) -> None:
     path = golden_file(repo, "trace/steps.jsonl")
     raw = path.read_bytes()
@@ -144,6 +150,7 @@ BAD: dict[str, tuple[Callable[[Repo], None], tuple[str, ...], int, tuple[str, ..
     "newer rollouts": (newer_rollouts, VERIFY, 2, ("format 99", "upgrade")),
     "newer trace": (newer_trace, VERIFY, 2, ("format 99", "upgrade")),
     "newer golden run": (newer_run, VERIFY, 2, ("format 99", "upgrade")),
+    "empty golden run": (empty_run, VERIFY, 2, ("not a readable golden run", "dvc checkout")),
     "cut trace": (cut_trace, VERIFY, 2, ("was changed", "dvc checkout")),
     "cut columns": (cut_columns, VERIFY, 2, ("damaged", "pull")),
     "no pointer": (no_pointer, VERIFY, 2, ("has no mini.dvc", "git checkout")),

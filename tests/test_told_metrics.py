@@ -239,7 +239,7 @@ def test_an_agreement_says_which_text_numbers_differ(
     a, b = (told(tmp_path / side, *({"~val loss": x} for x in numbers)) for side, numbers in sides)
     first, looked = comparison_text(compare(a, b)).splitlines()
     assert compare(a, b).equal and first.endswith(", but numbers in lines of text differ") is bool(said)
-    assert said in looked and ("`--when metric:'val loss'`" in looked) is bool(said)
+    assert said in looked and ("`repro bisect --when metric:'val loss'`, or a bound" in looked) is bool(said)
     assert str(looked_between(Bitwise(), a, b)) == looked.removeprefix("looked at ")
 
 

@@ -67,12 +67,12 @@ def _diff_traces(a: Path, b: Path, vary: tuple[str, ...], as_json: bool, *, mism
     options = " --mismatch" * mismatch + " --strict-names" * strict_names + "".join(f" --vary {part}" for part in vary)
     data |= {"incomplete": broken, "equal": comparison.equal and not broken}
     text = comparison_text(comparison)
-    if broken and comparison.divergence is None:  # what is missing may be what broke off
+    differs = comparison.divergence or (comparison.nonfinite and not comparison.ended)
+    if broken and not differs:  # what is missing may be what broke off
         text = text.replace("differs:", "not verifiable:", 1)
     text += f"\n\n{gap_text}" if gap_text else ""
     again = one_line(f"reproduce with: repro diff{options} {a} {b}")
     emit(as_json, data, f"{text}{notes}\n{again}")
-    differs = comparison.divergence or (comparison.nonfinite and not comparison.ended)
     return 1 if differs else 3 if broken else 0 if comparison.equal else 1
 
 

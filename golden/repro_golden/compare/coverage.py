@@ -137,7 +137,7 @@ class Coverage:
         if self.counters:
             parts.append(f"counts steps from another number on: {_listed(self.counters)}")
         if self.moved:
-            judged = f"`--when metric:{self.moved[0].metric!r}` would judge the first"
+            judged = f"`repro bisect --when metric:{self.moved[0].metric!r}`, or a bound in [compare], judges the first"
             parts.append(f"{_TEXT}: {_listed(map(str, self.moved))}; {judged}")
         if self.earlier:
             files = [f"{file} ({whose})" for file, whose in self.earlier.items()]

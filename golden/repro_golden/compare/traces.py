@@ -123,6 +123,7 @@ class Comparison:
         renames: What has another name in the second; it is compared under the first one's.
         looked: What was compared, and what was seen and not compared.
         nonfinite: Where nothing differs, what is NaN or infinite first: such values agree on nothing.
+        brought: Whether the baseline is finite there and everywhere, so that this is a difference.
         ended: Which side ended before the other, in words; empty where none did, or one is a part.
         untouched: Where something differs, that no trained parameter, gradient or metric does; '' where one does too.
     """
@@ -137,6 +138,7 @@ class Comparison:
     nonfinite: NotFinite | None = None
     ended: str = ""
     untouched: str = ""
+    brought: bool = False
 
     @property
     def equal(self) -> bool:
@@ -212,7 +214,10 @@ def compare(a: Trace, b: Trace, rule: Compare | None = None, *, prefix: bool = F
         raise NotVerifiableError(f"{a.directory} and {b.directory} have no signal in common: nothing was looked at")
     nonfinite = as_given.first_nonfinite() if divergence is None else None
     same = untouched(a, b, looked) if divergence and not bounded else ""
-    return Comparison(count, divergence, metrics, kl, lengths, alignment.renames, looked, nonfinite, ended, same)
+    brought = nonfinite is not None and a.first_nonfinite() is None
+    return Comparison(
+        count, divergence, metrics, kl, lengths, alignment.renames, looked, nonfinite, ended, same, brought
+    )  # fmt: skip
 
 
 def check_comparable(a: Trace, b: Trace) -> None:
