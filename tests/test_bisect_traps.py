@@ -294,7 +294,7 @@ def test_a_number_that_its_parent_tells_in_a_line_of_text(tmp_path: Path, later:
     result, progress = bisect(repo, f"{good}..HEAD", *command(3))
     assert [c["commit"]["commit"] for c in result["culprits"]] == [culprit], progress
     place = result["culprits"][0]["divergence"]
-    assert (place["step"], place["signal"]) == (1, "score") and place["detail"].endswith(", in a line of text")
+    assert (place["step"], place["signal"]) == (1, "score") and place["detail"].endswith(" in lines of text")
     assert result["explains_bad"] is (None if later else True)
     assert "observed by the baseline only" not in progress
 

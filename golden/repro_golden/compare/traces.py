@@ -326,8 +326,6 @@ def _first_signal(a: Trace, b: Trace, index: int) -> Divergence:
             detail = f"{row.number!r} became {b.steps[index].metrics[row.name]!r} in lines of text"
         if phase := next((each.phase for each in rows if each.name == row.name), ""):
             detail = f"observed by the {side} in phase {phase}"
-    if kind == "missing" and (told := next((number for number in moved_text(a, b) if number.metric == row.name), None)):
-        detail = f"{told.a!r} became {told.b!r} at step {told.step}, in a line of text"
     if kind in ("missing", "added") and (before := a.header.recorder) != (after := b.header.recorder):
         detail += f"; recorder {before} made the baseline and {after} the run, and one reads more: record it again"
     if kind == "missing" and any(each.name.startswith(f"{row.name}@") for each in b.rows(index)):
@@ -340,7 +338,7 @@ def differences_in_text(a: Trace, b: Trace) -> list[Divergence]:
     b = named_alike(a, b)
     return [
         Divergence(
-            number.step, "loss", number.metric, "value", f"{number.a!r} became {number.b!r}, in a line of text",
+            number.step, "loss", number.metric, "value", f"{number.a!r} became {number.b!r} in lines of text",
             measure(METRIC, struct.pack("<d", number.a), struct.pack("<d", number.b), 1),
         )
         for number in moved_text(a, b)
