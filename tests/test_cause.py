@@ -305,6 +305,23 @@ def test_a_number_that_no_operation_shows() -> None:
     assert lines(cause(a, b, signal=("loss", "printed"))) == ("operation", before, after)
 
 
+def test_a_batch_of_a_later_step_that_came_earlier_is_no_cause() -> None:
+    """What a data loader's workers had ready, and no operation reads, says nothing of a number that none shows.
+
+    What the step does read was opened for it: there a number may begin.
+    """
+    (a, x, y), (b, u, _) = pair()
+    opens = "aten.set_.source_Storage_storage_offset"
+    for tape, batches in ((a, (23,)), (b, (19, 17, 23))):
+        for batch in batches:
+            last = tape.do(opens, tape.do("aten.empty", makes=0, line=1), makes=batch, line=2)
+        tape.show(last, ("input", "batch"))
+    assert find_cause(a.stream(), b.stream(), None) is None
+    a.neg(a.mul(x, y, 3), 4)
+    b.neg(b.do(opens, u, makes=29, line=5), 4)
+    assert lines(cause(a, b, signal=None))[2] == 5
+
+
 def test_a_number_that_python_decides_by() -> None:
     """Where the way back ends at a line that nobody touched, an earlier touched one that differs is named."""
     a, b = Tape(), Tape()

@@ -126,6 +126,7 @@ class _Side:
         self._remade = {(o.phase, value.key) for o in unpaired for value in o.outputs}
         self._looks = {(o.look, _read(o)) for o in unpaired}
         self._done = {_whole(o) for o in other.operations}
+        self._ahead = _opened_ahead(stream.operations)
 
     def beginnings(self, signal: tuple[str, str] | None, touched: Touches) -> list[Operation]:
         """The operations at which the difference of a signal begins: the likeliest first."""
@@ -212,10 +213,13 @@ class _Side:
         )
 
     def _way(self, signal: tuple[str, str] | None) -> list[Operation]:
-        """The differing operations that lead to a signal, in order; all of them where no signal is given."""
+        """The differing operations that lead to a signal, in order; all of them where no signal is given.
+
+        Of all, but for what was opened ahead: when a data loader's workers have a later step's batch is their matter.
+        """
         differing = [o for o in self.operations if o.index not in self.pairs]
         if signal is None:
-            return differing
+            return [o for o in differing if o.index not in self._ahead]
         front = [m for o in differing if o.name == OBSERVED for v in o.inputs if _is(o, v, signal) for m in v.makers]
         reached: dict[int, Operation] = {}
         while front:
@@ -227,6 +231,17 @@ class _Side:
             if operation.forward is not None:  # its saved tensors came from there
                 front.append(operation.forward)
         return [reached[index] for index in sorted(reached)]
+
+
+def _opened_ahead(operations: Sequence[Operation]) -> set[int]:
+    """Operations that open what none of the step reads, and those that make nothing but the tensors to open it in."""
+    readers: dict[int, set[int]] = {}
+    for operation in operations:
+        for value in operation.inputs:
+            for maker in value.makers:
+                readers.setdefault(maker, set()).add(operation.index)
+    opens = {o.index for o in operations if o.name.startswith(_OPENS)}
+    return opens - readers.keys() | {maker for maker, read_by in readers.items() if read_by <= opens}
 
 
 def _shows(stream: Stream, signal: tuple[str, str]) -> bool:
