@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from repro_golden.recording.attach.alive.opened import leaves
-from repro_golden.recording.attach.alive.reached import is_array, is_tensor
+from repro_golden.recording.attach.alive.reached import first_of, is_array, is_tensor
 from repro_golden.recording.attach.alive.readings import is_leaf, shapeless
 from repro_golden.recording.attach.by_identity import id_of
 
@@ -169,6 +169,7 @@ def tensors_in(container: Any) -> list[tuple[Any, torch.Tensor]]:
 
 
 def held_in(container: Any) -> list[tuple[Any, Any]]:
-    """These and arrays of NumPy."""
+    """These, and arrays of NumPy where it begins with one."""
     pairs = dict.items(container) if issubclass(type(container), dict) else enumerate(container)
-    return [(key, value) for key, value in list(pairs) if is_tensor(value) or is_array(value)]
+    arrays = is_array(first_of(container))
+    return [(key, value) for key, value in list(pairs) if is_tensor(value) or (arrays and is_array(value))]
