@@ -266,13 +266,14 @@ def inner(
         for steps, others in ((a, names[1]), (b, names[0]))
     )
     pairs: dict[str, str] = {}
-    tails = {old: old.replace("#logged", "") for old in gone}
-    for old, values in gone.items():
+    # of a norm that the recorder reads too, what is logged may stand there
+    tails = {old: old.replace("#logged", "") for old in gone if f"{old}#logged" not in names[0]}
+    for old, values in ((old, gone[old]) for old in tails):
         alike = (name for name in new if name.endswith(f"/{tails[old]}") and new[name] == values)
         if other := next((name for name in alike if name not in pairs), ""):
             pairs[other] = old
     dicts = {other.removesuffix(tails[old]) for other, old in pairs.items() if _tell(gone[old])}
-    for old in gone.keys() - {*pairs.values()}:
+    for old in tails.keys() - {*pairs.values()}:
         if len(dicts) == 1 and (other := f"{min(dicts)}{tails[old]}") in new and other not in pairs:
             pairs[other] = old
     return pairs

@@ -9,51 +9,69 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from repro_golden.compare.name_matching import content
 from repro_golden.compare.told_metrics import ToldMetrics
 from repro_golden.trace.families import is_norm
 from repro_golden.trace.model import METRIC, Row
 
-__all__ = ["as_read", "own_norms", "told_too"]
+__all__ = ["Norms", "own_norms"]
 
 
-def own_norms(rows_a: Sequence[Row], rows_b: Sequence[Row], told: ToldMetrics | None) -> dict[str, str]:
-    """Norms that are read on one side of a step, and on the other at most told by the program, with that side.
+class Norms(NamedTuple):
+    """Norms that are read on one side of a step, and on the other at most told by the program.
+
+    Attributes:
+        own: By name, the side whose program tells it, ``a`` or ``b``.
+        told: What both tell.
+        at: The step's index; None where it is not known.
+    """
+
+    own: Mapping[str, str]
+    told: ToldMetrics | None
+    at: int | None
+
+    def as_read(self, rows_b: Sequence[Row]) -> Sequence[Row]:
+        """Rows of the other side, with what its program tells of them under the baseline's names for that."""
+        return [self._as_read(row) for row in rows_b] if self.own else rows_b
+
+    def _as_read(self, row: Row) -> Row:
+        base = _base(row.name)
+        if row.phase != "loss" or row.dtype != METRIC or base not in self.own:
+            return row
+        rest = row.name.removeprefix(base)
+        rest = f"#logged{rest}" if self.own[base] == "b" else rest.removeprefix("#logged")
+        return replace(row, name=base + rest)
+
+    def told_too(self, row: Row, others: Iterable[Row]) -> bool:
+        """Whether one that one side alone has in a phase is told by the other too, as a norm with equal bits.
+
+        In lines of text, to their digits.
+        """
+        if row.dtype != METRIC or _base(row.name) not in self.own:
+            return False
+        if any(o.dtype == METRIC and _base(o.name).endswith("norm") and content(o) == content(row) for o in others):
+            return True
+        if row.phase != "grad" or row.number is None or self.told is None or self.at is None:
+            return False
+        texts = self.told.in_text(self.own[_base(row.name)], row.number, self.at)
+        return any(map(is_norm, texts))
+
+
+def own_norms(rows_a: Sequence[Row], rows_b: Sequence[Row], told: ToldMetrics | None, index: int | None) -> Norms:
+    """Those of a step.
 
     A program of which one is read in other steps clips at other times, or now and then: its norms are not among them.
     """
     sides = [
-        {_base(row) for row in rows if row.phase == "grad" and row.dtype == METRIC and is_norm(row.name)}
+        {_base(row.name) for row in rows if row.phase == "grad" and row.dtype == METRIC and is_norm(row.name)}
         for rows in (rows_a, rows_b)
     ]
     own = dict.fromkeys(sides[0] - sides[1], "b") | dict.fromkeys(sides[1] - sides[0], "a")
-    return {norm: side for norm, side in own.items() if told and told.by_itself(side, norm)}
+    return Norms({norm: side for norm, side in own.items() if told and told.by_itself(side, norm)}, told, index)
 
 
-def as_read(rows_b: Sequence[Row], norms: Mapping[str, str]) -> Sequence[Row]:
-    """Rows of the other side, with the norms that its program tells under the baseline's names for what is told."""
-    return [_as_read(row, norms) for row in rows_b] if norms else rows_b
-
-
-def _as_read(row: Row, norms: Mapping[str, str]) -> Row:
-    base = _base(row)
-    if row.phase != "loss" or row.dtype != METRIC or base not in norms:
-        return row
-    rest = row.name.removeprefix(base)
-    rest = f"#logged{rest}" if norms[base] == "b" else rest.removeprefix("#logged")
-    return replace(row, name=base + rest)
-
-
-def told_too(row: Row, others: Iterable[Row], norms: Mapping[str, str]) -> bool:
-    """Whether such a norm that one side alone has in a phase is told by the other too, as a norm with equal bits."""
-    return (
-        row.dtype == METRIC
-        and _base(row) in norms
-        and any(o.dtype == METRIC and _base(o).endswith("norm") and content(o) == content(row) for o in others)
-    )
-
-
-def _base(row: Row) -> str:
+def _base(name: str) -> str:
     """A metric's name without what tells several of one name apart."""
-    return re.split("[#@]", row.name, maxsplit=1)[0]
+    return re.split("[#@]", name, maxsplit=1)[0]

@@ -126,7 +126,7 @@ class _Renamed(Trace):
     ) -> None:
         self.directory, self.header, self.end = source.directory, source.header, source.end
         self._source, self._rename, self._text = source, rename, text
-        self._own: dict[tuple[str, str], str] = {}
+        self._own: dict[tuple[str, str], str] = {("loss", old): new for new, old in text.items()}
         self.steps: list[StepRecord] = []
 
     def continued(self, previous: str, count: int) -> None:
@@ -176,7 +176,7 @@ class _Renamed(Trace):
         ]
         every = (self._text, *(names for _, names in self._rename))
         pairs = {(old, new) for names in every for new, old in names.items() if old != new}
-        return Renames(len(signals) + len(self._text), sorted(pairs))
+        return Renames(len(signals), sorted(pairs))
 
 
 class _Common(Trace):

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from repro_golden.compare.groups import Difference, regrouped_alike
 from repro_golden.compare.name_matching import content
-from repro_golden.compare.norms import as_read, own_norms, told_too
+from repro_golden.compare.norms import own_norms
 from repro_golden.compare.told_metrics import BOTH, COUNTED, ToldMetrics, once_more
 from repro_golden.trace import Trace
 from repro_golden.trace.columns_written import COLUMN, column_of, columns_of, machine_numbers
@@ -160,8 +160,8 @@ def differing(
         unlike: What only one of them could have shown.
     """
     rows_a, rows_b = ([row for row in rows if not setting_of(row.phase, row.name)] for rows in (rows_a, rows_b))
-    norms = own_norms(rows_a, rows_b, unlike.told)
-    rows_b = as_read(rows_b, norms)
+    norms = own_norms(rows_a, rows_b, unlike.told, unlike.index)
+    rows_b = norms.as_read(rows_b)
     skipped = one_sided(rows_a, rows_b, unlike)
     partners = _partners(rows_a, rows_b, skipped)
     held = _held_otherwise(rows_a, rows_b)
@@ -186,8 +186,8 @@ def differing(
     differences = [entry for entry in differences if file_of(entry[1].phase, entry[1].name) not in skipped]
     told_elsewhere = _told_otherwise(rows_a, rows_b, unlike)
     differences = [entry for entry in differences if entry[1].key not in told_elsewhere]
-    told = {"missing": rows_b, "added": rows_a}
-    differences = [entry for entry in differences if not told_too(entry[1], told.get(entry[0], ()), norms)]
+    told: dict[str, Sequence[Row]] = {"missing": rows_b, "added": rows_a}
+    differences = [entry for entry in differences if not norms.told_too(entry[1], told.get(entry[0], ()))]
     values = _new_values(rows_a, rows_b, unlike)
     differences = [entry for entry in differences if not (entry[0] in ("missing", "added") and entry[1].name in values)]
     ended = _ended(rows_a) != _ended(rows_b)
@@ -236,7 +236,7 @@ def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) 
     optimizer in a file, of another value or on one side alone. Nor are those that count the steps
     (`ToldMetrics.counts`), from another number on, or told no more.
     """
-    rows_b = as_read(rows_b, own_norms(rows_a, rows_b, unlike.told))
+    rows_b = own_norms(rows_a, rows_b, unlike.told, unlike.index).as_read(rows_b)
     objects = one_sided(rows_a, rows_b, unlike)
     objects = _without(objects, _partners(rows_a, rows_b, objects), _held_otherwise(rows_a, rows_b))
     known, others = ({row.key: content(row) for row in rows} for rows in (rows_a, rows_b))

@@ -104,6 +104,12 @@ class ToldMetrics:
             self._by_itself[side, norm] = not any(trace.name_of("loss", name).startswith(read) for name in names)
         return self._by_itself[side, norm]
 
+    def in_text(self, side: str, number: float, index: int) -> list[str]:
+        """The metrics that a side tells in lines of text of a step and that are a number, to their digits."""
+        trace = self._a if side == "a" else self._b
+        step = trace.steps[index]
+        return [name for name in step.shown if _said(trace).form(name).of(number, step.metrics[name])]
+
     def elsewhere(self, metric: str, index: int | None) -> str:
         """Why a step in which one side alone tells a metric is no difference, behind its name; '' where it is one.
 
