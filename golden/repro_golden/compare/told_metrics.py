@@ -276,18 +276,21 @@ def told_under(a: Trace, b: Trace, index: int) -> tuple[Mapping[str, float], Set
 
 def _told_under(x: StepRecord, y: StepRecord, ranks: float) -> tuple[Mapping[str, float], Set[str]]:
     told, beside = dict(y.metrics), set[str]()
-    for metric in {_metric(name, ranks) for name in y.metrics.keys() - x.metrics.keys()}:
+    for metric in sorted({_metric(name, ranks) for name in y.metrics.keys() - x.metrics.keys()}):
         before, after = (
             {name: value for name, value in step.metrics.items() if _metric(name, ranks) == metric} for step in (x, y)
         )
         pairs = [[(name, value.hex()) for name, value in numbers.items()] for numbers in (before, after)]
         if not once_more(*pairs) or not all(map(math.isfinite, after.values())):
             continue
-        left = Counter(number for _, number in pairs[1]) - Counter(number for _, number in pairs[0])
-        names = [name for name in after if name not in before]
         told = {name: value for name, value in told.items() if name not in after} | before
-        told |= zip(names, map(float.fromhex, left.elements()), strict=False)
-        beside.update(names)
+        every, known = (Counter((_AGAIN.sub("", name), number) for name, number in numbers) for numbers in pairs[::-1])
+        left = [*(every - known).elements()]
+        for name in (name for name in after if name not in before):
+            beside.add(name)
+            if pair := next((pair for pair in left if pair[0] == _AGAIN.sub("", name)), None):
+                left.remove(pair)
+                told[name] = float.fromhex(pair[1])
     return told, beside
 
 
