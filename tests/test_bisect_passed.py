@@ -71,7 +71,7 @@ def test_what_moved_the_training_is_named(tmp_path: Path, edits: list[tuple[str,
     assert on_the_way == [commits[number] for number in passed]
     assert result["git_probes"] is None or not passed
     text = repo.repro("bisect", "--no-explain", f"{commits[0]}..{commits[-1]}", "--", sys.executable, "train.py").stdout
-    assert all(f"{commit[:10]}, before it, moved no trained parameter or gradient" in text for commit in on_the_way)
+    assert all(f"Passed: {commit[:10]}, which moved no trained parameter or gradient" in text for commit in on_the_way)
 
 
 def test_what_moved_a_number_that_is_told_is_named(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def explanation(result: BisectResult, what: str = "commit") -> str:
         return "The other changes move the numbers too: the trace differs from that of all changes."
     same = "equals BAD's" if result.bitwise else f"agrees with BAD's by {result.predicate}"
     if result.explains_bad and result.passed:
-        return f"With what those before it changed, it explains BAD: its own trace {same}, to the last step."
+        return f"With what was passed it explains BAD: its own trace {same}, to the last step."
     if result.explains_bad and len(result.culprits) > 1:
         return f"Together they explain BAD: the last one's own trace {same}, to the last step."
     if result.explains_bad:
@@ -142,7 +142,7 @@ def explanation(result: BisectResult, what: str = "commit") -> str:
 def passed_line(result: BisectResult) -> str:
     """What was passed on the way: commits that changed something beside the training."""
     return " ".join(
-        f"{short(c.commit.commit)}, before it, moved no trained parameter or gradient: it differs at {c.divergence}."
+        f"Passed: {short(c.commit.commit)}, which moved no trained parameter or gradient and differs at {c.divergence}."
         for c in result.passed
     )
 

@@ -21,8 +21,8 @@ from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
 from repro_bisect.search.detours import Straight, straightened
-from repro_bisect.search.first_bad import Ambiguous, FirstBad, Search
-from repro_golden.base.errors import NotVerifiableError
+from repro_bisect.search.first_bad import Ambiguous, FirstBad, Search, Verdict
+from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.case.file import Case
 from repro_golden.compare.coverage import kind_of
 from repro_golden.compare.renames import aligned
@@ -108,6 +108,7 @@ class Bisection(Searching[BisectResult]):
         self.options = options
         self.accepted: dict[str, str] = {}
         self._suspects: Suspects | None = None
+        self._passed: list[Culprit] = []
         self._inside = False
         self._ways: dict[tuple[str, str, bool], Straight[str]] = {}
 
@@ -186,16 +187,14 @@ class Bisection(Searching[BisectResult]):
         explains: bool | None = None
         while waiting:
             interval = waiting.popleft()
-            answer, confirmed = self._search_one(interval)
-            if self.options.quick and confirmed:
-                return self._result("found", [confirmed.culprit], confirmed=False)
-            if isinstance(self.predicate, Exit):
-                return self._noisy(
-                    f"a second run of {short(confirmed.culprit.commit.commit)} or its parent says otherwise"
-                    if confirmed and confirmed.flaky
-                    else "",
-                    answer.of.presumed if isinstance(answer, Suspects) else frozenset(),
-                )
+            try:
+                answer, confirmed = self._search_one(interval)
+            except ReproError as error:
+                if not self._passed or isinstance(error, MachineFailureError):
+                    raise
+                return self._last_passed(str(error))
+            if (ended := self._ended(answer, confirmed, culprits)) is not None:
+                return ended
             if isinstance(answer, Suspects):
                 behind = self._behind(interval, answer)
                 if behind is None:
@@ -203,40 +202,78 @@ class Bisection(Searching[BisectResult]):
                 waiting += behind
                 continue
             assert confirmed is not None
-            if confirmed.flaky and not isinstance(self.predicate, Bitwise):
-                culprit = confirmed.culprit
-                return self._noisy(f"two replays of {short(culprit.commit.commit)} differ at {culprit.divergence}")
-            if confirmed.flaky:
-                return self._result("flaky", culprits, flaky=confirmed.culprit)
             if interval.bad == self.history.bad:
                 explains = confirmed.explains
             self.endpoints.remarks += confirmed.remarks
-            if not (self.options.every or self._passes(interval, confirmed, len(culprits))):
-                if confirmed.untold:
-                    self._untold(confirmed.culprit.commit.commit, confirmed.untold)
-                found, earlier = [confirmed.culprit], confirmed.earlier
-                return self._result("found", found, explains_bad=explains, earlier=earlier, passed=culprits)
-            left = self._left(interval, confirmed, culprits)
+            left = self._left(interval, confirmed, culprits) if self.options.every else self._past(interval, confirmed)
             if isinstance(left, Suspects):
                 return self._ambiguous(culprits, left)
+            if left is None:
+                if confirmed.untold:
+                    self._untold(confirmed.culprit.commit.commit, confirmed.untold)
+                explains = confirmed.explains if interval.bad == self.history.bad else None
+                return self._result("found", [confirmed.culprit], explains_bad=explains, earlier=confirmed.earlier)
             waiting.extendleft(left.before)
             waiting += left.others
+        if not self.options.every:
+            return self._last_passed("")
         newest_first = list(self.history.parents)
         culprits.sort(key=lambda c: newest_first.index(c.commit.commit), reverse=True)
         if self._suspects is not None:
             return self._ambiguous(culprits, self._suspects)
         return self._result("found", culprits, explains_bad=explains)
 
-    def _passes(self, interval: Interval, confirmed: Confirmed, passed: int) -> bool:
-        """Whether BAD's numbers differ nearer to the training than a culprit's do: the search goes on past that.
+    def _ended(
+        self, answer: FirstBad[str] | Suspects, confirmed: Confirmed | None, culprits: Sequence[Culprit]
+    ) -> BisectResult | None:
+        """The result where a search of an interval ends all: nothing more is asked, or one run proves nothing."""
+        if self.options.quick and confirmed:
+            return self._result("found", [confirmed.culprit], confirmed=False)
+        if isinstance(self.predicate, Exit):
+            return self._noisy(
+                f"a second run of {short(confirmed.culprit.commit.commit)} or its parent says otherwise"
+                if confirmed and confirmed.flaky
+                else "",
+                answer.of.presumed if isinstance(answer, Suspects) else frozenset(),
+            )
+        if confirmed is None or not confirmed.flaky:
+            return None
+        culprit = confirmed.culprit
+        if not isinstance(self.predicate, Bitwise):
+            return self._noisy(f"two replays of {short(culprit.commit.commit)} differ at {culprit.divergence}")
+        return self._result("flaky", culprits, flaky=culprit)
 
-        Args:
-            interval: What was searched.
-            confirmed: What was found in it.
-            passed: How many culprits were passed before.
+    def _past(self, interval: Interval, confirmed: Confirmed) -> Left | Suspects | None:
+        """What is left to search past a culprit; None where it is the answer.
+
+        Behind one that was passed the baseline is no more GOOD: what a merge brought in is searched on its own side.
         """
+        commit = confirmed.culprit.commit.commit
+        if self._passes(interval, confirmed):
+            if confirmed.earlier:
+                before = short(confirmed.culprit.before)
+                self.endpoints.tell(f"{before}, before {short(commit)}, differs from GOOD at {confirmed.earlier}")
+            self._passed.append(confirmed.culprit)
+            return Left([], self._after(interval, confirmed))
+        brought = self._brought_in(interval, commit) if self._passed else None
+        if brought is None:
+            return None
+        if isinstance(brought, Ambiguous):
+            return Suspects(brought)
+        self._tell_merge(commit, brought)
+        return Left([], brought or self._after(interval, confirmed))
+
+    def _last_passed(self, why: str) -> BisectResult:
+        """The answer where nothing was found behind what was passed: the last of these."""
+        last = self._passed.pop()
+        if why:
+            self.endpoints.tell(f"what moved the training after {short(last.commit.commit)} is not known: {why}")
+        return self._result("found", [last], explains_bad=False)
+
+    def _passes(self, interval: Interval, confirmed: Confirmed) -> bool:
+        """Whether BAD's numbers differ nearer to the training than a culprit's do: the search goes on past that."""
         before, after, last = confirmed.before, confirmed.after, confirmed.last
-        if not isinstance(self.predicate, Bitwise) or confirmed.explains is not False or passed == _PASSED:
+        if not isinstance(self.predicate, Bitwise) or confirmed.explains is not False or len(self._passed) == _PASSED:
             return False
         if before is None or after is None or last is None or interval.baseline is None:
             return False
@@ -256,8 +293,7 @@ class Bisection(Searching[BisectResult]):
         if isinstance(brought, Ambiguous):
             return Suspects(brought)
         if brought is not None:
-            what = "searching what it brought in" if brought else "it brought in what GOOD has"
-            self.scheduler.say(f"{short(commit)} is a merge: {what}")
+            self._tell_merge(commit, brought)
             left.others.extend(brought)
         elif commit not in {c.commit.commit for c in culprits}:
             culprits.append(confirmed.culprit)
@@ -267,6 +303,10 @@ class Bisection(Searching[BisectResult]):
             left.before.append(Interval(interval.good, parent, interval.baseline, confirmed.before))
         left.others.extend(self._after(interval, confirmed))
         return left
+
+    def _tell_merge(self, commit: str, brought: Sequence[Interval]) -> None:
+        what = "searching what it brought in" if brought else "it brought in what GOOD has"
+        self.scheduler.say(f"{short(commit)} is a merge: {what}")
 
     def _ambiguous(self, culprits: Sequence[Culprit], suspects: Suspects) -> BisectResult:
         """Suspects that no test tells apart, and the culprits beside them; of two such groups the second is told."""
@@ -323,8 +363,10 @@ class Bisection(Searching[BisectResult]):
         while True:  # after a culprit, only what contains it can be compared with it
             range_search = self.range_search(interval, self._start(interval, inside=inside), end, shortcut)
             answer = range_search.run()
-            if interval.good == self.history.good and interval.bad == self.history.bad:
-                self.accepted = {c: str(verdict) for c, verdict in range_search.search.verdicts.items()}
+            begins = {self.history.good, *(c.commit.commit for c in self._passed)}
+            if interval.good in begins and interval.bad == self.history.bad:
+                verdicts = {c: str(verdict) for c, verdict in range_search.search.verdicts.items()}
+                self.accepted = {self.history.good: str(Verdict.GOOD)} | verdicts
             self.has_answer()
             if isinstance(answer, Ambiguous):
                 return Suspects.of_search(answer, range_search), None
@@ -412,7 +454,7 @@ class Bisection(Searching[BisectResult]):
         self, outcome: Outcome, culprits: Sequence[Culprit], *, ambiguous: Ambiguous[str] | None = None, **more: Any
     ) -> BisectResult:
         history, tests = self.history, None
-        if len(culprits) == 1 and outcome == "found" and not more.get("passed"):
+        if len(culprits) == 1 and outcome == "found" and not self._passed:  # git names what is passed
             commit = culprits[0].commit.commit
             if self._git_would_agree(commit):
                 tests = history.git_tests(commit, self.scheduler.verdicts)
@@ -425,6 +467,7 @@ class Bisection(Searching[BisectResult]):
             untried=self._ordered(ambiguous.presumed) if ambiguous else [],
             git_probes=tests,
             git_seconds=self._git_seconds(tests),
+            passed=self._passed,
             **more,
         )
 

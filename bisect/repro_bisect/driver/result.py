@@ -76,8 +76,7 @@ class BisectResult:
         case: The case's name.
         predicate: What made a probe BAD, as it is written.
         culprits: The commits that moved the numbers, the oldest first; one unless all were asked for.
-        passed: Commits before the culprit whose changes stay farther from the training than BAD's (`reach`), so that
-            the search went on; the oldest first.
+        passed: Commits whose changes stay farther from the training than BAD's (`reach`), so that the search went on.
         flaky: Where the outcome is that: the commit whose own replays differ. Whether it moved numbers is not known.
         suspects: Where skips leave several.
         behind: Of these the one that was tested, and is BAD, where what comes after it was not searched.
