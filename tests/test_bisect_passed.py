@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import Repo
-from history_kit import start
+from history_kit import note, start
 
 PROGRAM = """
 import torch
@@ -92,3 +92,61 @@ def test_nothing_is_passed_where_bad_moved_nothing_nearer(tmp_path: Path) -> Non
     commits.append(repo.commit("training"))
     result, passed = searched(repo, commits, "--quick")
     assert (result["culprit"]["commit"], passed) == (commits[2], [])
+
+
+@pytest.mark.whole
+def test_what_a_merge_brought_in_past_a_passed_commit_is_named_on_its_side(tmp_path: Path) -> None:
+    """The side lacks what was passed; the log for git names what is named."""
+    repo, commits = history(tmp_path, STATE)
+    repo.git("checkout", "--quiet", "-b", "side", commits[0])
+    repo.edit("train.py", "- 1).square", "- 2).square")
+    side = repo.commit("training")
+    repo.git("checkout", "--quiet", "main")
+    for k in range(2):
+        note(repo, f"note {k}")
+    repo.git("merge", "--quiet", "--no-edit", "side")
+    log = tmp_path / "log"
+    result, passed = searched(repo, [commits[0], "HEAD"], "--export", str(log))
+    assert (result["culprit"]["commit"], passed) == (side, [commits[1]])
+    assert f"git bisect bad {commits[1]}" not in log.read_text()
+
+
+@pytest.mark.whole
+def test_what_differs_later_before_a_passed_commit_ends_no_search(tmp_path: Path) -> None:
+    """A file that one saves at the end is told; the commit that moved the training is the answer."""
+    saved = ("    print(", "    step == 3 and torch.save(frozen.state_dict(), 'frozen.pt')\n    print(")
+    repo, commits = history(tmp_path, saved, METRIC, HARMLESS, TRAINING)
+    result, passed = searched(repo, commits)
+    assert result["culprit"]["commit"] == commits[4] and commits[2] in passed
+
+
+@pytest.mark.whole
+def test_skips_behind_a_passed_commit_leave_suspects_and_no_culprit(tmp_path: Path) -> None:
+    """What was passed is told as that, and is none of them."""
+    broken = ("import torch\n", "import torch, gone\n")
+    repo, commits = history(tmp_path, STATE, HARMLESS, broken, TRAINING, broken[::-1])
+    done = repo.repro("bisect", f"{commits[0]}..{commits[-1]}", "--json", "--", sys.executable, "train.py")
+    result = json.loads(done.stdout)
+    assert (done.returncode, result["outcome"], result["culprits"]) == (3, "ambiguous", [])
+    assert [each["commit"]["commit"] for each in result["passed"]] == [commits[1]]
+    assert set(result["suspects"]) == set(commits[3:])
+
+
+@pytest.mark.whole
+def test_an_error_behind_a_passed_commit_leaves_it_as_the_answer(tmp_path: Path) -> None:
+    """With why nothing more is known."""
+    in_text = ('print({"loss": loss.item(), "score": model.weight.sum().item()})',
+               'print(f"loss {loss.item():.3f} score {model.weight.sum().item():.0f}")')  # fmt: skip
+    moved = ("score {model.weight.sum().item():.0f}", "score {model.weight.mean().item():.4f}")
+    repo, commits = history(tmp_path, STATE, in_text, HARMLESS, moved)
+    result, passed = searched(repo, commits)
+    assert (result["culprit"]["commit"], passed, result["explains_bad"]) == (commits[1], [], False)
+    assert any("is not known" in remark for remark in result["remarks"])
+
+
+def test_one_parameter_more_is_no_change_of_those_that_both_have(tmp_path: Path) -> None:
+    """A commit that moved a metric is named where a later one only adds a parameter that nothing reads."""
+    more = ("AdamW(model.parameters()", "AdamW([*model.parameters(), torch.nn.Parameter(torch.ones(2))]")
+    repo, commits = history(tmp_path, METRIC, more)
+    result, passed = searched(repo, commits)
+    assert (result["culprit"]["commit"], passed) == (commits[1], [])

@@ -107,7 +107,8 @@ def _pairs(result: SetResult) -> list[tuple[str, str]]:
 def explanation(result: BisectResult, what: str = "commit") -> str:
     """Whether the culprit is the whole story."""
     if result.earlier and result.culprit:
-        command = f"repro bisect {short(result.good)}..{short(result.culprits[0].before)}"
+        begin = result.passed[-1].commit.commit if result.passed else result.good
+        command = f"repro bisect {short(begin)}..{short(result.culprits[0].before)}"
         text = f"{what.capitalize()}s before it move the numbers too, in a later step: {result.earlier}."
         on = f", or search on with `{command}`" if what == "commit" else ""
         return f"{text} `--all` names them{on}."

@@ -56,7 +56,7 @@ class Reach(IntEnum):
 
     BESIDE = 0  # state, buffers, copies, files: what they do to the training shows in the others
     TOLD = 1  # a metric, or another number that is read or told
-    TRAINED = 2  # a trained parameter or gradient
+    TRAINED = 2  # a trained parameter or gradient that both have: one more may be trained by nothing
 
 
 def reach(a: Trace, b: Trace) -> Reach:
@@ -70,7 +70,8 @@ def reach(a: Trace, b: Trace) -> Reach:
     for differences, _ in _differences(a, b):
         for kind, what in differences:
             if what != _SHAPE and kind not in _BESIDE:
-                nearest = max(nearest, Reach.TRAINED if kind in _TRAINED else Reach.TOLD)
+                trained = kind in _TRAINED and what != _ALONE
+                nearest = max(nearest, Reach.TRAINED if trained else Reach.TOLD)
         if nearest is Reach.TRAINED:
             break
     return nearest
@@ -88,12 +89,14 @@ def _differences(a: Trace, b: Trace) -> Iterator[tuple[list[tuple[str, str]], bo
         yield [(_kind(row), _what(difference, row, other)) for difference, row, other in differences], alone
 
 
-_SHAPE = "only a shape"
+_SHAPE, _ALONE = "only a shape", "one side alone"
 
 
 def _what(difference: Difference, row: Row, other: Row | None) -> str:
-    """Which form of a signal differs, and not its content; '' for any other difference."""
-    if other is None or row.placement != other.placement:
+    """Which form of a signal differs, and not its content; '' for any other difference of what both sides have."""
+    if other is None:
+        return _ALONE
+    if row.placement != other.placement:
         return ""
     if difference == "shape" and row.lanes == other.lanes:
         return _SHAPE
