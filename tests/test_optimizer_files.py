@@ -1,4 +1,4 @@
-"""What a file has of optimizers and schedules: settings count by what they do, and states are known by their bits."""
+"""What a file has of optimizers and schedules: settings count by what they do, and states by their places."""
 
 from __future__ import annotations
 
@@ -39,8 +39,19 @@ def one_group(model: torch.nn.Module) -> list[State]:
 
 
 def two_groups(model: torch.nn.Module) -> list[State]:
-    """Weights and biases, as where only the former decay."""
+    """One for each layer, which leaves parameters in their order."""
+    return [{"params": list(layer.parameters())} for layer in model.children()]
+
+
+def by_kind(model: torch.nn.Module) -> list[State]:
+    """Weights and biases, as where only the former decay: a place is another parameter's."""
     return [{"params": [p for p in model.parameters() if (p.ndim > 1) is wide]} for wide in (True, False)]
+
+
+def half_decayed(model: torch.nn.Module) -> list[State]:
+    """One for each layer, of which the second does not decay."""
+    first, second = two_groups(model)
+    return [first, second | {"weight_decay": 0.0}]
 
 
 def checkpoint(
@@ -97,12 +108,12 @@ def in_lightning(file: State) -> State:
 def test_settings_and_groups_in_a_file_count_by_what_they_do(
     tmp_path: Path, form: Callable[[State], State], other: State, told: str
 ) -> None:
-    """They are no difference in either direction, and are named; what is known by its place in groups is matched."""
+    """They are no difference in either direction, and are named; one more group of one rate is none."""
     groups = len(other["opt"]["param_groups"])
     a, b = trace(tmp_path / "a", form(checkpoint())), trace(tmp_path / "b", form(other), groups=groups)
     comparison = compare(a, b)
     assert comparison.equal and compare(b, a).equal
-    assert bool(comparison.renames) is (groups == 2)
+    assert not comparison.renames
     if form is dict:
         assert told in ", ".join(comparison.looked.settings)
         assert "settings in files that differ, and not compared: ck.pt/" in str(comparison.looked)
@@ -112,6 +123,11 @@ def swapped(file: State) -> None:
     """Two states of one shape change places, and groups do not."""
     state = file["opt"]["state"]
     state[0], state[2] = state[2], state[0]
+
+
+def renumbered(file: State) -> None:
+    """Its groups say that each state is another parameter's."""
+    file["opt"]["param_groups"][0]["params"].reverse()
 
 
 def added(key: str, value: Any) -> Callable[[State], None]:
@@ -141,6 +157,7 @@ def numbered(groups: Callable[[torch.nn.Module], list[State]], **more: Any) -> S
     ("groups", "change", "signal"),
     [
         (one_group, swapped, "opt.state."),
+        (one_group, renumbered, "integers[opt.param_groups.*.params]"),
         (one_group, moved, "opt.state."),
         (one_group, added("lr", 0.3), "floats[opt.param_groups.*.lr]"),
         (one_group, added("d", 0.25), "floats[opt.param_groups.*.d]"),
@@ -164,3 +181,47 @@ def test_what_a_file_has_of_the_training_is_a_difference(
     change(other)
     divergence = compare(a, trace(tmp_path / "c", other, groups=count)).divergence
     assert divergence is not None and divergence.signal.startswith(f"saved/ck.pt/{signal}")
+
+
+def exchanged(file: State) -> State:
+    """Two optimizers' checkpoints, each under the other's key."""
+    return {"actor": file["critic"], "critic": file["actor"]}
+
+
+def mixed(file: State) -> State:
+    """States under other places than their parameters'."""
+    state = file["actor"]["state"]
+    return file | {"actor": file["actor"] | {"state": {0: state[1], 1: state[0], 2: state[3], 3: state[2]}}}
+
+
+@pytest.mark.parametrize("change", [exchanged, mixed])
+def test_states_of_others_do_not_pass_for_states_of_other_groups(
+    tmp_path: Path, change: Callable[[State], State]
+) -> None:
+    """A trace does not say which parameter has a place, so states in other places are a difference, whatever groups."""
+    sides = []
+    for name, groups in (("a", one_group), ("b", by_kind)):
+        file = {"actor": checkpoint(groups)["opt"], "critic": checkpoint(groups, amsgrad=True)["opt"]}
+        for state in file["critic"]["state"].values():
+            state.pop("max_exp_avg_sq")
+            state["exp_avg"] += 1
+        sides.append(
+            trace(tmp_path / name, change(file) if name == "b" else file, groups=len(file["actor"]["param_groups"]))
+        )
+    comparison = compare(*sides)
+    assert comparison.divergence is not None and comparison.divergence.signal.startswith("saved/ck.pt/actor.state.")
+    assert not comparison.renames
+
+
+def test_only_settings_whose_value_is_another_are_named(tmp_path: Path) -> None:
+    """Not numbers that one more group repeats; and each name is shown once, however many optimizers have it."""
+    sides = []
+    for name, groups in (("a", one_group), ("b", half_decayed)):
+        optimizer = checkpoint(groups)["opt"]
+        file = {f"opt{number}": optimizer for number in range(5)}
+        sides.append(trace(tmp_path / name, file, groups=len(optimizer["param_groups"])))
+    looked = compare(*sides).looked
+    named = {setting.rpartition(".")[2] for setting in looked.settings}
+    assert named == {"foreach", "fused", "params", "weight_decay"}
+    assert all(f"ck.pt/opt0.param_groups.*.{name}" in str(looked) for name in named)
+    assert "and 16 more" in str(looked)

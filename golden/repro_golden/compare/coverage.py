@@ -133,7 +133,7 @@ class Coverage:
         if self.unsure:
             parts.append(f"put to another step by an earlier recorder, and not compared: {_listed(self.unsure)}")
         if self.settings:
-            parts.append(f"settings in files that differ, and not compared: {_listed(self.settings)}")
+            parts.append(f"settings in files that differ, and not compared: {_each_once(self.settings)}")
         if self.counters:
             parts.append(f"counts steps from another number on: {_listed(self.counters)}")
         if self.moved:
@@ -314,6 +314,13 @@ def kind_of(row: Row) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' if number != 1 else ''}" if number else ""
+
+
+def _each_once(settings: Sequence[str]) -> str:
+    """The first setting of each name, whichever optimizer has it, so that none hides behind others of another name."""
+    first = {setting.rpartition(".")[2]: setting for setting in reversed(settings)}
+    more = len(settings) - len(first)
+    return ", ".join(sorted(first.values())) + (f" and {more} more" if more else "")
 
 
 def _listed(names: Iterable[str], beside: int = 0) -> str:

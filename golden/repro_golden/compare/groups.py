@@ -7,48 +7,16 @@ import re
 from collections.abc import Iterable, Sequence, Set
 from typing import Literal
 
-from repro_golden.compare.name_matching import Content, Part, content
-from repro_golden.trace.families import of_group, value_of
+from repro_golden.compare.name_matching import content
+from repro_golden.trace.families import file_of, of_group, setting_of, value_of
 from repro_golden.trace.model import Row
 
-__all__ = ["Difference", "by_state", "optimizer_of_state", "other_groups", "regrouped_alike"]
+__all__ = ["Difference", "other_settings", "regrouped_alike"]
 
 Difference = Literal["value", "dtype", "shape", "missing", "added"]
 
 _EACH = re.compile(r"(\w+?)(?:#1)*\[(?:.*\.)?(?:param_groups\.\*\.(?:lr|step)|base_lrs|_last_lr)\]")
 """Numbers in a file of which each group has one."""
-
-_IN_STATE = re.compile(r"(saved/[^/]+/(?:part\.\d+/)?)((?:.*\.)?state\.\d+)(\..+)", re.DOTALL)
-"""Of an optimizer in a file, which has the state of its parameters by their places in its groups."""
-_MEMBERS = re.compile(r"\w+(?:#1)*\[((?:.*\.)?)param_groups\.\*\.params\]")
-"""Which parameters its groups have."""
-_LISTED = re.compile(r"(?<![^.])\d+(?=\.)")
-"""A place in a list, in what leads to something."""
-
-
-def by_state(row: Row) -> Part | None:
-    """The place of a parameter in an optimizer's groups, under which a file has its state."""
-    match = _IN_STATE.fullmatch(row.name) if row.phase == "update" and row.name.startswith("saved/") else None
-    return match and Part(match[1], match[2], match[3], match[1] + match[3])
-
-
-def optimizer_of_state(part: str) -> str:
-    """What leads to the optimizer in a file that a part of `by_state` is of, as `other_groups` has it."""
-    return _LISTED.sub("*", part.rpartition("state.")[0])
-
-
-def other_groups(rows_a: Iterable[Row], rows_b: Iterable[Row]) -> set[str]:
-    """What leads to an optimizer in a file (``opt.``) whose groups have other parameters on either side of a step.
-
-    Only then a place in them is another parameter's: with the same groups, states that changed places are a change.
-    """
-    sides: tuple[dict[str, Content], ...] = ({}, {})
-    for rows, members in zip((rows_a, rows_b), sides, strict=True):
-        for row in rows:
-            if (of := value_of(row.phase, row.name)) and _MEMBERS.fullmatch(of[1]):
-                members[row.name] = content(row)
-    both = [name for name in sides[0].keys() & sides[1].keys() if sides[0][name] != sides[1][name]]
-    return {match[1] for name in both if (match := _MEMBERS.search(name))}
 
 
 def regrouped_alike(
@@ -63,6 +31,35 @@ def regrouped_alike(
     """
     rates = _rates(rows_a), _rates(rows_b)
     return [entry for entry in differences if not _repeated(*entry[:2], *rates) and not _listed_alike(*entry)]
+
+
+def other_settings(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> set[str]:
+    """The signals of settings in a file of both sides that have another value, however many groups repeat a number.
+
+    Where values lie is another number of groups too: it is named for those whose values are the same.
+    """
+    files = set[str | None].intersection(*({file_of(row.phase, row.name) for row in rows} for rows in (rows_a, rows_b)))
+    sides = [
+        {row.name: row for row in rows if setting_of(row.phase, row.name) and file_of(row.phase, row.name) in files}
+        for rows in (rows_a, rows_b)
+    ]
+    one_sided = sides[0].keys() ^ sides[1].keys()
+    changed = {name for name in sides[0].keys() & sides[1].keys() if content(sides[0][name]) != content(sides[1][name])}
+    repeated = {name for name in changed if _one_repeated(sides[0][name], sides[1][name])}
+    others = {setting_of("update", name) for name in changed if not _places(name)}
+    moved = {name for name in changed if _places(name) and setting_of("update", name) in others}
+    return one_sided | (changed - repeated - moved)
+
+
+def _one_repeated(row: Row, other: Row) -> bool:
+    """Whether two lists of numbers are one, repeated more often on either side; of texts a trace has a digest alone."""
+    whole = bool(_numbers(row)) and bool(_numbers(other)) and row.dtype == other.dtype
+    return whole and row.sketch + other.sketch == other.sketch + row.sketch
+
+
+def _places(name: str) -> bool:
+    of = value_of("update", name)
+    return of is not None and of[1].startswith("places")
 
 
 def _rates(rows: Iterable[Row]) -> set[tuple[object, ...]]:

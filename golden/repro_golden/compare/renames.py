@@ -19,7 +19,6 @@ from typing import Any
 
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import NotVerifiableError, ReproError
-from repro_golden.compare.groups import by_state, optimizer_of_state, other_groups
 from repro_golden.compare.name_matching import (
     Content,
     Matching,
@@ -283,20 +282,18 @@ def _renamed(a: Trace, b: Trace, index: int, *, so_far: bool) -> Alignment:
     listed = not (any(map(by_place, sides[0])) and any(by_place(row) for at in range(index) for row in a.rows(at)))
     places = places or (listed and any(map(by_place, sides[0])))
     swapped = exchanged(*sides) if index == 0 else set()
-    groups = other_groups(*sides)
-    if keys[0] == keys[1] and not (places or swapped or groups or regrouped(*sides)):
+    if keys[0] == keys[1] and not (places or swapped or regrouped(*sides)):
         return Alignment(b)
     count = min(len(a.steps), len(b.steps))
     # what had one name on both sides in the steps before is known by it, places too
     matchings = [
-        Matching(by_state, lambda part: optimizer_of_state(part) in groups),
         Matching(by_place, lambda _: listed),
         Matching(by_optimizer, lambda _: index == 0),
         Matching(by_tail, lambda part: of_groups(part) or (index == 0 and (positional(part) or part in swapped))),
         Matching(by_head, lambda _: False),
     ]
     if not any("optimizer." in row.name for rows in sides for row in rows):
-        del matchings[2]
+        del matchings[1]
     metrics = Matching(by_metric, lambda _: False)
     metric_names = retold(*([record.compared for record in trace.steps] for trace in (a, b)), so_far=so_far)
     text = _text_names(a, b, metric_names)
@@ -306,7 +303,6 @@ def _renamed(a: Trace, b: Trace, index: int, *, so_far: bool) -> Alignment:
         if at > last:
             break
         rows_a, rows_b = a.rows(at), metrics.rename(b.rows(at), metric_names)
-        groups |= other_groups(rows_a, rows_b)
         for matching in matchings:
             matching.take(rows_a, rows_b)
             rows_b = matching.rename(rows_b, matching.names())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from repro_golden.compare.groups import Difference, regrouped_alike
+from repro_golden.compare.groups import Difference, other_settings, regrouped_alike
 from repro_golden.compare.name_matching import content
 from repro_golden.compare.norms import own_norms
 from repro_golden.compare.told_metrics import BOTH, COUNTED, ToldMetrics, once_more
@@ -247,15 +247,8 @@ def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) 
     }
     otherwise = _told_otherwise(rows_a, rows_b, unlike)
     columns = {f"{COLUMN}{metric}": side for key, (metric, side) in otherwise.items() if key not in unsure}
-    settings = [name for _, name in _other_settings(rows_a, rows_b)]
+    settings = other_settings(rows_a, rows_b)
     return _new_values(rows_a, rows_b, unlike) | objects | columns | dict.fromkeys([*unsure.values(), *settings], BOTH)
-
-
-def _other_settings(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> Set[Key]:
-    """Settings in a file of both sides that are not the same."""
-    files = [{file_of(row.phase, row.name) for row in rows} for rows in (rows_a, rows_b)]
-    sides = [{(row.key, content(row)) for row in rows if setting_of(row.phase, row.name)} for rows in (rows_a, rows_b)]
-    return {key for key, _ in sides[0] ^ sides[1] if file_of("update", key[1]) in files[0] & files[1]}
 
 
 def _unsure(row: Row, unlike: Unlike) -> bool:

@@ -73,9 +73,9 @@ _SETTINGS = frozenset((
     "centered", "correct_bias", "dampening", "decoupled_weight_decay", "differentiable", "eps", "etas", "foreach",
     "fused", "history_size", "initial_accumulator_value", "initial_lr", "lambd", "line_search_fn", "lr_decay",
     "max_eval", "max_iter", "maximize", "momentum", "momentum_decay", "nesterov", "ns_coefficients", "ns_steps",
-    "params", "rho", "step_sizes", "t0", "tolerance_change", "tolerance_grad", "weight_decay",
+    "rho", "step_sizes", "t0", "tolerance_change", "tolerance_grad", "weight_decay",
 ))  # fmt: skip
-"""Keys of an optimizer's groups that are no state: torch's hyperparameters, and which parameters a group has.
+"""Keys of an optimizer's groups that are no state: torch's hyperparameters.
 
 Adafactor's ``d`` is not among them, for that of Prodigy is an estimate that grows.
 """
@@ -151,8 +151,9 @@ def value_of(phase: str, name: str) -> tuple[str, str] | None:
 def setting_of(phase: str, name: str) -> str | None:
     """A setting of an optimizer or a schedule in a file, as ``ck.pt/opt.param_groups.*.foreach``; None elsewhere.
 
-    It counts by what it does: rates, numbers of steps and numbers that may be state are none. A group's texts and flags
-    without a value are, whatever they are called.
+    It counts by what it does: rates, numbers of steps and numbers that may be state are none, nor is the order of its
+    parameters (``params``), which tells whose each state is. A group's texts and flags without a value are, whatever
+    they are called, and so is where numbers lie.
     """
     if (of := value_of(phase, name)) is None:
         return None
