@@ -182,7 +182,7 @@ def test_killed_worker(tmp_path: Path, node: Node) -> None:
         trainer = node.trainers()[0]
         worker = next(process for process in trainer.parents() if process.name().startswith("ray::"))
         worker.kill()
-        assert until(lambda: not trainer.is_running(), 20)
+        assert until(lambda: not trainer.is_running())
         answer = said(process)
     assert answer["culprit"]["commit"] == culprit
     assert answer["verdicts"] == {good: "GOOD", culprit: "BAD"}
