@@ -303,7 +303,12 @@ def test_a_metric_is_known_by_its_values_in_all_steps(tmp_path: Path, name: str)
 
 NESTED = {
     "all of it": ([{"loss": X}, {"loss": Y}], [{"~train/loss": X}, {"~train/loss": Y}], True),
-    "always zero": ([{"kl": 0.0}] * 2, [{"~train/kl": 0.0}] * 2, True),
+    "always zero": ([{"kl": 0.0}] * 2, [{"~train/kl": 0.0}] * 2, False),
+    "always zero, in another dict": (
+        [{"loss": X, "kl": 0.0}, {"loss": Y, "kl": 0.0}],
+        [{"~train/loss": X, "~eval/kl": 0.0}, {"~train/loss": Y, "~eval/kl": 0.0}],
+        False,
+    ),
     "what is logged of a norm": (
         [{"grad_norm": X, "grad_norm#logged": X}],
         [{"grad_norm": X, "~train/grad_norm": X}],
@@ -346,7 +351,22 @@ def test_a_number_that_moved_into_an_inner_dict_and_moved_is_named(tmp_path: Pat
 OWN_CLIP = {
     "logged before": ([{"grad_norm": X, "grad_norm#logged": X}], [{"=grad_norm": X}], True),
     "not logged before": ([{"grad_norm": X}], [{"=grad_norm": X}], True),
-    "under its own name": ([{"grad_norm": X, "train/grad_norm": X}], [{"train/grad_norm": X}], True),
+    "under a name of before": ([{"grad_norm": X, "train/grad_norm": X}], [{"train/grad_norm": X}], False),
+    "under a name of before, renamed": ([{"grad_norm": X, "gnorm": X}], [{"g_norm": X}], False),
+    "under a name of before, in lines of text": (
+        [{"grad_norm": X, "~train/grad_norm": 0.123}],
+        [{"~train/grad_norm": 0.123}],
+        False,
+    ),
+    "under a name of before, in another dict": (
+        [{"grad_norm": X, "~train/grad_norm": 0.123}],
+        [{"~log/grad_norm": 0.123}],
+        False,
+    ),
+    "every second step": ([{"grad_norm": X, "gnorm": X}] * 2, [{"grad_norm": X, "gnorm": X}, {"gnorm": X}], False),
+    "every second step, and logged now": ([{"grad_norm": X}] * 2, [{"grad_norm": X, "gnorm": X}, {"gnorm": X}], False),
+    "every second step before": ([{"grad_norm": X}, {}], [{"=grad_norm": X}] * 2, False),
+    "logs nothing": ([{"grad_norm": X}], [{}], False),
     "in lines of text": ([{"grad_norm": X, "~grad_norm#logged": 0.123}], [{"~grad_norm": 0.123}], True),
     "in an inner dict": (
         [{"grad_norm": X, "grad_norm#logged": X, "loss": Z}],
@@ -390,6 +410,17 @@ def test_a_norm_is_the_same_whoever_clips(tmp_path: Path, name: str) -> None:
     a, b = told(tmp_path / "a", *before), told(tmp_path / "b", *after)
     assert compare(a, b).equal is agree and compare(b, a).equal is agree
     assert agree or compare(a, b).divergence.detail != "not observed by the baseline"
+
+
+def test_a_clip_of_its_own_may_log_a_norm_that_was_not_logged(tmp_path: Path) -> None:
+    """Under any name of a norm, in every step, with the bits that torch's had."""
+    new: list[Told] = [{"gnorm": X}, {"gnorm": Y}]
+    assert same(tmp_path, [{"grad_norm": X}, {"grad_norm": Y}], new)
+    assert same(tmp_path, [{"grad_norm": n, "grad_norm#logged": n} for n in (X, Y)], new)
+    compared = compare(told(tmp_path / "a", {"grad_norm": X}), told(tmp_path / "b", {"=grad_norm": X}))
+    assert "by one side only: grad_norm read of clipping" in str(compared.looked), "an agreement names it"
+    assert not same(tmp_path, [{"grad_norm": X}, {"grad_norm": Z}], new)
+    assert not same(tmp_path, [{"grad_norm": X}, {"grad_norm": Y}], [{"gnorm": X}, {}])
 
 
 def test_a_norm_that_moved_under_another_clip_is_named_with_both(tmp_path: Path) -> None:
@@ -446,7 +477,7 @@ def test_what_moves_beside_a_counter_is_found(tmp_path: Path) -> None:
     assert "one side only: step of some steps" in str(
         compare(a, told(tmp_path / "d", *counted("step", 0, None, 2))).looked
     )
-    assert str(compare(a, told(tmp_path / "e", *counted("loss", X, X, X))).looked).endswith("by one side only: step")
+    assert str(compare(a, told(tmp_path / "e", *counted("loss", X, X, X))).looked).endswith("baseline alone: step")
     moved = told(tmp_path / "c", *counted("step", 1, 2), {"loss": Y, "step": 3.0})
     assert (first := compare(a, moved).divergence) is not None and (first.step, first.signal) == (2, "loss")
 

@@ -11,7 +11,7 @@ from typing import Any
 from repro_golden.base.canonical import mapping_of
 from repro_golden.base.printed.machine_numbers import words_of
 from repro_golden.compare.name_matching import content
-from repro_golden.compare.told_metrics import BOTH, COUNTED, Moved
+from repro_golden.compare.told_metrics import BOTH, COUNTED, COUNTED_ONCE, Moved
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.columns_written import COLUMN, column_named, column_of
 from repro_golden.trace.families import UNREAD, family, file_of, group, plain, setting_of
@@ -53,6 +53,7 @@ class Coverage:
         unsure: Metrics that both tell and one recorder put to another step, or under another name: not compared.
         settings: Settings of optimizers in files that differ, and count by what they do.
         counters: Metrics by which both count their steps, from different numbers on: not compared.
+        counters_gone: Those by which the baseline alone does.
         shown: Metrics that were read from free text, which are not compared by bits.
         moved: Of these, in two that agree, those that differ by more than the digits that are shown.
         left_out: Metrics that nobody compares, since by their names or values they are the clock's or the machine's.
@@ -79,6 +80,7 @@ class Coverage:
     unsure: Sequence[str] = ()
     settings: Sequence[str] = ()
     counters: Sequence[str] = ()
+    counters_gone: Sequence[str] = ()
     shown: Sequence[str] = ()
     moved: Sequence[Moved] = ()
     left_out: Sequence[str] = ()
@@ -136,6 +138,8 @@ class Coverage:
             parts.append(f"settings in files that differ, and not compared: {_each_once(self.settings)}")
         if self.counters:
             parts.append(f"counts steps from another number on: {_listed(self.counters)}")
+        if self.counters_gone:
+            parts.append(f"counts steps in the baseline alone: {_listed(self.counters_gone)}")
         if self.moved:
             judged = f"`repro bisect --when metric:{self.moved[0].metric!r}`, or a bound in [compare], judges the first"
             parts.append(f"{_TEXT}: {_listed(map(str, self.moved))}; {judged}")
@@ -164,7 +168,8 @@ def coverage_of(
     Args:
         trace: One that was compared.
         alone: Objects (`families.group`) that only one side of the comparison has, and which: ``a`` or ``b``; metrics
-            and settings that differ and are not compared: ``ab``; that count their steps: ``counted``.
+            and settings that differ and are not compared: ``ab``; that count their steps: ``counted``,
+            and in the baseline alone ``counted once``.
         hashes: Whether what a trace keeps no numbers of counts, such as generators.
         moved: Numbers in lines of text that differ (`told_metrics.moved_text`), where all that was compared agrees.
 
@@ -174,8 +179,10 @@ def coverage_of(
     alone = alone or {}
     objects = _sides(alone)
     columns = sorted(name.removeprefix(COLUMN) for name in alone if name.startswith(COLUMN))
-    unsure, counters = ([name for name in columns if alone[f"{COLUMN}{name}"] == side] for side in (BOTH, COUNTED))
-    columns_alone = [name for name in columns if name not in (*unsure, *counters)]
+    unsure, counters, counters_gone = (
+        [name for name in columns if alone[f"{COLUMN}{name}"] == side] for side in (BOTH, COUNTED, COUNTED_ONCE)
+    )
+    columns_alone = [name for name in columns if name not in (*unsure, *counters, *counters_gone)]
     settings = sorted({setting for name in alone if (setting := setting_of("update", name))})
     metrics = {name for step in trace.steps for name in step.compared if column_named(name) not in alone}
     shown = sorted({name for step in trace.steps for name in step.shown} - metrics)
@@ -221,6 +228,7 @@ def coverage_of(
         unsure=unsure,
         settings=settings,
         counters=counters,
+        counters_gone=counters_gone,
         shown=shown,
         moved=moved,
         left_out=left_out,

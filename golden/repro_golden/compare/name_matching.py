@@ -250,7 +250,8 @@ def inner(
     """From metrics in lines of text that are those of an inner dict (``train/loss``) to the baseline's ``loss``.
 
     A dict in a dict is printed as a line for people is. It is the same where the baseline's is told no more and all
-    that both have of it is equal, in every step. Then so are others in that dict, which may have moved.
+    that both have of it is equal, in every step, and no constant that many metrics have, such as 0. Then so are others
+    in that dict, constants too, and such as have moved.
 
     Args:
         a: The baseline's metrics, step by step.
@@ -268,11 +269,11 @@ def inner(
     pairs: dict[str, str] = {}
     # of a norm that the recorder reads too, what is logged may stand there
     tails = {old: old.replace("#logged", "") for old in gone if f"{old}#logged" not in names[0]}
-    for old, values in ((old, gone[old]) for old in tails):
+    for old, values in ((old, gone[old]) for old in tails if _tell(gone[old])):
         alike = (name for name in new if name.endswith(f"/{tails[old]}") and new[name] == values)
         if other := next((name for name in alike if name not in pairs), ""):
             pairs[other] = old
-    dicts = {other.removesuffix(tails[old]) for other, old in pairs.items() if _tell(gone[old])}
+    dicts = {other.removesuffix(tails[old]) for other, old in pairs.items()}
     for old in tails.keys() - {*pairs.values()}:
         if len(dicts) == 1 and (other := f"{min(dicts)}{tails[old]}") in new and other not in pairs:
             pairs[other] = old

@@ -6,13 +6,12 @@ phase loss as ``grad_norm#logged``. What the latter tells of its own is ``grad_n
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from repro_golden.compare.name_matching import content
-from repro_golden.compare.told_metrics import ToldMetrics
+from repro_golden.compare.told_metrics import ToldMetrics, base_of
 from repro_golden.trace.families import is_norm
 from repro_golden.trace.model import METRIC, Row
 
@@ -37,7 +36,7 @@ class Norms(NamedTuple):
         return [self._as_read(row) for row in rows_b] if self.own else rows_b
 
     def _as_read(self, row: Row) -> Row:
-        base = _base(row.name)
+        base = base_of(row.name)
         if row.phase != "loss" or row.dtype != METRIC or base not in self.own:
             return row
         rest = row.name.removeprefix(base)
@@ -45,33 +44,26 @@ class Norms(NamedTuple):
         return replace(row, name=base + rest)
 
     def told_too(self, row: Row, others: Iterable[Row]) -> bool:
-        """Whether one that one side alone has in a phase is told by the other too, as a norm with equal bits.
+        """Whether one that one side alone has in a phase is told by the other's program (`instead`), with equal bits.
 
         In lines of text, to their digits.
         """
-        if row.dtype != METRIC or _base(row.name) not in self.own:
+        norm = base_of(row.name)
+        if row.dtype != METRIC or norm not in self.own or self.told is None:
             return False
-        if any(o.dtype == METRIC and _base(o.name).endswith("norm") and content(o) == content(row) for o in others):
+        names = self.told.instead(self.own[norm], norm)
+        if any(o.dtype == METRIC and base_of(o.name) in names and content(o) == content(row) for o in others):
             return True
-        if row.phase != "grad" or row.number is None or self.told is None or self.at is None:
+        if row.phase != "grad" or row.number is None or self.at is None:
             return False
-        texts = self.told.in_text(self.own[_base(row.name)], row.number, self.at)
-        return any(map(is_norm, texts))
+        return any(base_of(text) in names for text in self.told.in_text(self.own[norm], row.number, self.at))
 
 
 def own_norms(rows_a: Sequence[Row], rows_b: Sequence[Row], told: ToldMetrics | None, index: int | None) -> Norms:
-    """Those of a step.
-
-    A program of which one is read in other steps clips at other times, or now and then: its norms are not among them.
-    """
+    """Those of a step that the other's program tells in its place in every step (`ToldMetrics.instead`)."""
     sides = [
-        {_base(row.name) for row in rows if row.phase == "grad" and row.dtype == METRIC and is_norm(row.name)}
+        {base_of(row.name) for row in rows if row.phase == "grad" and row.dtype == METRIC and is_norm(row.name)}
         for rows in (rows_a, rows_b)
     ]
     own = dict.fromkeys(sides[0] - sides[1], "b") | dict.fromkeys(sides[1] - sides[0], "a")
-    return Norms({norm: side for norm, side in own.items() if told and told.by_itself(side, norm)}, told, index)
-
-
-def _base(name: str) -> str:
-    """A metric's name without what tells several of one name apart."""
-    return re.split("[#@]", name, maxsplit=1)[0]
+    return Norms({norm: side for norm, side in own.items() if told and told.instead(side, norm)}, told, index)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from repro_golden.compare.groups import Difference, other_settings, regrouped_alike
 from repro_golden.compare.name_matching import content
 from repro_golden.compare.norms import own_norms
-from repro_golden.compare.told_metrics import BOTH, COUNTED, ToldMetrics, once_more
+from repro_golden.compare.told_metrics import BOTH, COUNTED, COUNTED_ONCE, ToldMetrics, once_more
 from repro_golden.trace import Trace
 from repro_golden.trace.columns_written import COLUMN, column_of, columns_of, machine_numbers
 from repro_golden.trace.families import (
@@ -234,9 +234,11 @@ def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) 
     number; and such numbers and texts of a file. One that is gone is a difference, for what it was is no longer known.
     A number that stands in another step because of who recorded it is on both sides: ``ab``. So is a setting of an
     optimizer in a file, of another value or on one side alone. Nor are those that count the steps
-    (`ToldMetrics.counts`), from another number on, or told no more.
+    (`ToldMetrics.counts`), from another number on, or told no more. A norm that is read of one side's clipping and
+    told by the other's program is the one's.
     """
-    rows_b = own_norms(rows_a, rows_b, unlike.told, unlike.index).as_read(rows_b)
+    norms = own_norms(rows_a, rows_b, unlike.told, unlike.index)
+    rows_b = norms.as_read(rows_b)
     objects = one_sided(rows_a, rows_b, unlike)
     objects = _without(objects, _partners(rows_a, rows_b, objects), _held_otherwise(rows_a, rows_b))
     known, others = ({row.key: content(row) for row in rows} for rows in (rows_a, rows_b))
@@ -247,6 +249,7 @@ def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) 
     }
     otherwise = _told_otherwise(rows_a, rows_b, unlike)
     columns = {f"{COLUMN}{metric}": side for key, (metric, side) in otherwise.items() if key not in unsure}
+    columns |= {f"{COLUMN}{norm} read of clipping": "a" if side == "b" else "b" for norm, side in norms.own.items()}
     settings = other_settings(rows_a, rows_b)
     return _new_values(rows_a, rows_b, unlike) | objects | columns | dict.fromkeys([*unsure.values(), *settings], BOTH)
 
@@ -431,7 +434,7 @@ def _told_otherwise(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike
         if not before and unlike.told.new(metric):
             what = metric, "b"
         elif not after and unlike.told.counted_once(metric):
-            what = metric, "a"
+            what = metric, COUNTED_ONCE
         elif not (before and after) and (why := unlike.told.elsewhere(metric, unlike.index)):
             what = f"{metric}{why}", "a" if before else "b"
         elif before and once_more(*([(row.name, content(row)) for row in rows] for rows in (before, after))):

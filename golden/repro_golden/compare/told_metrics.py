@@ -11,16 +11,27 @@ import re
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from decimal import Decimal
 from typing import NamedTuple
 
 from repro_golden.base.canonical import encode_float, same_float
 from repro_golden.base.printed.machine_numbers import words_of
 from repro_golden.trace import Trace
-from repro_golden.trace.model import StepRecord
+from repro_golden.trace.families import is_norm
+from repro_golden.trace.model import METRIC, StepRecord
 
-__all__ = ["BOTH", "COUNTED", "Moved", "ToldMetrics", "moved_text", "once_more", "told_under"]
+__all__ = [
+    "BOTH",
+    "COUNTED",
+    "COUNTED_ONCE",
+    "Moved",
+    "ToldMetrics",
+    "base_of",
+    "moved_text",
+    "once_more",
+    "told_under",
+]
 
 _TOLD_SINCE = 20
 """The first recorder that puts each number to its step as today, and under its name of today."""
@@ -30,6 +41,8 @@ BOTH = "ab"
 """The side of a metric that both tell and nobody can compare."""
 COUNTED = "counted"
 """The side of one by which both count their steps, from different numbers on."""
+COUNTED_ONCE = "counted once"
+"""The side of one by which the baseline alone counts its steps."""
 _COUNTER = re.compile(
     r"(?:(?:global|train|training|trainer|total|current|cur|num|n|opt|optimizer|batch) )*"
     r"(?:steps?|iters?|iterations?|it|i|idx|index|updates?|epoch|round)(?: (?:id|idx|index|no|num|number))?"
@@ -55,7 +68,7 @@ class ToldMetrics:
         self._elsewhere: dict[str, str] = {}
         self._unsure: dict[str, bool] = {}
         self._counts: dict[str, bool] = {}
-        self._by_itself: dict[tuple[str, str], bool] = {}
+        self._instead: dict[tuple[str, str], Set[str]] = {}
         patterns = any(trace.header.subject.get("observe", {}).get("metrics") for trace in (a, b))
         self._early = _recorders_part(a, b, _EARLY_UNTIL[patterns])
         self.otherwise = _recorders_part(a, b, _TOLD_SINCE)
@@ -95,14 +108,30 @@ class ToldMetrics:
         told = [{x - s.step for name, x in s.compared.items() if self.metric(name) == metric} for s in trace.steps]
         return [number for step in told for number in step]
 
-    def by_itself(self, side: str, norm: str) -> bool:
-        """Whether the program of a side, ``a`` or ``b``, tells a norm that the recorder reads nowhere in it."""
-        if (side, norm) not in self._by_itself:
-            trace = self._a if side == "a" else self._b
-            read = (f"{norm}#logged", f"{norm}#after")
-            names = (name for step in trace.steps for name in step.metrics if name.startswith(norm))
-            self._by_itself[side, norm] = not any(trace.name_of("loss", name).startswith(read) for name in names)
-        return self._by_itself[side, norm]
+    def instead(self, side: str, norm: str) -> Set[str]:
+        """Names by which the program of a side, ``a`` or ``b``, tells a norm that the recorder reads in the other.
+
+        None unless the one's is read in every step, and the other's in no step: who clips less often than before clips
+        otherwise. A name is one that the other's program tells in every step. What the one's tells too, beside its
+        clipping, says nothing of who clips, in whatever dict it is.
+        """
+        if (side, norm) not in self._instead:
+            mine, read = (self._a, self._b) if side == "a" else (self._b, self._a)
+            beside = {base_of(name) for step in read.steps for name in step.metrics} - {norm}
+            known = {name.rpartition("/")[2] for name in beside}
+            told = [{base_of(name) for name in step.metrics if _ends_as_norm(name, step)} for step in mine.steps]
+            names = set[str]().union(*told[:1]).intersection(*told[: self._count])
+            names = {name for name in names if name == norm or name.rpartition("/")[2] not in known}
+            if names and (any(self._reads(mine, norm)) or not all(self._reads(read, norm))):
+                names = set()
+            self._instead[side, norm] = names
+        return self._instead[side, norm]
+
+    def _reads(self, trace: Trace, norm: str) -> Iterator[bool]:
+        """For each step that both have, whether the recorder reads a norm in it."""
+        for index in range(self._count):
+            rows = trace.rows(index)
+            yield any(row.phase == "grad" and row.dtype == METRIC and base_of(row.name) == norm for row in rows)
 
     def in_text(self, side: str, number: float, index: int) -> list[str]:
         """The metrics that a side tells in lines of text of a step and that are a number, to their digits."""
@@ -187,6 +216,16 @@ class ToldMetrics:
             return sides[0] != sides[1] or after[0] != after[1]
         first, other = (side.index(True) for side in sides)  # a step late is what a pass tells that made its steps
         return first > other if self._a.header.recorder < self._b.header.recorder else other > first
+
+
+def base_of(name: str) -> str:
+    """A metric's name without what tells several of one name apart."""
+    return re.split("[#@]", name, maxsplit=1)[0]
+
+
+def _ends_as_norm(name: str, step: StepRecord) -> bool:
+    """Whether a number of a step may be a norm: in lines of text, where its digits are few, only as ``grad_norm``."""
+    return is_norm(name) or (name not in step.shown and base_of(name).endswith("norm"))
 
 
 def _recorders_part(a: Trace, b: Trace, since: int) -> bool:
