@@ -16,7 +16,7 @@ from view_kit import CUDA, in_a_cold_process
 
 from repro_golden.fingerprint import Lanes, add, fingerprint, merge, reference, scan, shares
 from repro_golden.fingerprint.backends import _numba, cpu
-from repro_golden.fingerprint.backends.backend import backend as backends
+from repro_golden.fingerprint.backends import backend as backends
 from repro_golden.fingerprint.backends.cpu import Cpu
 from repro_golden.fingerprint.collector import backend_for
 from repro_golden.fingerprint.kinds import kind_of, luts
@@ -138,7 +138,8 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     """After its parent has used threads, a forked child fingerprints large tensors, and so does the parent."""
     out = in_a_cold_process("""
         import faulthandler, os, torch
-        from repro_golden.fingerprint import cpu, fingerprint
+        from repro_golden.fingerprint import fingerprint
+        from repro_golden.fingerprint.backends import cpu
         cpu.threads_of_this_process = lambda: 3
         x = torch.arange(2_000_000, dtype=torch.float64).reshape(1000, 2000)
         expected = [fingerprint(x), fingerprint(x.T)]
@@ -158,7 +159,8 @@ def test_a_large_tensor_has_its_fingerprint_while_python_ends() -> None:
     """At exit no pool of threads takes work any more, and a recorder still reads what the program leaves behind."""
     out = in_a_cold_process("""
         import atexit, torch
-        from repro_golden.fingerprint import cpu, fingerprint
+        from repro_golden.fingerprint import fingerprint
+        from repro_golden.fingerprint.backends import cpu
         cpu.threads_of_this_process = lambda: 3
         x = torch.arange(2_000_000, dtype=torch.float64)
         expected = fingerprint(x)
