@@ -139,8 +139,11 @@ def test_an_error_behind_a_passed_commit_leaves_it_as_the_answer(tmp_path: Path)
                'print(f"loss {loss.item():.3f} score {model.weight.sum().item():.0f}")')  # fmt: skip
     moved = ("score {model.weight.sum().item():.0f}", "score {model.weight.mean().item():.4f}")
     repo, commits = history(tmp_path, STATE, in_text, HARMLESS, moved)
-    result, passed = searched(repo, commits)
+    log = tmp_path / "log"
+    result, passed = searched(repo, commits, "--export", str(log))
     assert (result["culprit"]["commit"], passed, result["explains_bad"]) == (commits[1], [], False)
+    good = [line.split()[-1] for line in log.read_text().splitlines() if line.startswith("git bisect good")]
+    assert good == [commits[0]], "what was judged beside what was passed is none for git"
     assert any("is not known" in remark for remark in result["remarks"])
 
 

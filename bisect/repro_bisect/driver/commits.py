@@ -265,7 +265,7 @@ class Bisection(Searching[BisectResult]):
 
     def _last_passed(self, why: str) -> BisectResult:
         """The answer where nothing was found behind what was passed: the last of these."""
-        last = self._passed.pop()
+        last, self.accepted = self._passed.pop(), {}  # what follows was judged beside it, and not beside GOOD
         if why:
             self.endpoints.tell(f"what moved the training after {short(last.commit.commit)} is not known: {why}")
         return self._result("found", [last], explains_bad=False)
