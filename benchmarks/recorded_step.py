@@ -29,13 +29,14 @@ from repro_golden.case.identity import collect
 from repro_golden.fingerprint import fingerprints
 
 WARM, ROUNDS, SLOW_ROUNDS, SHA_ROUNDS = 5, 8, 5, 3
-# where little is added to much, neither side comes first: what drifts within a round is in both
 FAST = [("bare", 5), ("recorded", 5), ("bare", 5), ("hash_tensor", 5), ("bare", 5), ("DebugMode", 1),
-        ("flowing bare", 10), ("flowing", 10), ("long bare", 4), ("long", 4),
-        ("wide bare", 4), ("wide", 4), ("wide", 4), ("wide bare", 4)]  # fmt: skip
+        ("flowing bare", 10), ("flowing", 10), ("long bare", 4), ("long", 4)]  # fmt: skip
 ALONE = [("flowing bare", 10), ("flowing", 10)]
 BUSY = [("busy bare", 2), ("busy", 2)]  # of a GPU: the time in which it is at work, whatever the host does
-RECORDED = ("recorded", "flowing", "long", "wide", "busy")
+WIDE = [("wide bare", 4), ("wide", 4)]
+PAIRS = 40  # of these: reading takes about a hundredth of such a step, which few of them do not show
+IDLE = [("idle bare", 4), ("idle", 4)]  # of a GPU: the time in which it waits within such steps
+RECORDED = ("recorded", "flowing", "long", "wide", "busy", "idle")
 IN_A_ROW = ("flowing", "long", "wide")
 MICRO = 8  # micro-batches of a long step; a wide one has them all in one
 SLOW = [("bare", 5), ("torch.save", 1), ("bare", 5), ("sha256", 1)]
@@ -174,8 +175,8 @@ class Bench:
 
     Attributes:
         blocks: For each block its kind, round (-1 for warming up), seconds of a step (one figure for all steps where
-            the device is waited for only after the last; of `busy` ones the device's own), and on a GPU its peaks of
-            allocated and reserved bytes and the bytes that were free after it.
+            the device is waited for only after the last; of `busy` and `idle` ones the device's own), and on a GPU its
+            peaks of allocated and reserved bytes and the bytes that were free after it.
         failed: Rivals that this torch cannot run, with the reason.
         facts: What the rivals did: calls hashed, bytes saved.
     """
@@ -193,6 +194,8 @@ class Bench:
             "wide": lambda: trainer.step(wide=True),
             "busy bare": trainer.step,
             "busy": trainer.step,
+            "idle bare": lambda: trainer.step(wide=True),
+            "idle": lambda: trainer.step(wide=True),
             "hash_tensor": self._hash_tensor,
             "DebugMode": self._debug_mode,
             "torch.save": self._save,
@@ -215,8 +218,9 @@ class Bench:
         switch(kind in RECORDED)
         together = steps if kind.startswith(IN_A_ROW) else 1
         try:
-            if kind.startswith("busy"):
-                seconds.append(self._busy(kind, steps) / steps)
+            if kind.startswith(("busy", "idle")):
+                busy, idle = self._on_device(kind, steps)
+                seconds.append((idle if kind.startswith("idle") else busy) / steps)
             for _ in range(0 if seconds else steps // together):
                 began = time.perf_counter()
                 for _ in range(together):
@@ -244,14 +248,19 @@ class Bench:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _busy(self, kind: str, steps: int) -> float:
-        """Seconds in which the device computes or copies in these steps."""
+    def _on_device(self, kind: str, steps: int) -> tuple[float, float]:
+        """Seconds in which the device computes or copies in these steps, and in which it waits between."""
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
             for _ in range(steps):
                 self._kinds[kind]()
             self._done()
-        on_device = [e for e in seen.events() or [] if e.device_type == torch.autograd.DeviceType.CUDA]
-        return sum(e.time_range.elapsed_us() for e in on_device) / 1e6
+        of_device = [e for e in seen.events() or [] if e.device_type == torch.autograd.DeviceType.CUDA]
+        spans = sorted((e.time_range.start, e.time_range.end) for e in of_device)
+        idle, until = 0.0, spans[0][0]
+        for start, end in spans:
+            idle += max(0.0, start - until)
+            until = max(until, end)
+        return sum(end - start for start, end in spans) / 1e6, idle / 1e6
 
     def _hash_tensor(self) -> None:
         self._trainer.step()
@@ -328,6 +337,11 @@ def main(samples: Path, dumps: Path, limit: float) -> None:
             if not enough and time.monotonic() - began < limit:
                 bench.block(kind, steps, number)
         write()
+    for number in range(PAIRS) if limit else ():
+        turns = [*WIDE, *(IDLE if device.type == "cuda" and number < ROUNDS else [])]
+        # where little is added to much, neither side always comes first: what drifts within a pair would be one's
+        for kind, steps in turns if number % 2 else reversed(turns):
+            bench.block(kind, steps, number)
     bench.block("recorded", 1, ROUNDS + SLOW_ROUNDS)  # the last step's record is compared with what is in memory now
     tensors = trainer.tensors()
     now = dict(zip(tensors, fingerprints(tensors.values()), strict=True))

@@ -119,6 +119,7 @@ RIVALS = {
     "flowing": ("recorded, ten steps in a row without waiting for the device in between", WITHIN),
     "long": ("recorded, {micro} micro-batches a step, four steps in a row", WITHIN),
     "wide": ("recorded, {micro} times the sequences in one batch, four steps in a row", WITHIN),
+    "idle": ("the same: the time in which the GPU waits within these steps", ""),
     "busy": ("recorded: the time in which the GPU is at work, of which the host's speed is no part", WITHIN),
     "light": (f"recorded with `--signals {LIGHT}`, ten steps in a row", ""),
     "hash_tensor": ("`torch.hash_tensor` of the same tensors (unsound)", ""),
@@ -127,7 +128,7 @@ RIVALS = {
     "sha256": ("`.cpu()` + sha256 of the same tensors", ""),
 }
 
-FLOWING = ("flowing", "long", "wide", "light", "busy")  # with bare steps of their own beside them
+FLOWING = ("flowing", "long", "wide", "idle", "light", "busy")  # with bare steps of their own beside them
 
 
 def page(samples: Samples) -> str:
@@ -210,7 +211,7 @@ def against_bare(samples: Samples, kind: str) -> list[list[str]]:
     plain = statistics.median(t for r in compared for t in beside[r])
     result = f"{middle - 1:+.1%}" if middle < 2 else f"{middle:,.1f}x"
     spent = ""
-    if kind in ("recorded", *FLOWING) and samples.get("read"):
+    if kind in ("recorded", *FLOWING) and kind != "idle" and samples.get("read"):
         times_read = (middle - 1) * plain / (samples["bytes"] / samples["read"] * 1e3)
         spent = f"{times_read:.2f} times the time of reading these bytes once; "
     how = [f"{spent}{statistics.median(ms):,.2f} ms against {plain:.2f} ms bare; ratio {low:.3f}-{high:.3f} over "
