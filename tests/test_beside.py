@@ -290,6 +290,27 @@ def turns_of(*steps: tuple[str, int]) -> str:
     return said[0]
 
 
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_thread_that_has_ended(beside: bool) -> None:
+    """Which of two threads trains first is chance where one lived beside the other, though that one is gone by now."""
+    turns, go, said = Turns(), threading.Event(), [""]
+
+    def second() -> None:
+        go.wait()
+        said.append(turns.take(("b",)))
+
+    waiting = threading.Thread(target=second)
+    first = threading.Thread(target=lambda: said.append(turns.take(("a",))))
+    for thread in [waiting, first] if beside else [first]:
+        thread.start()
+    first.join()
+    go.set()
+    if not beside:
+        waiting.start()
+    waiting.join()
+    assert any(said) is beside
+
+
 @pytest.mark.parametrize(
     ("steps", "refused"),
     [

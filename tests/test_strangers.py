@@ -234,6 +234,14 @@ def test_a_python_that_tells_nothing(tmp_path: Path) -> None:
         assert (result.steps, told != []) == (3, named), words
 
 
+def test_a_note_that_was_not_written_whole(tmp_path: Path) -> None:
+    """What a process could not tell is named among what was not looked at."""
+    cut = "import json, os, pathlib, subprocess; subprocess.run([sys.executable, '-I', '-c', '1'], check=True); "
+    cut += "next(pathlib.Path(json.loads(os.environ['REPRO_TRACE'])['out']).glob('note-deaf-*')).write_text('{')"
+    launch(case(), put(tmp_path, "tree", early=cut), [Run(3, trace=str(tmp_path / "t"))], tmp_path / "log")
+    assert "what a process could not tell" in (Trace(tmp_path / "t").end or {})["unread"]
+
+
 @pytest.mark.parametrize(
     ("words", "deaf"),
     [
@@ -327,11 +335,16 @@ def test_a_package_by_another_spelling(tmp_path: Path, spelled: str) -> None:
         exit_code(case(), place, tmp_path / "log")
 
 
-def test_what_was_not_written_whole(tmp_path: Path) -> None:
-    """Where a process could not write down what it met, nothing is said of the commit, in one line."""
-    limits = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200)); import lib.rate, one"
+MET = "next(pathlib.Path(json.loads(os.environ['REPRO_TRACE'])['out']).glob('met-*')).stat().st_size"
+
+
+@pytest.mark.parametrize("size", ["0", "90", MET, f"{MET} + 90"], ids=["none", "part", "one", "more"])
+def test_what_was_not_written_whole(tmp_path: Path, size: str) -> None:
+    """Where a process could not write down what it met, part of a line or all of it, nothing is said of the commit."""
+    limits = f"import json, os, pathlib, resource{', lib' * (MET in size)}; n = {size}; "
+    limits += "resource.setrlimit(resource.RLIMIT_FSIZE, (n, n))"
     with pytest.raises(ChildFailure, match=r"^what a process imported and read was not written down whole"):
-        exit_code(case(), bare(tmp_path, "home", limits), tmp_path / "log")
+        exit_code(case(), bare(tmp_path, "home", f"{limits}; import lib.rate, one"), tmp_path / "log")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -300,45 +300,59 @@ class Labels:
 # -- which thread makes whose steps: two that train at once cannot be told apart from one run to the next
 
 
+class _Turn(NamedTuple):
+    labels: tuple[str, ...]
+    thread: int
+    beside: weakref.WeakSet[
+        threading.Thread
+    ]  # that lived when one of its steps was made; none are kept of the main one
+
+
 class Turns:
     """The steps made so far, as turns of optimizers and threads.
 
-    Threads that train one after the other, or hand one optimizer to each other, are as good as one. Two that have an
-    optimizer each and step in turn race: which step comes first is chance, and so is what random numbers it gets.
+    Threads that train one after the other, or hand one optimizer to each other, are as good as one. Two that live at
+    the same time and have an optimizer each race: which step comes first is chance, and so is what random numbers it
+    gets.
     """
 
     def __init__(self) -> None:
-        self._turns: list[tuple[tuple[str, ...], int]] = []
+        self._turns: list[_Turn] = []
         self._users: dict[str, set[int]] = {}
 
     def own(self, thread: int) -> bool:
         """Whether the thread of a number has made a step."""
-        return any(thread == other for _, other in self._turns)
+        return any(thread == turn.thread for turn in self._turns)
 
     def take(self, labels: tuple[str, ...]) -> str:
         """Note a step of these optimizers by this thread; why it is refused, or ''."""
-        thread = threading.get_ident()
+        thread, main = threading.get_ident(), threading.main_thread().ident
         for label in labels:
             self._users.setdefault(label, set()).add(thread)
-        turn = (labels, thread)
-        if self._turns and self._turns[-1] == turn:
-            return ""
-        before = [*self._turns]
-        self._turns = [*before[-3:], turn]
-        rivals = [other for other, who in before if who != thread and self._apart(labels, other, who)]
-        again = turn in before
-        main = threading.main_thread().ident
-        both = any(who not in (thread, main) and self._apart(labels, other, who) for other, who in before)
-        if rivals and (again or (both and thread != main)):
+        if not self._turns or self._turns[-1][:2] != (labels, thread):
+            if refused := self._race(labels, thread, main):
+                return refused
+            self._turns = [*self._turns[-3:], _Turn(labels, thread, weakref.WeakSet())]
+        if thread != main:
+            self._turns[-1].beside.update(threading.enumerate())
+        return ""
+
+    def _race(self, labels: tuple[str, ...], thread: int, main: int | None) -> str:
+        rivals = [turn for turn in self._turns if turn.thread != thread and self._apart(labels, turn)]
+        again = any(turn[:2] == (labels, thread) for turn in self._turns)
+        both = thread != main and any(turn.thread != main for turn in rivals)
+        if rivals and (again or both):
             return (
                 "two threads train, each with an optimizer of its own, and chance may decide whose step comes first: "
                 "let one thread (one executor) make the steps of both, or record them one at a time"
             )
         return ""
 
-    def _apart(self, labels: tuple[str, ...], other: tuple[str, ...], thread: int) -> bool:
-        """Whether another turn was by a thread that lives, and neither's optimizers were ever used by the other."""
-        alive = {t.ident for t in threading.enumerate()}
-        mine = threading.get_ident()
-        shared = any(mine in self._users[o] for o in other) or any(thread in self._users[m] for m in labels)
-        return thread in alive and not shared
+    def _apart(self, labels: tuple[str, ...], turn: _Turn) -> bool:
+        """Whether the thread of another turn lived beside this one, and neither used the other's optimizers."""
+        mine = threading.current_thread()
+        together = mine in turn.beside or any(turn.thread == other.ident for other in threading.enumerate())
+        users, others = self._users, turn.labels
+        return together and not (
+            any(mine.ident in users[o] for o in others) or any(turn.thread in users[m] for m in labels)
+        )

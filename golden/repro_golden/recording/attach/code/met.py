@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["FILES", "PYTHONS", "TRACKED", "is_deaf", "watch"]
 
 FILES = "met-*.jsonl"
-"""What each process that met something leaves in the folder of its raw records."""
+"""What each process that met something leaves in the folder of its raw records; one that does not end with the end of a
+line was not written whole."""
 PYTHONS = "python-*.json"
 """There too: the interpreter of each process."""
 TRACKED = "tracked"
@@ -292,6 +293,9 @@ class _Process:
         file = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
             os.write(file, json.dumps(line).encode() + b"\n")
+        except OSError:  # none of it, which the lines before must not hide
+            if size := os.fstat(file).st_size:
+                os.ftruncate(file, size - 1)
         finally:
             os.close(file)
 

@@ -65,18 +65,16 @@ def said(folder: Path, root: Path, home: Path | None) -> str | None:
         root: The working tree under test.
         home: The user's own checkout, where that is another.
     """
-    texts = (path.read_text(encoding="utf-8") for path in sorted(folder.glob(FILES)))
-    if not (lines := dict.fromkeys(line for text in texts for line in text.splitlines())):
-        return None
-    forget()  # what was the same at another commit
-    place, checkout = str(root), str(home) if home else None
-    try:
-        met = [json.loads(line) for line in lines]
-    except ValueError:
+    texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob(FILES))]
+    if (met := _told(texts)) is None:
         return (
             "what a process imported and read was not written down whole (the disk is full, or the program limits the "
             "size of files by ulimit -f): make room for it"
         )
+    if not met:
+        return None
+    forget()  # what was the same at another commit
+    place, checkout = str(root), str(home) if home else None
     modules = [entry for entry in met if "name" in entry]
     run = {path for entry in met if "read" not in entry for path in (entry["path"], real_file(entry["path"]))}
     main = ""
@@ -86,6 +84,16 @@ def said(folder: Path, root: Path, home: Path | None) -> str | None:
             return line
         main = main or line or ""
     return main or next(_read([entry for entry in met if "read" in entry], run, place, checkout or ""), None)
+
+
+def _told(texts: Sequence[str]) -> list[dict[str, Any]] | None:
+    """What processes met, each thing once; None where one of them could not write all of it."""
+    if not all(text.endswith("\n") for text in texts):
+        return None
+    try:
+        return [json.loads(line) for line in dict.fromkeys(line for text in texts for line in text.splitlines())]
+    except ValueError:  # room was made behind a line that was cut short
+        return None
 
 
 def _read(read: Iterable[Mapping[str, Any]], run: Set[str], place: str, home: str) -> Iterator[str]:

@@ -262,7 +262,8 @@ class Gathering:
             closing["modules"] = sorted({name for end in ends if end for name in end["modules"]})
             places = {name: folder for end in ends if end for name, folder in end.get("places", {}).items()}
             closing["sources"] = {name: state for name, folder in places.items() if (state := state_of(Path(folder)))}
-            unread = [*(_read(path) or {} for path in sorted(self._raw.glob("note-*.json")))]
+            notes = map(_read, sorted(self._raw.glob("note-*.json")))
+            unread = [_UNTOLD if note is None else note for note in notes]
             unread += [end.get("unread", {}) for end in ends if end]
             seen = {name: why for notes in unread for name, why in notes.items()}
             seen |= self._unread()
@@ -486,6 +487,9 @@ def read_terminal(raw: Path) -> dict[str, str]:
             key += ".again"
         terminal[key] = value
     return terminal
+
+
+_UNTOLD = {"what a process could not tell": "its note was not written whole"}
 
 
 def _read(path: Path) -> Any:
