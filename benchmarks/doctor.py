@@ -153,7 +153,7 @@ def main() -> None:
     text = [
         "# The doctor's reader of logs",
         "",
-        f"Written by `python benchmarks/doctor.py`: {ROUNDS} rounds in turn, medians; x: time of a core relative "
+        f"Written by `python benchmarks/doctor.py`: {ROUNDS} rounds in turn, medians; x: time of a core relative",
         "to the first line. Noisy machines: compare ratios.",
         "",
         f"- {platform.processor() or platform.machine()}, {os.cpu_count()} cores, one used; Python "
@@ -161,8 +161,8 @@ def main() -> None:
         f"{output('grep', '--version').splitlines()[0]}; {datetime.now(UTC):%Y-%m-%d}, commit {commit}",
         f"- load of the machine while measuring (1 minute): {os.getloadavg()[0]:.1f}",
         "",
-        f"A log of {size / 1e9:.2f} GB, {lines:,} lines as engines, trainers and Ray write them, in the page "
-        f"cache. {hits:,} times a line holds one of the phrases of {len(RULES)} rules. The reader counts lines, keeps "
+        f"A log of {size / 1e9:.2f} GB, {lines:,} lines as engines, trainers and Ray write them, in the page",
+        f"cache. {hits:,} times a line holds one of the phrases of {len(RULES)} rules. The reader counts lines, keeps",
         "the first hundred lines of each phrase and reads all metrics meanwhile.",
         "",
         "| | time | of a core | per second of a core | |",

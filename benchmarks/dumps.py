@@ -134,7 +134,7 @@ def main() -> None:
     lines = [
         "# Foreign dumps and forks",
         "",
-        f"Written by `python benchmarks/dumps.py`: {ROUNDS} rounds in turn, medians; x: the median ratio to the "
+        f"Written by `python benchmarks/dumps.py`: {ROUNDS} rounds in turn, medians; x: the median ratio to the",
         "first line of its task. Noisy machines: compare ratios.",
         "",
         f"- {platform.processor() or platform.machine()}, {os.cpu_count()} cores; {versions}; "
@@ -148,7 +148,7 @@ def main() -> None:
         "|---|---|---|",
         *rows,
         "",
-        f"`repro bisect` over {COMMITS} commits of a small trainer in slime's shape, without a recorder, one probe at "
+        f"`repro bisect` over {COMMITS} commits of a small trainer in slime's shape, without a recorder, one probe at",
         "a time. Each probe is one launch; a real one takes as long as it takes to load its model and train.",
         "",
         "| regression | probes | trained steps | wall time |",

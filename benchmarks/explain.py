@@ -13,6 +13,7 @@ import os
 import statistics
 import sys
 import tempfile
+import textwrap
 import time
 import tomllib
 from collections.abc import Callable, Iterator
@@ -191,7 +192,8 @@ def page(every: list[dict[str, Any]]) -> str:
         versions = ", ".join(
             f"{k} {environment[k]}" for k in ("python", "torch", "triton", "numpy") if k in environment
         )
-        lines.append(f"- {device}; {versions}; {samples['date']}, commit {samples['commit']}")
+        about = f"- {device}; {versions}; {samples['date']}, commit {samples['commit']}"
+        lines.append(textwrap.fill(about, 120, subsequent_indent="  "))
         for name, sample in samples["found"].items():
             rows.append(_row(WHAT[name, samples["gpu"]], sample))
     return "\n".join([*lines, "", *rows, ""])

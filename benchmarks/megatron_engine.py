@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -301,7 +302,7 @@ def page(seen: Mapping[str, Any]) -> str:
         "Written by `python benchmarks/megatron_engine.py` on a machine with GPUs: `repro golden record` of each case",
         "in a scratch repository, three updates of eight layers of Qwen2.5-0.5B's shape in bf16, 4 x 2,048 tokens.",
         "",
-        *(f"- {line}" for line in seen["machine"]),
+        *(textwrap.fill(f"- {line}", 120, subsequent_indent="  ") for line in seen["machine"]),
         "",
         "| case | golden run | what it says |",
         "| --- | --- | --- |",

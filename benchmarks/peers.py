@@ -354,7 +354,8 @@ def page(kept: Mapping[str, Any]) -> str:
         *([OURS, ""] if any(each["sees"]["repro diff"] is True for each in every.values() if each["kind"] == "harmless")
           else []),
         f"The program of ours trains a few steps of milliseconds, so most of a run is its start (cost measured "
-        f"{cost['date']}, commit {cost['commit']}). One step of a larger model, side by side: [the recorder](trace.md)."
+        f"{cost['date']}, commit {cost['commit']}).\n"
+        "One step of a larger model, side by side: [the recorder](trace.md)."
         if cost else "What the checks cost: [the recorder](trace.md), side by side on one step.", "",
         "Measured: " + ", ".join(f"{key} {value}" if key in ("torch", "sglang", "traincheck") else value
                                  for key, value in facts.items()) + ".", "",

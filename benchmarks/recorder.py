@@ -14,6 +14,7 @@ import math
 import statistics
 import sys
 import tempfile
+import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -153,7 +154,7 @@ def page(samples: Samples) -> str:
             f"- {device}",
             f"- {', '.join(versions)}",
             f"- {samples['date']}, commit {samples['commit']}",
-            f"- {shape(samples)}",
+            textwrap.fill(f"- {shape(samples)}", 120, subsequent_indent="  "),
             "",
             "| what | result | how | goal |",
             "| --- | --- | --- | --- |",

@@ -18,6 +18,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -181,10 +182,11 @@ def shown(result: Mapping[str, Any]) -> str:
     lines = [table(["promise", "tried", "held", "measured"], rows), ""]
     lines += ["Broken:", "", *(f"- {' '.join(line.split())}" for line in broken), ""] if broken else []
     if any("about" not in promise for promise in result["promises"]):
-        lines.append(f"{_where(result)}.")
+        lines.append(textwrap.fill(f"{_where(result)}.", 120))
     for where, ones in later.items():
         whats = dict.fromkeys(one["what"].partition(": ")[0] for one in ones)
-        lines += [*([""] if lines[-1] else []), f"{'; '.join(whats)}: {where[0].lower()}{where[1:]}."]
+        told = textwrap.fill(f"{'; '.join(whats)}: {where[0].lower()}{where[1:]}.", 120, break_on_hyphens=False)
+        lines += [*([""] if lines[-1] else []), told]
     return "\n".join(lines)
 
 

@@ -21,6 +21,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -254,7 +255,7 @@ def page(cases: Mapping[str, Mapping[str, Any]], kept: Mapping[str, Mapping[str,
         "of BAD.", "",
         "| change | range | found by us | first difference | explained | processes, steps, seconds | git |",
         "|---|---|---|---|---|---|---|", *rows, "",
-        "Measured: " + "; ".join(", ".join(facts) for facts in abouts) + ".", "",
+        textwrap.fill("Measured: " + "; ".join(", ".join(facts) for facts in abouts) + ".", 120), "",
     ])  # fmt: skip
 
 
