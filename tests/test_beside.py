@@ -7,7 +7,6 @@ import gc
 import os
 import subprocess
 import sys
-import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +27,6 @@ from repro_golden.recording.attach.alive.readings import Held
 from repro_golden.recording.attach.gathered.run import environment_for
 from repro_golden.recording.attach.gathered.unseen import Unseen
 from repro_golden.recording.attach.settings import Settings
-from repro_golden.recording.attach.steps import Turns
 from repro_golden.trace import Header, Row, Trace, TraceWriter
 from repro_golden.trace.families import SINCE, family, file_of, group
 from repro_golden.trace.model import RECORDER
@@ -254,76 +252,6 @@ def test_a_state_that_answers_otherwise_than_it_holds() -> None:
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     optimizer.state = Lent({parameter: {"a": torch.ones(1)}})  # type: ignore[assignment]
     assert Held(optimizer, {"w": parameter}, {}).state()["a"].tensors == {"w": torch.full((1,), 100.0)}
-
-
-# -- threads
-
-
-def turns_of(*steps: tuple[str, int]) -> str:
-    """What is said of steps by label and number of a thread, of which all live until the end."""
-    turns, said = Turns(), [""]
-    threads: dict[int, tuple[threading.Thread, list[str]]] = {}
-    done = threading.Event()
-    asked = {number: threading.Semaphore(0) for _, number in steps}
-    answered = threading.Semaphore(0)
-
-    def work(number: int, labels: list[str]) -> None:
-        while True:
-            asked[number].acquire()
-            if done.is_set():
-                return
-            said[0] = said[0] or turns.take((labels.pop(0),))
-            answered.release()
-
-    for label, number in steps:
-        if number not in threads:
-            labels: list[str] = []
-            threads[number] = threading.Thread(target=work, args=(number, labels)), labels
-            threads[number][0].start()
-        threads[number][1].append(label)
-        asked[number].release()
-        answered.acquire()
-    done.set()
-    for number, (thread, _) in threads.items():
-        asked[number].release()
-        thread.join()
-    return said[0]
-
-
-@pytest.mark.parametrize("beside", [True, False])
-def test_a_thread_that_has_ended(beside: bool) -> None:
-    """Which of two threads trains first is chance where one lived beside the other, though that one is gone by now."""
-    turns, go, said = Turns(), threading.Event(), [""]
-
-    def second() -> None:
-        go.wait()
-        said.append(turns.take(("b",)))
-
-    waiting = threading.Thread(target=second)
-    first = threading.Thread(target=lambda: said.append(turns.take(("a",))))
-    for thread in [waiting, first] if beside else [first]:
-        thread.start()
-    first.join()
-    go.set()
-    if not beside:
-        waiting.start()
-    waiting.join()
-    assert any(said) is beside
-
-
-@pytest.mark.parametrize(
-    ("steps", "refused"),
-    [
-        ([("a", 1), ("b", 2), ("a", 1), ("b", 2)], True),
-        ([("a", 1), ("b", 2)], True),  # neither is the main thread, and both live
-        ([("a", 1), ("a", 2), ("a", 1)], False),  # a pool of threads hands one optimizer on
-        ([("a", 1), ("b", 1), ("a", 1), ("b", 1)], False),
-        ([("a", 1), ("b", 1), ("b", 2), ("a", 2), ("a", 1)], False),
-    ],
-)
-def test_threads_that_race_are_refused(steps: list[tuple[str, int]], refused: bool) -> None:
-    """Two threads with an optimizer each are refused; threads that share their optimizers are not."""
-    assert bool(turns_of(*steps)) is refused
 
 
 # -- comparison

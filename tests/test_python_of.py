@@ -225,3 +225,20 @@ def test_what_the_nodes_have_in_a_python_that_a_script_starts_counts(tmp_path: P
         answers.append(answer(repo, tmp_path, "HEAD~4..HEAD", "--ray", node.address, *command))
     assert [one["culprit"]["commit"] for one in answers] == [commits[2], commits[2], commits[3]]
     assert answers[1]["cost"]["probes"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "deaf"),
+    [
+        ("python3.11 -I x.py", True),
+        ("python -W ignore -Es x.py", True),
+        ("python -Wignore -mI -I", False),
+        ("python - -I", False),
+        ("python x.py -I", False),
+        ("python-config -I", False),
+    ],
+)
+def test_options_of_python(words: str, deaf: bool) -> None:
+    """Python's own options shut the recorder out, not their arguments nor what is the program's."""
+    assert met.is_deaf(words.split(), bare=False) is deaf
+    assert met.is_deaf(words.split(), bare=True) is ("config" not in words)

@@ -242,23 +242,6 @@ def test_a_note_that_was_not_written_whole(tmp_path: Path) -> None:
     assert "what a process could not tell" in (Trace(tmp_path / "t").end or {})["unread"]
 
 
-@pytest.mark.parametrize(
-    ("words", "deaf"),
-    [
-        ("python3.11 -I x.py", True),
-        ("python -W ignore -Es x.py", True),
-        ("python -Wignore -mI -I", False),
-        ("python - -I", False),
-        ("python x.py -I", False),
-        ("python-config -I", False),
-    ],
-)
-def test_options_of_python(words: str, deaf: bool) -> None:
-    """Python's own options shut the recorder out, not their arguments nor what is the program's."""
-    assert met.is_deaf(words.split(), bare=False) is deaf
-    assert met.is_deaf(words.split(), bare=True) is ("config" not in words)
-
-
 @pytest.mark.whole
 def test_workers_that_load_data(tmp_path: Path) -> None:
     """What a `DataLoader`'s worker imports is known, and the training process never imports it."""
