@@ -193,7 +193,7 @@ def page(every: list[dict[str, Any]]) -> str:
             f"{k} {environment[k]}" for k in ("python", "torch", "triton", "numpy") if k in environment
         )
         about = f"- {device}; {versions}; {samples['date']}, commit {samples['commit']}"
-        lines.append(textwrap.fill(about, 120, subsequent_indent="  "))
+        lines.append(textwrap.fill(about, 120, subsequent_indent="  ", break_on_hyphens=False))
         for name, sample in samples["found"].items():
             rows.append(_row(WHAT[name, samples["gpu"]], sample))
     return "\n".join([*lines, "", *rows, ""])

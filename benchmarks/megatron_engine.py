@@ -302,7 +302,7 @@ def page(seen: Mapping[str, Any]) -> str:
         "Written by `python benchmarks/megatron_engine.py` on a machine with GPUs: `repro golden record` of each case",
         "in a scratch repository, three updates of eight layers of Qwen2.5-0.5B's shape in bf16, 4 x 2,048 tokens.",
         "",
-        *(textwrap.fill(f"- {line}", 120, subsequent_indent="  ") for line in seen["machine"]),
+        *(textwrap.fill(f"- {line}", 120, subsequent_indent="  ", break_on_hyphens=False) for line in seen["machine"]),
         "",
         "| case | golden run | what it says |",
         "| --- | --- | --- |",

@@ -154,7 +154,7 @@ def page(samples: Samples) -> str:
             f"- {device}",
             f"- {', '.join(versions)}",
             f"- {samples['date']}, commit {samples['commit']}",
-            textwrap.fill(f"- {shape(samples)}", 120, subsequent_indent="  "),
+            textwrap.fill(f"- {shape(samples)}", 120, subsequent_indent="  ", break_on_hyphens=False),
             "",
             "| what | result | how | goal |",
             "| --- | --- | --- | --- |",

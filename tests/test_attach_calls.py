@@ -287,23 +287,31 @@ def turns_of(*steps: tuple[str, int]) -> str:
 
 @pytest.mark.parametrize("beside", [True, False])
 def test_a_thread_that_has_ended(beside: bool) -> None:
-    """Which of two threads trains first is chance where one lived beside the other, though that one is gone by now."""
-    turns, go, said = Turns(), threading.Event(), [""]
+    """Which of two threads trains first is chance where one lived beside the other, though that one is gone by now.
+
+    Where it began after the other's end it is none, and a third that has the number of the one that is gone is not it.
+    """
+    turns, go, told = Turns(), threading.Event(), list[str]()
 
     def second() -> None:
         go.wait()
-        said.append(turns.take(("b",)))
+        told.append(turns.take(("b",)))
 
     waiting = threading.Thread(target=second)
-    first = threading.Thread(target=lambda: said.append(turns.take(("a",))))
+    first = threading.Thread(target=lambda: told.append(turns.take(("a",))))
     for thread in [waiting, first] if beside else [first]:
         thread.start()
     first.join()
-    go.set()
+    others = [threading.Thread(target=go.wait) for _ in range(20)]
+    for thread in others:
+        thread.start()
+    assert first.ident in [thread.ident for thread in others]
     if not beside:
         waiting.start()
-    waiting.join()
-    assert any(said) is beside
+    go.set()
+    for thread in [waiting, *others]:
+        thread.join()
+    assert list(map(bool, told)) == [False, beside]
 
 
 @pytest.mark.parametrize(

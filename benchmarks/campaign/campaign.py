@@ -182,7 +182,7 @@ def shown(result: Mapping[str, Any]) -> str:
     lines = [table(["promise", "tried", "held", "measured"], rows), ""]
     lines += ["Broken:", "", *(f"- {' '.join(line.split())}" for line in broken), ""] if broken else []
     if any("about" not in promise for promise in result["promises"]):
-        lines.append(textwrap.fill(f"{_where(result)}.", 120))
+        lines.append(textwrap.fill(f"{_where(result)}.", 120, break_on_hyphens=False))
     for where, ones in later.items():
         whats = dict.fromkeys(one["what"].partition(": ")[0] for one in ones)
         told = textwrap.fill(f"{'; '.join(whats)}: {where[0].lower()}{where[1:]}.", 120, break_on_hyphens=False)

@@ -301,11 +301,19 @@ class Labels:
 
 
 class _Turn(NamedTuple):
+    """Steps in a row of the same optimizers by one thread.
+
+    Attributes:
+        labels: The optimizers'.
+        number: The thread's, which another may have when it has ended.
+        by: The thread.
+        beside: Those that lived when one of its steps was made; of the main one, which outlives all, none is kept.
+    """
+
     labels: tuple[str, ...]
-    thread: int
-    beside: weakref.WeakSet[
-        threading.Thread
-    ]  # that lived when one of its steps was made; none are kept of the main one
+    number: int
+    by: weakref.ref[threading.Thread]
+    beside: weakref.WeakSet[threading.Thread]
 
 
 class Turns:
@@ -322,25 +330,26 @@ class Turns:
 
     def own(self, thread: int) -> bool:
         """Whether the thread of a number has made a step."""
-        return any(thread == turn.thread for turn in self._turns)
+        return any(thread == turn.number for turn in self._turns)
 
     def take(self, labels: tuple[str, ...]) -> str:
         """Note a step of these optimizers by this thread; why it is refused, or ''."""
-        thread, main = threading.get_ident(), threading.main_thread().ident
+        thread, this = threading.get_ident(), threading.current_thread()
         for label in labels:
             self._users.setdefault(label, set()).add(thread)
         if not self._turns or self._turns[-1][:2] != (labels, thread):
-            if refused := self._race(labels, thread, main):
+            if refused := self._race(labels, this):
                 return refused
-            self._turns = [*self._turns[-3:], _Turn(labels, thread, weakref.WeakSet())]
-        if thread != main:
+            self._turns = [*self._turns[-3:], _Turn(labels, thread, weakref.ref(this), weakref.WeakSet())]
+        if this is not threading.main_thread():
             self._turns[-1].beside.update(threading.enumerate())
         return ""
 
-    def _race(self, labels: tuple[str, ...], thread: int, main: int | None) -> str:
-        rivals = [turn for turn in self._turns if turn.thread != thread and self._apart(labels, turn)]
-        again = any(turn[:2] == (labels, thread) for turn in self._turns)
-        both = thread != main and any(turn.thread != main for turn in rivals)
+    def _race(self, labels: tuple[str, ...], this: threading.Thread) -> str:
+        main = threading.main_thread()
+        rivals = [turn for turn in self._turns if turn.number != this.ident and self._apart(labels, this, turn)]
+        again = any(turn[:2] == (labels, this.ident) for turn in self._turns)
+        both = this is not main and any(turn.number != main.ident for turn in rivals)
         if rivals and (again or both):
             return (
                 "two threads train, each with an optimizer of its own, and chance may decide whose step comes first: "
@@ -348,11 +357,9 @@ class Turns:
             )
         return ""
 
-    def _apart(self, labels: tuple[str, ...], turn: _Turn) -> bool:
-        """Whether the thread of another turn lived beside this one, and neither used the other's optimizers."""
-        mine = threading.current_thread()
-        together = mine in turn.beside or any(turn.thread == other.ident for other in threading.enumerate())
-        users, others = self._users, turn.labels
-        return together and not (
-            any(mine.ident in users[o] for o in others) or any(turn.thread in users[m] for m in labels)
-        )
+    def _apart(self, labels: tuple[str, ...], this: threading.Thread, turn: _Turn) -> bool:
+        """Whether this thread lived beside that of another turn, and neither used the other's optimizers."""
+        other = turn.by()
+        together = this in turn.beside or (other is not None and other.is_alive())
+        shared = any(this.ident in self._users[o] for o in turn.labels)
+        return together and not shared and not any(turn.number in self._users[m] for m in labels)
