@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from repro_golden.base.observed import ALL_SIGNALS, state_after
+from repro_golden.recording.attach.base.settings import Settings
 from repro_golden.recording.attach.gathered.run import run_traced
-from repro_golden.recording.attach.settings import Settings
 from repro_golden.trace import Row, Trace
 from repro_golden.trace.families import family
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from repro_golden.subjects import installs
+from repro_golden.subjects.environments import installs
 
 
 @pytest.fixture(name="site")

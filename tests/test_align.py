@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from repro_bisect.explain.align import aligned, matched
+from repro_bisect.explain.cause import aligned, matched
 
 FEW = st.lists(st.integers(0, 4), max_size=24)
 """So few values that most occur more than once."""

@@ -9,8 +9,8 @@ import pytest
 import torch
 from test_attach_passes import diff, run
 
+from repro_golden.recording.attach.base.settings import Settings
 from repro_golden.recording.attach.gathered.run import run_traced
-from repro_golden.recording.attach.settings import Settings
 from repro_golden.trace import Trace
 
 BEFORE = {

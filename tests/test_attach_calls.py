@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import warm_kit
 
-from repro_golden.recording.attach.steps import Turns
+from repro_golden.recording.attach.base.steps import Turns
 from repro_golden.recording.attach.written.order import dump_name, take_dumps
 from repro_golden.trace import Trace, dump_path
 

@@ -52,7 +52,7 @@ RECORD = """
 import os, subprocess, sys
 from pathlib import Path
 from repro_golden.recording.attach.gathered.run import environment_for
-from repro_golden.recording.attach.settings import Settings
+from repro_golden.recording.attach.base.settings import Settings
 raw = Path(sys.argv[1])
 raw.mkdir()
 sys.exit(subprocess.call([sys.executable, *sys.argv[2:]], env=environment_for(Settings(str(raw)), os.environ)))

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from repro_golden.compare.traces import compare, first_difference
 from repro_golden.recording.attach.alive.readings import gradients_of, handed_to
-from repro_golden.recording.attach.steps import Steps
+from repro_golden.recording.attach.base.steps import Steps
 from repro_golden.trace import Trace
 from repro_golden.trace.families import family, plain
 

@@ -19,8 +19,8 @@ from torch import nn
 from repro_golden.compare.traces import compare
 from repro_golden.recording.attach.alive.beside import Beside
 from repro_golden.recording.attach.alive.variables import names_of
-from repro_golden.recording.attach.by_identity import id_of
-from repro_golden.recording.attach.steps import Steps
+from repro_golden.recording.attach.base.by_identity import id_of
+from repro_golden.recording.attach.base.steps import Steps
 from repro_golden.trace import Trace
 
 RESTING = """\

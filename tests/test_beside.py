@@ -24,9 +24,9 @@ from repro_golden.recording.attach.alive.beside import Beside
 from repro_golden.recording.attach.alive.copies import shapes_of
 from repro_golden.recording.attach.alive.opened import leaves
 from repro_golden.recording.attach.alive.readings import Held
+from repro_golden.recording.attach.base.settings import Settings
 from repro_golden.recording.attach.gathered.run import environment_for
 from repro_golden.recording.attach.gathered.unseen import Unseen
-from repro_golden.recording.attach.settings import Settings
 from repro_golden.trace import Header, Row, Trace, TraceWriter
 from repro_golden.trace.families import SINCE, family, file_of, group
 from repro_golden.trace.model import RECORDER

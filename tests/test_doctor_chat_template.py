@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from repro.doctor.artefacts.checkpoints.tokenizer import read_tokenizer
 from repro.doctor.artefacts.runs import ROLLOUT_DUMP
 from repro.doctor.catalogue import catalogue
-from repro.doctor.facts.templates import Marks, applied, decoder_of, marks_of
+from repro.doctor.facts.samples.templates import Marks, applied, decoder_of, marks_of
 from repro_golden.dumps.rollout.files import write_rollout_dump
 
 _LINES = (

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from repro.doctor.artefacts.kinds import Launch, PromptData
 from repro.doctor.artefacts.prompts import LONGEST, PROMPTS
-from repro.doctor.facts.prompt_survey import keys_of, survey
+from repro.doctor.facts.samples.prompt_survey import keys_of, survey
 from repro_golden.base.errors import ReproError
 
 GOOD = [{"prompt": f"What is {k} + {k}?", "label": str(2 * k)} for k in range(20)]

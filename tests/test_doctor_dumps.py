@@ -17,8 +17,8 @@ from rollout_dump_kit import drawn_dumps
 
 from repro.doctor.catalogue import catalogue
 from repro.doctor.examine import FAULT, examine, look
-from repro.doctor.facts.rounding import narrow_dtype, rounded_decimals, rounded_digits
-from repro.doctor.facts.tool_spans import spans_of, tokens_inside
+from repro.doctor.facts.samples.rounding import narrow_dtype, rounded_decimals, rounded_digits
+from repro.doctor.facts.samples.tool_spans import spans_of, tokens_inside
 from repro.doctor.rules.dumps.rollouts import RULES
 from repro_golden.base.systems import SYSTEMS
 from repro_golden.dumps.rollout.checks import RULES as CHECKS

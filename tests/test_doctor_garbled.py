@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from repro.doctor.catalogue import catalogue
-from repro.doctor.facts.texts import (
+from repro.doctor.facts.samples.texts import (
     FRESH_WINDOW,
     broken_share,
     compression,

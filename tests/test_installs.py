@@ -22,7 +22,8 @@ from repro_golden.repository import leads
 from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.repository.leads import noted, notes_of
 from repro_golden.repository.worktrees import Worktrees
-from repro_golden.subjects import exit_code, installs
+from repro_golden.subjects import exit_code
+from repro_golden.subjects.environments import installs
 from repro_golden.subjects.pythons import ran_in
 
 

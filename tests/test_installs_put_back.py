@@ -16,7 +16,7 @@ from repro_golden.repository import leads
 from repro_golden.repository.checkout import Place
 from repro_golden.repository.leads import noted, settle
 from repro_golden.repository.packages import projects, scripts_in
-from repro_golden.subjects import installs
+from repro_golden.subjects.environments import installs
 
 
 @pytest.mark.parametrize("stage", range(4))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro_golden.subjects.needs import Packages, lacking, unmet
+from repro_golden.subjects.environments.needs import Packages, lacking, unmet
 
 NAMES, NUMBERS = st.sampled_from("abcd"), st.integers(1, 3)
 NEEDS = st.tuples(NAMES, st.sampled_from(["==", "!=", ">=", "<"]), NUMBERS, st.sampled_from(["", "x", "y", "no"]))

@@ -21,8 +21,8 @@ from operations_kit import FILES, NAME, asked, lanes, named, recording
 
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint import content
+from repro_golden.recording.attach.base.settings import Settings
 from repro_golden.recording.attach.gathered.run import environment_for
-from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.operations.stream import OBSERVED, dump_of, read_stream
 
 # -- what is noted

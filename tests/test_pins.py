@@ -10,7 +10,7 @@ import pytest
 from conftest import Repo
 from history_kit import note, start
 
-from repro_bisect.driver.pins import NOT_FOUND, not_installed
+from repro_bisect.driver.circumstances import NOT_FOUND, not_installed
 from repro_golden.case.file import Case
 from repro_golden.repository.git import Git
 

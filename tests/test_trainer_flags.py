@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from repro_golden.recording.attach.base.settings import Settings
 from repro_golden.recording.attach.entry import is_entry
 from repro_golden.recording.attach.gathered.run import environment_for
-from repro_golden.recording.attach.settings import Settings
 from repro_golden.subjects.additions import read_parsers
 
 # two parsers as slime has them: neither minds what it does not know

@@ -14,9 +14,9 @@ import pytest
 from attach_kit import traced
 from conftest import environment
 
+from repro_golden.recording.attach.base.settings import Settings
 from repro_golden.recording.attach.gathered.collect import Collected, Gathering
 from repro_golden.recording.attach.gathered.run import environment_for
-from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.stepping import uneven
 from repro_golden.recording.attach.written.records import Records
 from repro_golden.trace import Header, Trace

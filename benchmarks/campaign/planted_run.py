@@ -37,9 +37,9 @@ from planted_truth import Signals, Truth
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from repro_golden.fingerprint import fingerprint
+from repro_golden.recording.attach.base.settings import Settings
 from repro_golden.recording.attach.gathered.collect import Gathering
 from repro_golden.recording.attach.gathered.run import SITE, environment_for, said_of
-from repro_golden.recording.attach.settings import Settings
 from repro_golden.trace import Header
 
 __all__ = ["main"]

@@ -69,9 +69,9 @@ def trace(
     from repro_golden.base.errors import ReproError
     from repro_golden.base.observed import SIGNALS
     from repro_golden.case.file import pattern_problem
+    from repro_golden.recording.attach.base.settings import Settings
     from repro_golden.recording.attach.gathered.run import run_traced
     from repro_golden.recording.attach.gathered.unseen import unmatched
-    from repro_golden.recording.attach.settings import Settings
     from repro_golden.trace import Trace
 
     flags = [f"--{name.replace('_', '-').replace('allow', 'allow-pickle')}" for name, value in dumps.items() if value]

@@ -11,7 +11,7 @@ from repro.nightly.checks import failure, line
 from repro.nightly.lineage import Lineage, newest_green, recorded
 from repro.nightly.records import EVENTS, Baseline, Check, Night, Status, Summary
 from repro.nightly.trusted import trusted
-from repro.pulls.committed_cases import ROLLOUTS, CommittedCases, differences, in_words, of_checkout
+from repro.pulls.cases import ROLLOUTS, CommittedCases, differences, in_words, of_checkout
 from repro.pulls.pair import Compared, compare_traces
 from repro_bisect.axes.axis import short
 from repro_bisect.axes.commits import Commits

@@ -11,10 +11,9 @@ from typing import Any, Literal
 from repro.report.plot_data import PlotData, plot_data_of
 from repro_bisect.axes.axis import PointInfo, short
 from repro_bisect.axes.commits import Commits, History, merge_bases, refuse_cut_off, resolve, typed
-from repro_bisect.driver.circumstances import made_together, refuse_changed_world, refuse_explained
+from repro_bisect.driver.circumstances import made_together, not_installed, refuse_changed_world, refuse_explained
 from repro_bisect.driver.commits import bisect_range
 from repro_bisect.driver.drift import Drift, drift
-from repro_bisect.driver.pins import not_installed
 from repro_bisect.driver.result import BisectResult, Culprit
 from repro_bisect.driver.session import Options, fetched_rollouts, session
 from repro_bisect.predicates.predicates import Bitwise

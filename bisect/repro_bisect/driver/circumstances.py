@@ -1,26 +1,45 @@
 """Whether what two points are compared by says something of their code: what else may have decided it.
 
 A key holds what a case names (`probe.around`). What it does not name, as a file outside of git or the code
-beside `subject.path`, may be another one when the next search, or a commit with the same key, is replayed.
+beside `subject.path`, may be another one when the next search, or a commit with the same key, is replayed. What BAD
+changes may not have reached its program at all, and files that pin packages may differ where nothing installs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Any
 
-from repro_bisect.axes.axis import short
+from repro_bisect.axes.axis import Varied, short
 from repro_bisect.probe.answers import Answer, Code, unlike_before
 from repro_bisect.probe.attempts import DisturbedError
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
+from repro_golden.base.canonical import canonical_json, parse_toml
 from repro_golden.base.errors import NotVerifiableError
+from repro_golden.case.file import Case
+from repro_golden.compare.traces import first_difference
 from repro_golden.repository.code_key import same_beside
-from repro_golden.repository.linked import what_decides
+from repro_golden.repository.git import Git, GitFailedError
+from repro_golden.repository.linked import in_few_words, what_decides
 from repro_golden.store.golden import GoldenRun
 from repro_golden.trace import Trace
 
-__all__ = ["made_together", "refuse_changed_world", "refuse_disturbed", "refuse_explained"]
+__all__ = [
+    "NOT_FOUND",
+    "lost_of",
+    "made_together",
+    "not_installed",
+    "refuse_changed_world",
+    "refuse_disturbed",
+    "refuse_explained",
+    "refuse_lost",
+    "refused",
+]
 
 
 def made_together(scheduler: Scheduler, these: Iterable[Request], those: Iterable[Request]) -> bool:
@@ -172,3 +191,140 @@ def _unlike(before: Answer, now: Answer, name: str) -> str:
     if not isinstance(before, Trace) or isinstance(now, Code):
         return f"{name} says something else"
     return unlike_before(before, now, len(before.steps), name, "it differs")
+
+
+_SAID = "so that nothing can be said of it"
+
+
+def refused(point: str, text: str) -> NotVerifiableError:
+    """Of a point whose program ran without what the point changes."""
+    return NotVerifiableError(f"{point}: {text}, {_SAID}")
+
+
+def lost_of(scheduler: Scheduler, point: str, baseline: Trace | None, answer: Answer) -> str:
+    """What of a point did not reach its program although BAD's shows it; '' where nothing is known to be lost."""
+    axis = scheduler.history
+    if not isinstance(axis, Varied) or baseline is None or not isinstance(answer, Trace):
+        return ""
+    parts = axis.changes_lost(point, scheduler.case, baseline.header, answer.header)
+    return next((f"{part.text}, {_SAID}" for part in parts.values() if part.sure), "")
+
+
+def refuse_lost(scheduler: Scheduler, baseline: Trace, last: Trace, *, agree: bool) -> list[str]:
+    """Refuse a bad end of which a part neither shows in the process that trains nor moves any number.
+
+    What does not show may have come another way, as by a file that a launch script writes. So where the numbers differ,
+    the end is replayed without that part: what makes no difference is refused, what makes one is excused.
+
+    Args:
+        scheduler: Where probes run.
+        baseline: GOOD's trace.
+        last: BAD's.
+        agree: Whether they agree.
+
+    Returns:
+        What is to be known of parts that may not have arrived.
+
+    Raises:
+        NotVerifiableError: there is such a part.
+    """
+    axis = scheduler.history
+    if not isinstance(axis, Varied):
+        return []
+    bad, headers = axis.bad, (baseline.header, last.header)
+    if agree:
+        if (whole := axis.lost(bad, *headers)) is None:
+            return []
+        if whole.sure:
+            raise refused(bad, whole.text)
+        parts = {bad: whole}
+    else:
+        parts = axis.changes_lost(bad, scheduler.case, *headers)
+        sure = [label for label, part in parts.items() if part.sure]
+        if sure and _idle(scheduler, axis, sure):
+            raise refused(bad, parts[sure[0]].text)
+    axis.excuse(parts)
+    notes = [f"{label}: {part.text}, under this name at least" for label, part in parts.items()]
+    for text in notes:
+        scheduler.say(text)
+    return notes
+
+
+def _idle(scheduler: Scheduler, axis: Varied, labels: list[str]) -> bool:
+    """Whether BAD's numbers are the same without some of its changes, to the last step."""
+    less = axis.beside(axis.bad, scheduler.case, labels)
+    if less is None:
+        return False
+    scheduler.say(f"{' + '.join(labels)} does not show in the process that trains: replaying BAD with and without it")
+    steps = scheduler.case.steps
+    asked = [Request(point, steps, stage="ends", full=True) for point in (axis.bad, less)]
+    a, b = scheduler.ask(*asked)
+    if not (isinstance(a, Trace) and isinstance(b, Trace)):
+        return False
+    return first_difference(a, b) is None and len(a.steps) == len(b.steps)
+
+
+NOT_FOUND = re.compile(r"No module named|cannot import name|ImportError|ModuleNotFoundError")
+"""What a program says that lacks a package, or has another version of it."""
+_PINNING = re.compile(
+    r"requirements[^/]*\.txt|(?:uv|poetry|pdm|pixi|Pipfile|conda)[.-]?lock(?:\.ya?ml)?|environment\.ya?ml|pyproject\.toml"
+)
+_PIN = re.compile(r'^([\w.-]+)==([^\s;#\\,]+)|^name = "([^"]+)"\nversion = "([^"]+)"', re.MULTILINE)
+_DEPENDENCIES = ("dependencies", "optional-dependencies", "dependency-groups", "dev-dependencies", "group", "requires")
+
+
+def not_installed(case: Case, git: Git, good: str, bad: str) -> str:
+    """What differs between two commits and was not installed, with the cure, in one line; '' where nothing is.
+
+    Args:
+        case: The case; one with `setup` installs what it needs.
+        git: In the repository.
+        good: The one commit.
+        bad: The other.
+    """
+    program = case.subject.program
+    if program is None or program.setup or good == bad:
+        return ""
+    changed = git.names("diff-tree", "-r", "-z", "--name-only", "--no-renames", good, bad)
+    names, moved = list[str](), dict[str, tuple[str, str]]()
+    for name in changed:
+        path = PurePosixPath(name)
+        if not _PINNING.fullmatch(path.name) or path.parts[0] in ("doc", "docs"):
+            continue
+        before, after = (_text(git, commit, name) for commit in (good, bad))
+        if path.name != "pyproject.toml" or _dependencies(before) != _dependencies(after):
+            names.append(name)
+            old, new = _pins(before), _pins(after)
+            pairs = {package: (release, new.get(package, "")) for package, release in old.items()}
+            moved |= {package: pair for package, pair in pairs.items() if pair[0] != pair[1]}
+    if not names:
+        return ""
+    alone = next(iter(moved.items())) if len(moved) == 1 else None
+    releases = f", or `--package {alone[0]}=={alone[1][0]}..{alone[1][1]}`" if alone and alone[1][1] else ""
+    verb = "differ" if len(names) > 1 else "differs"
+    return (
+        f"{in_few_words(names)} {verb} between the ends, and nothing of it was installed: setup and lock of a case "
+        f"build what each commit asks for{releases}"
+    )
+
+
+def _text(git: Git, commit: str, name: str) -> str:
+    with contextlib.suppress(GitFailedError):
+        return git("cat-file", "blob", f"{commit}:{name}").decode(errors="replace")
+    return ""
+
+
+def _pins(text: str) -> dict[str, str]:
+    return {name or other: first or second for name, first, other, second in _PIN.findall(text)}
+
+
+def _dependencies(text: str) -> str:
+    """What of a pyproject.toml says which packages are needed."""
+    try:
+        raw = parse_toml(text)
+    except ValueError:
+        return text
+    tool = raw.get("tool")
+    tables = [raw, raw.get("project"), *(tool.values() if isinstance(tool, Mapping) else ())]
+    dependencies: list[Any] = [{k: t[k] for k in _DEPENDENCIES if k in t} for t in tables if isinstance(t, Mapping)]
+    return canonical_json(dependencies)

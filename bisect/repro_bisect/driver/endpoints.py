@@ -8,11 +8,9 @@ from pathlib import Path
 
 from repro_bisect.axes.axis import short
 from repro_bisect.axes.commits import History
-from repro_bisect.driver.arrived import refuse_lost
-from repro_bisect.driver.circumstances import refuse_disturbed, refuse_explained
+from repro_bisect.driver.circumstances import NOT_FOUND, not_installed, refuse_disturbed, refuse_explained, refuse_lost
 from repro_bisect.driver.confirm import Interval
 from repro_bisect.driver.noisy import HOPELESS
-from repro_bisect.driver.pins import NOT_FOUND, not_installed
 from repro_bisect.driver.range_search import verdict_of_code
 from repro_bisect.predicates.predicates import Bitwise, Exceeds, first_violation, known_violation
 from repro_bisect.probe.answers import Answer, Code, Skip, differ_twice, judge, trace_of, unlike_before, unusable

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from repro_bisect.axes.axis import Axis, short
-from repro_bisect.driver.arrived import lost_of, refuse_lost
-from repro_bisect.driver.circumstances import refuse_disturbed, refuse_explained
+from repro_bisect.driver.circumstances import lost_of, refuse_disturbed, refuse_explained, refuse_lost
 from repro_bisect.driver.drift import Drift, HistoryResult, Rename, Row, drift
 from repro_bisect.driver.result import in_order
 from repro_bisect.driver.session import Options, session, undisturbed

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from repro_bisect.axes.arrival import Lost
 from repro_bisect.axes.layouts import EPSILON, LayoutComparison, compare_layouts
 from repro_bisect.axes.sets import LayoutLine
-from repro_bisect.driver.arrived import refused
+from repro_bisect.driver.circumstances import refused
 from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.answers import Skip, differ_twice, trace_of, unlike_before

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from repro_bisect.axes.axis import short
-from repro_bisect.driver.arrived import lost_of
-from repro_bisect.driver.circumstances import refuse_disturbed
+from repro_bisect.driver.circumstances import lost_of, refuse_disturbed
 from repro_bisect.predicates.predicates import Bitwise
 from repro_bisect.probe.answers import UNTESTABLE, UNTESTABLE_CODE, Answer, Code, Skip, is_told, judge
 from repro_bisect.probe.one_step import Shortcut

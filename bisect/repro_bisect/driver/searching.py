@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from repro_bisect.axes.axis import before as point_before
+from repro_bisect.driver.circumstances import NOT_FOUND
 from repro_bisect.driver.confirm import Interval
 from repro_bisect.driver.endpoints import Endpoints
-from repro_bisect.driver.pins import NOT_FOUND
 from repro_bisect.driver.range_search import RangeSearch, Tested
 from repro_bisect.driver.result import BisectResult, Culprit, Outcome, in_order
 from repro_bisect.explain.driver import Recorded, explain

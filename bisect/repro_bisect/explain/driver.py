@@ -11,8 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from repro_bisect.axes.axis import Axis, short
-from repro_bisect.explain.align import under_names
-from repro_bisect.explain.cause import Cause, find_cause
+from repro_bisect.explain.cause import Cause, find_cause, under_names
 from repro_bisect.explain.result import Answer, Explained, Explanation, Size, Version
 from repro_bisect.explain.source import Diff, Place, Sources, read_diff
 from repro_bisect.explain.source import Version as Source

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from repro_golden.base.canonical import jsonable
 from repro_golden.base.errors import ReproError
+from repro_golden.recording.attach.base.settings import Settings
 from repro_golden.recording.attach.gathered.collect import Collected
-from repro_golden.recording.attach.settings import Settings
 from repro_golden.trace import Header, Row, StepRecord, TraceWriter, seal
 
 __all__ = ["Addition", "Parsed", "Written", "read_parsers"]

@@ -19,13 +19,13 @@ from repro_golden.base.machine.processes import ExecError
 from repro_golden.case.file import Case, CommandSubject
 from repro_golden.case.python_of import named_by, same_python
 from repro_golden.compare.renames import Parting
+from repro_golden.recording.attach.base.settings import Settings
 from repro_golden.recording.attach.code import strangers
 from repro_golden.recording.attach.code.identify import Built
 from repro_golden.recording.attach.gathered.collect import Gathering, OtherRanksError, read_terminal
 from repro_golden.recording.attach.gathered.earlier_runs import among_others
 from repro_golden.recording.attach.gathered.run import environment_for, said_of
 from repro_golden.recording.attach.gathered.unseen import Unseen
-from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.written.order import as_planted
 from repro_golden.recording.attach.written.raw import cut_short
 from repro_golden.replay.children import (
@@ -44,8 +44,8 @@ from repro_golden.subjects.additions import Addition, Written
 from repro_golden.subjects.argv import interpreter, replaced, told, variables_of, words
 from repro_golden.subjects.caches import own_caches
 from repro_golden.subjects.environments.builds import Environment, Who, held, identity_in
+from repro_golden.subjects.environments.installs import left_alone, taken_back
 from repro_golden.subjects.environments.overlays import Overlay, held_overlay
-from repro_golden.subjects.installs import left_alone, taken_back
 from repro_golden.subjects.kind import Kind, Perturbation
 from repro_golden.subjects.pythons import build_of_other, environments_named, said_to
 from repro_golden.trace import Header, Trace

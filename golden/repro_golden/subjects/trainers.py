@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from repro_golden.base.errors import ReproError
 from repro_golden.base.systems import System
 from repro_golden.case.file import Case, TrainerSubject
-from repro_golden.recording.attach.settings import Settings
+from repro_golden.recording.attach.base.settings import Settings
 from repro_golden.replay.children import BITS_DEFAULTS, ChildFailure, Run, RunResult
 from repro_golden.repository.checkout import Place
 from repro_golden.store.rollouts import INDEX, rollouts_of

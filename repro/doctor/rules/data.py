@@ -11,7 +11,7 @@ from repro.doctor.artefacts.checkpoints.tokenizer import vocabulary
 from repro.doctor.artefacts.kinds import Launch, PromptData, RewardFunction, Rollout, Tokenizer
 from repro.doctor.artefacts.prompts import LABELS, PROMPT_KEYS
 from repro.doctor.facts.launches import absent, open_ended
-from repro.doctor.facts.prompt_survey import ROWS, Keys, Survey, Tally, keys_of, survey, text_of
+from repro.doctor.facts.samples.prompt_survey import ROWS, Keys, Survey, Tally, keys_of, survey, text_of
 from repro.doctor.facts.sources import MILES, SLIME, SLIME_ARGS
 from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
 from repro_golden.base.errors import NotVerifiableError, ReproError

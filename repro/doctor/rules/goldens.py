@@ -25,7 +25,7 @@ from repro.doctor.facts.goldens import (
     recorded_md5,
     rows,
 )
-from repro.doctor.facts.rounding import narrow_dtype, rounded_decimals, rounded_digits
+from repro.doctor.facts.samples.rounding import narrow_dtype, rounded_decimals, rounded_digits
 from repro_golden.base.checks import Found, Where, rule
 from repro_golden.base.errors import ReproError
 from repro_golden.case.identity import Identity

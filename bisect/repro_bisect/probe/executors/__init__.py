@@ -18,7 +18,7 @@ from repro_golden.case.file import Case
 from repro_golden.replay.children import ChildFailure, Run
 from repro_golden.repository.checkout import Place
 from repro_golden.subjects import exit_code, launch
-from repro_golden.subjects.installs import installed_by
+from repro_golden.subjects.environments.installs import installed_by
 from repro_golden.subjects.missing import made_in
 from repro_golden.subjects.pythons import ran_in
 from repro_golden.subjects.watched import Snapshot

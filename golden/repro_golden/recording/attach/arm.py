@@ -23,11 +23,11 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
 
     from repro_golden.recording.attach.alive import generators, megatron
     from repro_golden.recording.attach.alive.readings import Activations, gradients_of, handed_to
-    from repro_golden.recording.attach.guard import stand_in
+    from repro_golden.recording.attach.base.guard import stand_in
+    from repro_golden.recording.attach.base.settings import VARIABLE, Settings
+    from repro_golden.recording.attach.base.steps import Steps
     from repro_golden.recording.attach.session import Session
-    from repro_golden.recording.attach.settings import VARIABLE, Settings
     from repro_golden.recording.attach.stepping import by_hand, making_state, whole_graphs
-    from repro_golden.recording.attach.steps import Steps
     from repro_golden.recording.attach.written import saving
     from repro_golden.recording.attach.written.hearing import Hearing
 
@@ -96,7 +96,7 @@ def _clipping(when: Callable[[str, Callable[[Any], None]], object], utils: Any, 
     """Keep the norm that gradients are clipped by, before clipping."""
     import torch
 
-    from repro_golden.recording.attach.guard import stand_in
+    from repro_golden.recording.attach.base.guard import stand_in
     from repro_golden.recording.attach.stepping.by_hand import Depth
 
     depth = Depth()

@@ -26,7 +26,7 @@ from typing import Any
 
 import repro_golden
 from repro_golden.base.clean import one_line
-from repro_golden.recording.attach.settings import VARIABLE, Settings
+from repro_golden.recording.attach.base.settings import VARIABLE, Settings
 
 __all__ = ["arm_ray"]
 

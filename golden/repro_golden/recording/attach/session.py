@@ -28,15 +28,15 @@ from repro_golden.recording.attach.alive.names import Names
 from repro_golden.recording.attach.alive.parts import any_quantized, any_to_open, of_parts
 from repro_golden.recording.attach.alive.readable import readable
 from repro_golden.recording.attach.alive.readings import CLOSED, TIMES, Held, Reading, Tensors, learning_rates
-from repro_golden.recording.attach.by_identity import id_of
+from repro_golden.recording.attach.base.by_identity import id_of
+from repro_golden.recording.attach.base.guard import harmless, without_collection
+from repro_golden.recording.attach.base.settings import Settings
+from repro_golden.recording.attach.base.steps import Labels, Made, Turns
 from repro_golden.recording.attach.code.identify import loaded, main_tree, places
-from repro_golden.recording.attach.guard import harmless, without_collection
-from repro_golden.recording.attach.settings import Settings
 from repro_golden.recording.attach.stepping import uneven
 from repro_golden.recording.attach.stepping.by_hand import ByHand
 from repro_golden.recording.attach.stepping.passes import Passes
 from repro_golden.recording.attach.stepping.resting import left, resting
-from repro_golden.recording.attach.steps import Labels, Made, Turns
 from repro_golden.recording.attach.written.files import Files
 from repro_golden.recording.attach.written.metrics import Metrics, writable
 from repro_golden.recording.attach.written.places import place_of

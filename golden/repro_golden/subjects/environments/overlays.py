@@ -43,10 +43,10 @@ from repro_golden.replay.children import ChildFailure, base_environment
 from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.subjects.argv import interpreter, replaced
 from repro_golden.subjects.environments.cache import Slot, environments_of, kept
+from repro_golden.subjects.environments.inside import ABOUT, BEHIND, COMMON, EDITED, MODULES, OUTSHONE, PIP, SEEN
+from repro_golden.subjects.environments.needs import Packages, declared, lacking, unmet
 from repro_golden.subjects.environments.origins import sources
 from repro_golden.subjects.environments.releases import asked, index_urls, pip_settings, readable
-from repro_golden.subjects.inside import ABOUT, BEHIND, COMMON, EDITED, MODULES, OUTSHONE, PIP, SEEN
-from repro_golden.subjects.needs import Packages, declared, lacking, unmet
 
 __all__ = ["Overlay", "held_overlay", "sources_of"]
 

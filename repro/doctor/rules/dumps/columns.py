@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from repro.doctor.artefacts.kinds import Rollout, Series, Tokenizer, TrainStep
-from repro.doctor.facts.rounding import narrow_dtype
+from repro.doctor.facts.samples.rounding import narrow_dtype
+from repro.doctor.facts.samples.tool_spans import Span, spans_of, texts_of_tokens, tokens_inside
+from repro.doctor.facts.samples.train_columns import Floats, columns, floats, masks, sample_name
 from repro.doctor.facts.sources import SLIME
-from repro.doctor.facts.tool_spans import Span, spans_of, texts_of_tokens, tokens_inside
-from repro.doctor.facts.train_columns import Floats, columns, floats, masks, sample_name
 from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
 from repro_golden.dumps.rollout.arrays import length
 

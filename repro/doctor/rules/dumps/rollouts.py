@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from repro.doctor.artefacts.kinds import HfConfig, Launch, Rollout
-from repro.doctor.facts.sources import SLIME, SLIME_ARGS
-from repro.doctor.facts.train_columns import (
+from repro.doctor.facts.samples.train_columns import (
     EXPERTS,
     config_number,
     executions,
@@ -22,6 +21,7 @@ from repro.doctor.facts.train_columns import (
     token_ids,
     weight_versions,
 )
+from repro.doctor.facts.sources import SLIME, SLIME_ARGS
 from repro_golden.base.checks import Certainty, Found, Rule, Severity, Where, rule
 from repro_golden.dumps.rollout.arrays import Array
 from repro_golden.dumps.rollout.checks import RULES as CHECKS

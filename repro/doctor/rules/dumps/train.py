@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from repro.doctor.artefacts.kinds import Rollout, TrainStep
-from repro.doctor.facts.sources import SLIME
-from repro.doctor.facts.train_columns import (
+from repro.doctor.facts.samples.train_columns import (
     Column,
     Floats,
     columns,
@@ -20,6 +19,7 @@ from repro.doctor.facts.train_columns import (
     response_lengths,
     sample_name,
 )
+from repro.doctor.facts.sources import SLIME
 from repro_golden.base.checks import Found, Where, rule
 from repro_golden.dumps.train.files import length_of
 

@@ -22,8 +22,8 @@ from repro.doctor.facts.curves import (
     switched_on,
     updates_of,
 )
+from repro.doctor.facts.samples.texts import CLEAN, Garble, began, garbled_where, judged
 from repro.doctor.facts.sources import GUIDES, SLIME
-from repro.doctor.facts.texts import CLEAN, Garble, began, garbled_where, judged
 from repro_golden.base.checks import Found, rule
 from repro_golden.dumps.rollout.files import RolloutDump
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from repro.doctor.artefacts.kinds import Launch, Rollout, Series
 from repro.doctor.facts.curves import curve, falls
+from repro.doctor.facts.samples.texts import began, groups_of, reward_of
 from repro.doctor.facts.sources import SLIME
-from repro.doctor.facts.texts import began, groups_of, reward_of
 from repro_golden.base.checks import Found, Where, rule
 from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.rollout.files import RolloutDump

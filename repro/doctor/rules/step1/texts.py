@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from repro.doctor.artefacts.kinds import Hit, Launch, Log, Rollout, Tokenizer
 from repro.doctor.facts.curves import INSTRUCT
-from repro.doctor.facts.sources import GUIDES, SLIME
-from repro.doctor.facts.templates import foreign, verdicts
-from repro.doctor.facts.texts import (
+from repro.doctor.facts.samples.templates import foreign, verdicts
+from repro.doctor.facts.samples.texts import (
     CLEAN,
     FRESH,
     SINGLE,
@@ -21,6 +20,7 @@ from repro.doctor.facts.texts import (
     response_tokens,
     single_character,
 )
+from repro.doctor.facts.sources import GUIDES, SLIME
 from repro_golden.base.checks import Found, Severity, Where, rule
 from repro_golden.base.errors import ReproError
 from repro_golden.base.files import open_regular

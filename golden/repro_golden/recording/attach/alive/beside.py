@@ -24,7 +24,7 @@ from repro_golden.recording.attach.alive.reached import Reached, is_tensor
 from repro_golden.recording.attach.alive.readable import all_readable, is_packed, readable
 from repro_golden.recording.attach.alive.readings import Places, Reading, Tensors, groups_of, is_leaf, parameters_of
 from repro_golden.recording.attach.alive.variables import names_of, of_type, variables
-from repro_golden.recording.attach.by_identity import ByIdentity, id_of
+from repro_golden.recording.attach.base.by_identity import ByIdentity, id_of
 
 __all__ = ["Beside"]
 

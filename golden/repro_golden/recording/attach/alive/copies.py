@@ -14,7 +14,7 @@ import torch
 from repro_golden.recording.attach.alive.opened import leaves
 from repro_golden.recording.attach.alive.reached import first_of, is_array, is_tensor
 from repro_golden.recording.attach.alive.readings import is_leaf, shapeless
-from repro_golden.recording.attach.by_identity import id_of
+from repro_golden.recording.attach.base.by_identity import id_of
 
 __all__ = ["CopyTest", "Owned", "held_in", "shapes_of", "tensors_in", "unused"]
 

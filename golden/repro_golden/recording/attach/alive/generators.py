@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from repro_golden.recording.attach.guard import stand_in
+from repro_golden.recording.attach.base.guard import stand_in
 
 __all__ = ["SEEDED", "states", "watch"]
 

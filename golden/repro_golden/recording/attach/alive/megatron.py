@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from repro_golden.fingerprint.placement import Part, Placement, steps_of
-from repro_golden.recording.attach.by_identity import id_of
-from repro_golden.recording.attach.steps import Steps
+from repro_golden.recording.attach.base.by_identity import id_of
+from repro_golden.recording.attach.base.steps import Steps
 
 __all__ = [
     "Main",

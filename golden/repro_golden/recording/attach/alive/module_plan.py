@@ -14,7 +14,7 @@ from repro_golden.fingerprint.placement import Placement
 from repro_golden.recording.attach.alive import megatron
 from repro_golden.recording.attach.alive.opened import leaves
 from repro_golden.recording.attach.alive.readings import Places, Reading, Tensors, is_leaf, shapeless
-from repro_golden.recording.attach.by_identity import id_of
+from repro_golden.recording.attach.base.by_identity import id_of
 
 __all__ = ["ModulePlan", "Owned", "Owning", "Part", "Root"]
 

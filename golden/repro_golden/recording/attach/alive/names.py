@@ -13,7 +13,7 @@ import torch
 from repro_golden.fingerprint.placement import Placement
 from repro_golden.recording.attach.alive import megatron
 from repro_golden.recording.attach.alive.readings import Held, groups_of, parameters_of
-from repro_golden.recording.attach.by_identity import ByIdentity, id_of
+from repro_golden.recording.attach.base.by_identity import ByIdentity, id_of
 
 __all__ = ["Names", "modules_of", "walk"]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from repro_golden.recording.attach.by_identity import id_of
+from repro_golden.recording.attach.base.by_identity import id_of
 
 __all__ = ["addressed", "as_torch", "everything", "is_foreign", "leaves"]
 

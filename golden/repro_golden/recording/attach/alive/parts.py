@@ -15,7 +15,7 @@ from repro_golden.fingerprint.kinds import PLAIN_TENSORS
 from repro_golden.recording.attach.alive.opened import leaves
 from repro_golden.recording.attach.alive.reached import is_tensor
 from repro_golden.recording.attach.alive.readings import Tensors
-from repro_golden.recording.attach.by_identity import id_of
+from repro_golden.recording.attach.base.by_identity import id_of
 
 __all__ = ["any_quantized", "any_to_open", "local_part", "of_parts"]
 

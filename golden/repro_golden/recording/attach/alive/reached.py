@@ -11,7 +11,7 @@ import torch
 from repro_golden.fingerprint.kinds import PLAIN_TENSORS
 from repro_golden.recording.attach.alive.opened import is_foreign
 from repro_golden.recording.attach.alive.variables import NOT_HOLDERS, attributes, variables
-from repro_golden.recording.attach.by_identity import id_of
+from repro_golden.recording.attach.base.by_identity import id_of
 
 __all__ = ["Reached", "first_of", "is_array", "is_tensor"]
 

@@ -20,7 +20,7 @@ from repro_golden.fingerprint.placement import Part, Placement, whole
 from repro_golden.recording.attach.alive import megatron
 from repro_golden.recording.attach.alive.megatron import Main, is_copy
 from repro_golden.recording.attach.alive.opened import addressed, leaves
-from repro_golden.recording.attach.by_identity import id_of
+from repro_golden.recording.attach.base.by_identity import id_of
 
 __all__ = [
     "CLOSED",

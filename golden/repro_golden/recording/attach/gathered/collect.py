@@ -13,10 +13,10 @@ from typing import Any
 from repro_golden.base.canonical import same_float
 from repro_golden.base.errors import ReproError
 from repro_golden.base.machine.usage import slowest
+from repro_golden.recording.attach.base.rounds import Rounds, read, written
 from repro_golden.recording.attach.gathered.earlier_runs import read_in
 from repro_golden.recording.attach.gathered.merging import largest, merge_rows, one_at_a_time
 from repro_golden.recording.attach.gathered.unseen import unseen_for
-from repro_golden.recording.attach.rounds import Rounds, read, written
 from repro_golden.recording.attach.written.order import IN_ORDER, At, take_dumps, told_apart
 from repro_golden.recording.attach.written.raw import SHOWN, number_of
 from repro_golden.repository.git import state_of

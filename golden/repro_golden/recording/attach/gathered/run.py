@@ -17,10 +17,10 @@ import repro_golden
 from repro_golden.base.errors import ReproError
 from repro_golden.base.machine.processes import ExecError, executed
 from repro_golden.base.observed import ALL_SIGNALS
+from repro_golden.recording.attach.base.settings import VARIABLE, Settings
 from repro_golden.recording.attach.code.identify import tree_of
 from repro_golden.recording.attach.gathered.collect import Collected, Gathering
 from repro_golden.recording.attach.gathered.unseen import Unseen
-from repro_golden.recording.attach.settings import VARIABLE, Settings
 from repro_golden.trace import Header
 
 __all__ = ["PACKAGE", "environment_for", "run_traced", "said_of"]

@@ -304,8 +304,8 @@ def _enter() -> None:
     """Serve a trainer's entry point. Without its flags it would train for real, so then it must not start."""
     try:
         instrument()
+        from repro_golden.recording.attach.base.settings import VARIABLE, Settings
         from repro_golden.recording.attach.entry import enter, is_entry
-        from repro_golden.recording.attach.settings import VARIABLE, Settings
 
         settings = Settings.from_text(os.environ[VARIABLE])
         entry = settings.entry

@@ -17,8 +17,8 @@ import torch
 
 from repro_golden.recording.attach.alive.readable import unreadable
 from repro_golden.recording.attach.alive.readings import Held, Reading, Tensors, groups_of, is_leaf, parameters_of
-from repro_golden.recording.attach.by_identity import id_of
-from repro_golden.recording.attach.guard import harmless, stand_in
+from repro_golden.recording.attach.base.by_identity import id_of
+from repro_golden.recording.attach.base.guard import harmless, stand_in
 
 __all__ = ["ByHand", "Depth", "hook"]
 

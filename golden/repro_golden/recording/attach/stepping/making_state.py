@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from repro_golden.recording.attach.alive.readings import gradients_of, learning_rates
-from repro_golden.recording.attach.guard import harmless
-from repro_golden.recording.attach.steps import Steps
+from repro_golden.recording.attach.base.guard import harmless
+from repro_golden.recording.attach.base.steps import Steps
 
 __all__ = ["MAKE_STATE", "hook", "only_makes_state"]
 

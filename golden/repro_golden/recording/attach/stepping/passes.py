@@ -16,7 +16,7 @@ from repro_golden.fingerprint.kinds import PLAIN_TENSORS
 from repro_golden.recording.attach.alive.names import Names
 from repro_golden.recording.attach.alive.readable import GIVEN_BACK, readable, unreadable
 from repro_golden.recording.attach.alive.readings import Reading, gradients_of, is_leaf
-from repro_golden.recording.attach.by_identity import ByIdentity, id_of
+from repro_golden.recording.attach.base.by_identity import ByIdentity, id_of
 from repro_golden.recording.attach.process import place_of
 from repro_golden.recording.attach.stepping.by_hand import ByHand
 

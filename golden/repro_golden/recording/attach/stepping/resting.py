@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from repro_golden.recording.attach.alive.readings import Held, Reading, Tensors, learning_rates
-from repro_golden.recording.attach.by_identity import id_of
-from repro_golden.recording.attach.settings import Settings
+from repro_golden.recording.attach.base.by_identity import id_of
+from repro_golden.recording.attach.base.settings import Settings
 
 __all__ = ["left", "resting"]
 

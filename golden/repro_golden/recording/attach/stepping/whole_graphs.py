@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from repro_golden.recording.attach.by_identity import id_of
-from repro_golden.recording.attach.guard import stand_in
-from repro_golden.recording.attach.steps import Steps
+from repro_golden.recording.attach.base.by_identity import id_of
+from repro_golden.recording.attach.base.guard import stand_in
+from repro_golden.recording.attach.base.steps import Steps
 
 __all__ = ["hooks"]
 

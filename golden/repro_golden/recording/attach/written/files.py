@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from repro_golden.recording.attach.by_identity import ByIdentity, id_of
+from repro_golden.recording.attach.base.by_identity import ByIdentity, id_of
 from repro_golden.recording.attach.written.places import Bytes, Place, bytes_in
 from repro_golden.recording.attach.written.saving import MADE_UP, Written, below, content
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from repro_golden.recording.attach.settings import Settings
+from repro_golden.recording.attach.base.settings import Settings
 from repro_golden.recording.attach.written.order import At, dump_name, may_be
 from repro_golden.recording.attach.written.raw import RawLog
 

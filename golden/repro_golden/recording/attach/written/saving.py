@@ -32,7 +32,7 @@ from repro_golden.base.printed.machine_numbers import is_clock, measures_time
 from repro_golden.recording.attach.alive.opened import as_torch, everything
 from repro_golden.recording.attach.alive.readable import readable
 from repro_golden.recording.attach.alive.readings import Reading, Tensors, folded
-from repro_golden.recording.attach.guard import stand_in
+from repro_golden.recording.attach.base.guard import stand_in
 from repro_golden.recording.attach.written.places import absolute, position
 
 __all__ = ["MADE_UP", "Written", "below", "content", "hook"]

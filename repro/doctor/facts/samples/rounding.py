@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from repro.doctor.facts.train_columns import Floats
+from repro.doctor.facts.samples.train_columns import Floats
 
 __all__ = ["narrow_dtype", "rounded_decimals", "rounded_digits"]
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from repro.doctor.artefacts.checkpoints.tokenizer import vocabulary
 from repro.doctor.artefacts.kinds import Tokenizer
-from repro.doctor.facts.train_columns import token_ids
+from repro.doctor.facts.samples.train_columns import token_ids
 
 __all__ = ["Span", "spans_of", "texts_of_tokens", "tokens_inside"]
 

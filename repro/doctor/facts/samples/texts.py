@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from repro.doctor.artefacts.kinds import Rollout
-from repro.doctor.facts.train_columns import evenly, token_ids
+from repro.doctor.facts.samples.train_columns import evenly, token_ids
 from repro_golden.base.checks import Where
 from repro_golden.dumps.archive.bounds import shown
 from repro_golden.dumps.rollout.arrays import numbers

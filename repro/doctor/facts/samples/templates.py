@@ -15,7 +15,7 @@ import numpy as np
 
 from repro.doctor.artefacts.checkpoints.tokenizer import vocabulary
 from repro.doctor.artefacts.kinds import Rollout, Tokenizer
-from repro.doctor.facts.train_columns import evenly, token_ids
+from repro.doctor.facts.samples.train_columns import evenly, token_ids
 from repro_golden.base.errors import ReproError
 
 __all__ = ["Applied", "Marks", "applied", "decoder_of", "foreign", "marks_of", "prompt_tokens", "verdicts"]

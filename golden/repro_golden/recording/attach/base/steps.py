@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from repro_golden.recording.attach.by_identity import ByIdentity, id_of
-from repro_golden.recording.attach.rounds import Rounds, written
+from repro_golden.recording.attach.base.by_identity import ByIdentity, id_of
+from repro_golden.recording.attach.base.rounds import Rounds, written
 
 __all__ = ["Labels", "Made", "Steps", "Turns"]
 

@@ -17,8 +17,8 @@ from repro_golden.recording.attach.code.identify import marked
 from repro_golden.replay.children import CancelledError
 from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.repository.leads import leading, noted, notes_of
+from repro_golden.subjects.environments.inside import SITES
 from repro_golden.subjects.environments.releases import asked
-from repro_golden.subjects.inside import SITES
 
 __all__ = ["installed_by", "left_alone", "taken_back"]
 

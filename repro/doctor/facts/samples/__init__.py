@@ -1,0 +1,1 @@
+"""How samples and prompts are measured: their numbers, their texts, and where templates and tools stand in them."""
