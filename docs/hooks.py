@@ -87,7 +87,7 @@ def rules() -> Iterator[str]:
         if (subject := subject_of(rule)) != before:
             yield f"\n### {subject.capitalize()}\n\n| rule | what is wrong | what to do |\n|---|---|---|"
         before = subject
-        yield f'| <a id="{name}"></a>`{name}` | {_cell(f"{rule.title}: {rule.why}")} | {_cell(rule.cure)} |'
+        yield f'| <a id="{name}"></a>`{name}` | {_cell(f"{rule.title}: {rule.why}")} | {_cell(rule.fix)} |'
 
 
 def _cell(text: str) -> str:

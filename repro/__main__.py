@@ -29,7 +29,7 @@ INTERRUPTED = 130
 _CLEANING = 10.0
 """Seconds that a clean-up has before the next signal is heard again."""
 
-_CURES = {
+_FIXES = {
     errno.ENOSPC: "free some space and run the same command again",
     errno.EROFS: "clone the repository to where you may write, or name another place",
     errno.EACCES: "check the path and its permissions",
@@ -78,9 +78,9 @@ def _run(arguments: list[str]) -> int:
             raise
         return _failed(str(missing), missing.exit_code, arguments)
     except OSError as error:
-        cure = _CURES.get(error.errno or 0, "check the path")
+        fix = _FIXES.get(error.errno or 0, "check the path")
         where = f" {error.filename}" if error.filename else ""
-        return _failed(f"{error.strerror or error}{where}: {cure}", 2, arguments)
+        return _failed(f"{error.strerror or error}{where}: {fix}", 2, arguments)
 
 
 def _failed(message: str, code: int, arguments: Sequence[str]) -> int:

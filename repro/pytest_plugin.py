@@ -67,8 +67,8 @@ class Golden:
         if code == _NOT_VERIFIABLE:
             pytest.skip(f"not verifiable here: {output}")
         if code != _AGREES:
-            cure = f"\nmeant so? repro golden approve {case} --reason ..." if code == _DIFFERS else ""
-            pytest.fail(f"{output}{cure}", pytrace=False)
+            fix = f"\nmeant so? repro golden approve {case} --reason ..." if code == _DIFFERS else ""
+            pytest.fail(f"{output}{fix}", pytrace=False)
 
     def _repro(self, *argv: str) -> tuple[int, str]:
         """One command's exit code, and what it says: its answer, or why there is none."""

@@ -46,7 +46,7 @@ def as_read(rule: str, found: Iterable[Finding | Found], folder: Path) -> str:
     assert findings, f"{rule} finds nothing"
     assert {hit.rule for hit in findings} == {rule}
     assert all(
-        "\n" not in finding.message and finding.cure and finding.why and str(finding.where) for finding in findings
+        "\n" not in finding.message and finding.fix and finding.why and str(finding.where) for finding in findings
     )
     return "\n\n".join(map(_text, findings)).replace(str(folder), "<here>")
 
@@ -55,5 +55,5 @@ def _text(one: Finding) -> str:
     sample = "" if one.where.sample is None else f" (sample {one.where.sample})"
     return (
         f"{one.rule}: {one.severity}, {one.certainty}: {one.where}{sample}\n{one.message}\n"
-        f"Why: {one.why}\nCure: {one.cure}"
+        f"Why: {one.why}\nCure: {one.fix}"
     )

@@ -393,14 +393,14 @@ def test_a_full_disk_is_one_line_and_loses_nothing(recorded: Repo) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "cure"),
+    ("number", "fix"),
     [
         (errno.EROFS, "clone the repository to where you may write"), (errno.EACCES, "check the path and its perm"),
         (errno.ENOSPC, "free some space"), (errno.ENOENT, "check the path"),
     ],
 )  # fmt: skip
 def test_what_the_system_refuses_has_a_cure(
-    number: int, cure: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    number: int, fix: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An error of the system's own is one line with what helps against it: a right path needs no check."""
 
@@ -409,4 +409,4 @@ def test_what_the_system_refuses_has_a_cure(
 
     monkeypatch.setattr(cli, "main", refused)
     assert main(["golden", "list"]) == 2
-    assert f"repro: {os.strerror(number)} /x/.git/repro: {cure}" in capsys.readouterr().err
+    assert f"repro: {os.strerror(number)} /x/.git/repro: {fix}" in capsys.readouterr().err

@@ -164,8 +164,8 @@ def test_a_command_is_given_where_it_runs(tmp_path: Path) -> None:
     inside = ["sh", "-c", f"cd sub && {sys.executable} train.py"]
     for words, out in ((inside, "../../hp.json"), ([sys.executable, "../drive.py"], "../drive.py")):
         done = repo.repro("bisect", "HEAD~1..HEAD", "-j", "1", "--", *words)
-        cure = f"; {out} leads out of a worktree, which lies elsewhere than your checkout: write "
-        assert done.stderr.rstrip().endswith(f"{cure}{tmp_path / Path(out).name}"), done.stderr
+        fix = f"; {out} leads out of a worktree, which lies elsewhere than your checkout: write "
+        assert done.stderr.rstrip().endswith(f"{fix}{tmp_path / Path(out).name}"), done.stderr
 
 
 def test_a_parent_without_the_code_is_no_error(tmp_path: Path) -> None:

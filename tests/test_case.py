@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, find_case, list_cases, read_case
-from repro_golden.runs.record import cure
+from repro_golden.runs.record import fix
 
 CASE = '[case]\nname = "tiny"\nsteps = 12\nrollouts = "golden/rollouts/tiny"\n'
 BOUNDS = CASE + '[compare]\nmode = "bounds"\n[compare.bounds.grad_norm]\nrtol = 1e-3\n'
@@ -334,7 +334,7 @@ def test_what_json_lacks_is_refused_in_the_trainer_configuration(tmp_path: Path,
 def test_the_cure_names_the_switch_that_a_case_turns_off() -> None:
     """A case that lets Transformer Engine be nondeterministic is told so where it does not reproduce itself."""
     case = {"case": {"name": "a", "steps": 1, "rollouts": "r"}, "subject": {"env": {}}}
-    assert "python -m repro_core.determinism" in cure(Case.model_validate(case))
+    assert "python -m repro_core.determinism" in fix(Case.model_validate(case))
     case["subject"]["env"] = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "1"}
-    text = cure(Case.model_validate(case))
+    text = fix(Case.model_validate(case))
     assert text.startswith("set NVTE_ALLOW_NONDETERMINISTIC_ALGO=0") and "--attention-backend" in text

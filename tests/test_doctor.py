@@ -42,11 +42,11 @@ def test_each_rule_is_a_file_with_all_that_people_must_know() -> None:
     known = {getattr(kinds, name) for name in kinds.__all__}
     for rule in catalogue().values():
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", rule.id), rule.id
-        assert rule.title and rule.why and rule.cure and rule.sources, rule.id
+        assert rule.title and rule.why and rule.fix and rule.sources, rule.id
         assert rule.inputs and {*rule.inputs, *rule.uses} <= known, rule.id
         assert subject_of(rule) in SUBJECTS
-        assert "\n" not in rule.title + rule.why + rule.cure, rule.id
-        assert not any(text.endswith(".") for text in (rule.title, rule.why, rule.cure)), f"{rule.id}: a full stop"
+        assert "\n" not in rule.title + rule.why + rule.fix, rule.id
+        assert not any(text.endswith(".") for text in (rule.title, rule.why, rule.fix)), f"{rule.id}: a full stop"
         first = rule.title.split()[0]
         assert not first[0].islower() or set("_.") & set(first), f"{rule.id}: a title begins with a capital, or a name"
         assert all(not source.startswith("/") for source in rule.sources), rule.id

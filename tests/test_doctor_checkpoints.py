@@ -47,7 +47,7 @@ def test_release_is_an_iteration(tmp_path: Path) -> None:
 def test_an_empty_iteration_and_an_older_one(tmp_path: Path) -> None:
     """A folder without data is an error that names the newest with some; a tracker behind the newest is a note."""
     (finding,) = findings("checkpoint-iteration", *_unfilled(tmp_path))
-    assert "holds no data" in finding.message and "20" in finding.cure
+    assert "holds no data" in finding.message and "20" in finding.fix
     (older,) = findings("checkpoint-iteration", torch_dist(tmp_path / "two", 20, 40, tracker="20"))
     assert older.severity == "note"
 
@@ -135,7 +135,7 @@ def test_a_load_that_is_missing_names_where_it_may_be(tmp_path: Path) -> None:
     """--load of a folder inside a checkpoint is a warning that proposes the folder above."""
     folder = torch_dist(tmp_path / "ckpt", 5)
     (finding,) = findings("silent-finetune", script(tmp_path, paths(load=folder / "latest", save=tmp_path / "out")))
-    assert finding.severity == "warning" and str(folder) in finding.cure
+    assert finding.severity == "warning" and str(folder) in finding.fix
 
 
 def test_paths_of_another_machine_say_nothing(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_the_iterations_to_choose_from(there: tuple[int, ...], words: str, tmp_p
     """One iteration is given as such, several as a choice."""
     launch = script(tmp_path, f"{paths(load=torch_dist(tmp_path / 'ckpt', *there))} --ckpt-step 7")
     (finding,) = findings("ckpt-step", launch)
-    assert finding.cure.startswith(words)
+    assert finding.fix.startswith(words)
 
 
 @pytest.mark.parametrize(("step", "words"), [("x", "no iteration"), ("-3", "no iteration"), ("0", "not given")])

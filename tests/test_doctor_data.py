@@ -157,7 +157,7 @@ class TestKeys:
     """Which keys are read, and which are meant: "data-keys"."""
 
     @pytest.mark.parametrize(
-        ("flags", "rows", "said", "cure"),
+        ("flags", "rows", "said", "fix"),
         [
             ("--label-key label", GOOD, "--input-key is not given, so 'input' is read", "--input-key prompt"),
             ("--input-key Prompt", GOOD, "--input-key is 'Prompt'", "--input-key prompt"),
@@ -173,11 +173,11 @@ class TestKeys:
         ],
     )
     def test_what_is_missing_and_what_was_meant(
-        self, flags: str, rows: list[object], said: str, cure: str, tmp_path: Path
+        self, flags: str, rows: list[object], said: str, fix: str, tmp_path: Path
     ) -> None:
         """A typo's neighbour, another case, or what such a field is commonly called."""
         (finding,) = told("data-keys", written(tmp_path / "train.jsonl", rows), reading(tmp_path, flags))
-        assert finding.severity == "error" and said in finding.message and (not cure or finding.cure == cure)
+        assert finding.severity == "error" and said in finding.message and (not fix or finding.fix == fix)
 
     def test_another_file_is_not_judged_by_this_launch(self, tmp_path: Path) -> None:
         """The launch reads train.jsonl, and this is another."""
@@ -229,7 +229,7 @@ class TestOthers:
     def test_without_a_launch_a_templated_file_is_a_note(self, tmp_path: Path) -> None:
         """What not to do with it is said by "data-already-templated" all the same."""
         (finding,) = told("data-already-templated", written(tmp_path / "a.jsonl", MARKED), None)
-        assert finding.severity == "note" and "--apply-chat-template" in finding.cure
+        assert finding.severity == "note" and "--apply-chat-template" in finding.fix
 
     def test_a_marker_in_one_of_many_prompts_is_a_warning(self, tmp_path: Path) -> None:
         """A question about templates is no templated file."""

@@ -46,7 +46,7 @@ class TestMachine:
     def test_flash_attention_3_is_seen_without_a_package(self, python: str, tmp_path: Path) -> None:
         """A build from source leaves its module alone: "flash-attn-3" finds that."""
         (finding,) = told("flash-attn-3", machine_of(python), launch(tmp_path, DETERMINISTIC))
-        assert "flash_attn_interface" in finding.message and "pip uninstall flash_attn_3" in finding.cure
+        assert "flash_attn_interface" in finding.message and "pip uninstall flash_attn_3" in finding.fix
 
     def test_a_recipe_that_asks_for_it_keeps_it(self, python: str, tmp_path: Path) -> None:
         """Miles' recipe for FSDP runs on FlashAttention 3: "flash-attn-3" says nothing of it."""

@@ -119,7 +119,7 @@ def test_the_hole_of_integer_division_is_found() -> None:
     (finding,) = told("batch-invariant", launch_of_argv(words.split()))
     assert "15" in finding.message
     assert "14" in finding.message
-    assert finding.cure == "--num-steps-per-rollout 1 with --global-batch-size 15"
+    assert finding.fix == "--num-steps-per-rollout 1 with --global-batch-size 15"
 
 
 @pytest.mark.parametrize("value", ["", "x", "nan", "inf", "-1", "0", "1e400", "$N", "8.5", "9" * 400])

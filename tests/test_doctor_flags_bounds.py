@@ -126,10 +126,10 @@ def test_gpus_of_the_machine_are_a_warning() -> None:
     assert said("gpu-count", words, Machine("python", {}, gpus=0)) == []
     forgotten = launch_of_argv(["train.py", *f"{NODES} 4 --rollout-num-gpus 4".split()])
     (finding,) = told("gpu-count", forgotten, Machine("python", {}, gpus=4))
-    assert "--colocate" in finding.cure
+    assert "--colocate" in finding.fix
     too_many = launch_of_argv(["train.py", *f"{NODES} 4 --rollout-num-gpus 8".split()])
     (finding,) = told("gpu-count", too_many, Machine("python", {}, gpus=4))
-    assert "ask for 4 GPUs" in finding.cure
+    assert "ask for 4 GPUs" in finding.fix
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ def test_garbled_from_the_first_rollout_on(tmp_path: Path) -> None:
     assert said[0].where.item == "sample 0 response"
     assert said[0].where.value
     assert found("garbled-first-rollout", rollout(tmp_path / "b", _with(_good()))) == []
-    assert "--load" in catalogue()[name].cure
+    assert "--load" in catalogue()[name].fix
 
 
 @pytest.mark.parametrize(("bad", "severity"), [(0, []), (1, ["warning"]), (3, ["warning"]), (8, ["error"])])
@@ -392,7 +392,7 @@ def test_going_on_after_the_end_names_the_ids(tmp_path: Path) -> None:
     (folder / "generation_config.json").write_text('{"eos_token_id": [77, 78]}')
     said = found("never-eos", rollout(tmp_path / "run", _cut([10, 77, 12, 13])), folder)
     assert "8 of them went on after an end token" in said[0].message
-    assert "--rollout-stop-token-ids 77 78" in said[0].cure
+    assert "--rollout-stop-token-ids 77 78" in said[0].fix
     turns = _cut([10, 77, 12, 13], loss_mask=[1, 1, 0, 1])
     assert "went on" not in found("never-eos", rollout(tmp_path / "turns", turns), folder)[0].message
     assert found("never-eos", rollout(tmp_path / "ended", _cut([10, 11, 12, 77])), folder) == []

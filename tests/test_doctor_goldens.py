@@ -335,7 +335,7 @@ def test_files_against_the_pointer_of_dvc(kept: Repo, tmp_path: Path) -> None:
     record.unlink()
     record.write_text(text.replace("as it should be", "as it should not be"))
     (finding,) = found("golden-tampered", run)
-    assert finding.severity == "error" and finding.where.path == f"{run}.dvc" and "dvc checkout" in finding.cure
+    assert finding.severity == "error" and finding.where.path == f"{run}.dvc" and "dvc checkout" in finding.fix
     pointer = run.with_name("toy.dvc")
     pointer.write_text(pointer.read_text().replace("  hash: md5\n", ""))
     assert not found("golden-tampered", run), "DVC 2 hashed text in another way"

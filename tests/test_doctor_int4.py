@@ -60,9 +60,9 @@ def test_each_matrix_is_named_with_its_shape_and_one_cure(tmp_path: Path) -> Non
     ]
     for reported in (routers, tables):
         assert all(hit.where.value in hit.message for hit in reported)
-        (cure,) = {finding.cure for finding in reported}
-        assert cure.endswith(json.dumps(list(RECOMMENDED)))
-    assert routers[0].cure.startswith(r'add "re:.*mlp\\.gate\\..*" to quantization_config.ignore')
+        (fix,) = {finding.fix for finding in reported}
+        assert fix.endswith(json.dumps(list(RECOMMENDED)))
+    assert routers[0].fix.startswith(r'add "re:.*mlp\\.gate\\..*" to quantization_config.ignore')
 
 
 def _packed_already(name: str, tensors: dict[str, torch.Tensor], *, shape: bool = True) -> None:
@@ -95,7 +95,7 @@ def test_what_a_conversion_packed_already(
         reported = finding(name, folder, *beside)
         assert (reported.severity, reported.certainty) == ("error", "certain")
         assert reported.where.value == f"{tensor} ({size if shape else 'shape unknown'})"
-        assert "stored packed" in reported.message and "convert the checkpoint again" in reported.cure
+        assert "stored packed" in reported.message and "convert the checkpoint again" in reported.fix
 
 
 def test_the_gate_of_a_shared_expert(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_the_cure_cures(tmp_path: Path) -> None:
     assert len(reported) == 8  # three routers, the embedding, four projections of the attention
     proposed = []
     for one in reported:
-        match = re.match(r"add (.*?) to quantization_config", one.cure)
+        match = re.match(r"add (.*?) to quantization_config", one.fix)
         assert match is not None
         proposed += json.loads(f"[{match[1]}]")
     cured = _quantised(tmp_path / "cured", [*ignore, *proposed])
@@ -246,4 +246,4 @@ def test_patterns_of_real_lists_are_tried(text: str) -> None:
 
 def test_the_guides_pattern_is_the_rules_own_cure() -> None:
     """What the guide says to add for the router stands in the cure, as it is written in JSON."""
-    assert r'"re:.*mlp\\.gate\\..*"' in catalogue()["int4-router"].cure
+    assert r'"re:.*mlp\\.gate\\..*"' in catalogue()["int4-router"].fix

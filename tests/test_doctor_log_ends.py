@@ -108,7 +108,7 @@ def test_a_consequence_names_its_cause(tmp_path: Path) -> None:
     access = engine("torch.AcceleratorError: CUDA error: an illegal memory access was encountered")
     told = found(read(tmp_path, [engine("[TP0] Scheduler hit an exception: Traceback"), access, WORKER_DIED]))
     assert "after an illegal memory access" in told["engine-crash"][0].message
-    assert "`illegal-memory-access`" in told["engine-crash"][0].cure
+    assert "`illegal-memory-access`" in told["engine-crash"][0].fix
     node = "Memory on the node was 950GB / 1000GB, which exceeds the memory usage threshold of 0.95. SIGKILL due to OOM"
     killed = found(read(tmp_path, [f"{WORKER_DIED} {node}"], "killed.log"))
     assert "the node's memory was nearly full" in killed["rank-died"][0].message

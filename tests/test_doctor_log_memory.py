@@ -54,7 +54,7 @@ def test_chatter_of_engines_is_none_of_a_memory_error(lines: list[str], name: st
     assert [key for key in said if key.startswith("oom")] == [name]
     if lines is TRAINED:
         assert "in a backward pass" in said[name][0].message
-        assert "--recompute-activations" in said[name][0].cure
+        assert "--recompute-activations" in said[name][0].fix
 
 
 ROLLOUT = [actor(slime(f"rollout {number}: {{'rollout/raw_reward': 0.5}}")) for number in range(3)]

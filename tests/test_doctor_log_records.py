@@ -52,7 +52,7 @@ def test_what_is_not_finite_in_the_log_of_any_trainer_is_an_error(form: str, nan
     for finding in report.of("error"):
         assert (finding.where.line, finding.certainty) == (3, "certain")
         assert "on line 3, and not finite" in finding.message and "1 of 2" in finding.message
-        assert "--" not in finding.cure
+        assert "--" not in finding.fix
     healthy = examined(tmp_path, form % ("0.5", "0.25"))
     assert told(healthy) == [OTHER_METRICS.id]
     assert set(FINDINGS) < set(healthy.tried)

@@ -89,16 +89,16 @@ def test_ladder_skips_rungs_that_are_taken(tmp_path: Path) -> None:
     """The ladder of illegal accesses says what is done already, and begins with what is left."""
     words = ["an illegal memory access was encountered"]
     high = found(read(tmp_path, words))["illegal-memory-access"][0]
-    assert "1. lower --sglang-mem-fraction-static to 0.7, then 0.6" in high.cure
+    assert "1. lower --sglang-mem-fraction-static to 0.7, then 0.6" in high.fix
     assert "already done" not in high.message
-    assert "speculative decoding off, if it is on" in high.cure and "DeepEP off, if it is on" in high.cure
+    assert "speculative decoding off, if it is on" in high.fix and "DeepEP off, if it is on" in high.fix
     args = arguments(sglang_mem_fraction_static=0.55, sglang_disable_cuda_graph=True, sglang_moe_a2a_backend="deepep")
     low = found(read(tmp_path, [*args, *words], "low.log"))["illegal-memory-access"][0]
     assert "already done: --sglang-mem-fraction-static 0.55, --sglang-disable-cuda-graph" in low.message
-    assert "mem-fraction" not in low.cure
-    assert "turn DeepEP off;" in low.cure and "speculative" not in low.cure
+    assert "mem-fraction" not in low.fix
+    assert "turn DeepEP off;" in low.fix and "speculative" not in low.fix
     server = engine(f"[{STAMP}] server_args=ServerArgs({'x' * 900}, mem_fraction_static=0.7, y=1)")
-    assert "(now 0.7) to 0.6" in found(read(tmp_path, [server, *words], "mid.log"))["illegal-memory-access"][0].cure
+    assert "(now 0.7) to 0.6" in found(read(tmp_path, [server, *words], "mid.log"))["illegal-memory-access"][0].fix
 
 
 def test_launch_says_what_the_log_does_not(tmp_path: Path) -> None:
@@ -113,17 +113,17 @@ def test_launch_says_what_the_log_does_not(tmp_path: Path) -> None:
     accesses = [engine("CUDA error: an illegal memory access was encountered")]
     (only,) = RULES["illegal-memory-access"].check(read(tmp_path, accesses), launch)
     assert "already done: CUDA_LAUNCH_BLOCKING=1" in only.message
-    assert "DeepEP" not in only.cure
-    assert "(now 0.9) to 0.7, then 0.6" in only.cure
+    assert "DeepEP" not in only.fix
+    assert "(now 0.9) to 0.7, then 0.6" in only.fix
     (only,) = RULES["oom-first-step"].check(read(tmp_path, BACKWARD, "oom.log"), launch)
     assert "--sglang-mem-fraction-static is 0.9" in only.message
     assert not list(RULES["oom-training"].check(read(tmp_path, BACKWARD, "oom.log"), launch))
     (only,) = RULES["checkpoint-never-loaded"].check(read(tmp_path, [step(0)], "steps.log"), launch)
     assert only.certainty is None
     (only,) = RULES["port-collision"].check(read(tmp_path, lines_of("port-collision"), "port.log"), launch)
-    assert "--rollout-num-gpus-per-engine 8 (now 2)" in only.cure
+    assert "--rollout-num-gpus-per-engine 8 (now 2)" in only.fix
     (only,) = RULES["weight-sync-hang"].check(read(tmp_path, lines_of("weight-sync-hang"), "sync.log"), launch)
-    assert "NCCL_DEBUG" not in only.cure
+    assert "NCCL_DEBUG" not in only.fix
 
 
 def test_memory_errors_are_told_apart(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_what_parsers_wrote_in_a_replay(tmp_path: Path) -> None:
     assert content.complete
     assert not content.abbreviates
     (finding,) = told("flag-ignored", content)
-    assert (finding.severity, finding.cure) == ("error", "write --kind")
+    assert (finding.severity, finding.fix) == ("error", "write --kind")
 
 
 def checkout(folder: Path, system: str = "slime") -> Path:

@@ -161,8 +161,8 @@ def test_the_cure_for_experts_names_permute_fusion(tmp_path: Path) -> None:
     path = log(tmp_path / "a.log", {0: {"grad_norm": 25.0}}, flags=ONE)
     without = launch(tmp_path / "a.sh", "--num-experts 64", "--num-steps-per-rollout 1")
     there = launch(tmp_path / "b.sh", "--num-experts 64", "--num-steps-per-rollout 1", "--moe-permute-fusion")
-    assert found("step1-grad-norm", path, without)[0].cure.startswith("add --moe-permute-fusion")
-    assert found("step1-grad-norm", path, there)[0].cure == catalogue()["step1-grad-norm"].cure
+    assert found("step1-grad-norm", path, without)[0].fix.startswith("add --moe-permute-fusion")
+    assert found("step1-grad-norm", path, there)[0].fix == catalogue()["step1-grad-norm"].fix
 
 
 def test_updates_of_a_rollout_by_any_source(tmp_path: Path) -> None:
@@ -219,8 +219,8 @@ def test_losses_that_explode_together_are_one_finding(tmp_path: Path) -> None:
                flags={"fp16": True})  # fmt: skip
     (said,) = found("loss-explodes", path)
     assert "so does kl_loss" in said.message
-    assert said.cure.startswith("train in bf16")
-    assert "--lr" in said.cure
+    assert said.fix.startswith("train in bf16")
+    assert "--lr" in said.fix
 
 
 # -- rewards and curves
@@ -285,7 +285,7 @@ def test_drift_of_trainer_and_engine_in_a_model_with_experts(tmp_path: Path) -> 
     on = log(tmp_path / "b.log", steps, flags=MOE | {"use_rollout_routing_replay": True})
     steady = log(tmp_path / "c.log", {n: {"train_rollout_logprob_abs_diff": 0.02} for n in range(20)}, flags=MOE)
     assert "R3 is not on" in found("moe-collapse", off)[0].message
-    assert "dump-routed-experts-missing" in found("moe-collapse", on)[0].cure
+    assert "dump-routed-experts-missing" in found("moe-collapse", on)[0].fix
     assert found("moe-collapse", steady) == []
 
 

@@ -129,7 +129,7 @@ def test_groups_that_teach_nothing(tmp_path: Path) -> None:
         return {**flat(count), "raw_reward": lambda i, value: 1.0 if i < 2 * count else value}
 
     (half,) = found("advantages-constant", trained(tmp_path / "half", alike(2)))
-    assert half.severity == "note" and "2 of 4 groups" in half.message and "filter" in half.cure
+    assert half.severity == "note" and "2 of 4 groups" in half.message and "filter" in half.fix
     assert not found("advantages-constant", trained(tmp_path / "one", alike(1)))
     (lost,) = found("advantages-constant", trained(tmp_path / "lost", flat(1)))
     assert lost.severity == "warning" and "rewards differ" in lost.message

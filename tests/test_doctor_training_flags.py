@@ -76,8 +76,8 @@ def test_the_suggested_context_parallel_size_holds_the_sample(
         --tensor-model-parallel-size {tensor} --context-parallel-size {context} --actor-num-nodes {nodes}"""
     reported = told("samples-too-long", launch_of_argv(words.split()))
     assert bool(reported) == (cap * context < longest)
-    if reported and reported[0].cure.startswith("--context-parallel-size"):
-        size = int(reported[0].cure.split()[1])
+    if reported and reported[0].fix.startswith("--context-parallel-size"):
+        size = int(reported[0].fix.split()[1])
         assert size * cap >= longest
         assert nodes * 8 % (size * tensor) == 0
         smaller = [n for n in range(1, size) if n * cap >= longest and nodes * 8 % (n * tensor) == 0]
@@ -134,7 +134,7 @@ def test_a_template_that_ends_turns_otherwise_than_generation(tmp_path: Path) ->
     (finding,) = told(name, launch, base)
     assert finding.severity == "warning"
     assert "'<|im_end|>'" in finding.message
-    assert "--rollout-stop '<|im_end|>'" in finding.cure
+    assert "--rollout-stop '<|im_end|>'" in finding.fix
     assert told(name, Script({"--rollout-stop-token-ids": "151645"}).read(tmp_path), base) == []
     assert told(name, launch, _tokenizer(tmp_path, "<|im_end|>", [151645])) == []
     assert told(name, launch, _tokenizer(tmp_path, "<|endoftext|>", [151643, 151645])) == []

@@ -96,8 +96,8 @@ REFUSED: dict[str, tuple[Callable[[], Tensor], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_has_no_content_of_its_own_is_refused(name: str) -> None:
     """Sparse, nested, quantized, meta and wrapper tensors are refused, and the message says what to observe."""
-    make, cure = REFUSED[name]
-    with pytest.raises(ReproError, match=cure):
+    make, fix = REFUSED[name]
+    with pytest.raises(ReproError, match=fix):
         fingerprint(make())
 
 

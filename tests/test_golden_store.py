@@ -136,11 +136,11 @@ def test_a_pointer_with_merge_conflicts(recorded: Repo) -> None:
     case.with_name("zz.toml").write_text(case.read_text().replace(f'name = "{pointer.stem}"', 'name = "zz"'))
     text = pointer.read_text()
     pointer.write_text(f"outs:\n<<<<<<< HEAD\n{text[6:]}=======\n{text[6:]}>>>>>>> other\n")
-    cure = f"{name} has merge conflicts: take one side (`git checkout --ours {name}`"
+    fix = f"{name} has merge conflicts: take one side (`git checkout --ours {name}`"
     for words in (["list"], ["pull"], ["push"], ["show", pointer.stem], ["verify", "--all"],
                   ["approve", pointer.stem, "--reason", "x"]):  # fmt: skip
         done = recorded.repro("golden", *words)
-        assert cure in done.stdout + done.stderr and done.returncode == (0 if words == ["list"] else 2), done.stderr
+        assert fix in done.stdout + done.stderr and done.returncode == (0 if words == ["list"] else 2), done.stderr
         assert ("zz: not verifiable" in done.stdout) == (words[-1] == "--all")
 
 
@@ -193,9 +193,9 @@ def test_a_pull_refuses_what_is_not_what_was_pushed(tracked: Repo, where: str) -
         with pytest.raises(ReproError, match="is not what its pointer stands for") as refused:
             dvc.pull(pointer)
         broken.write_bytes(whole)
-        cure = re.search(r"`(rm -r [^`]*)`", str(refused.value))
-        assert cure is not None
-        subprocess.run(cure[1], shell=True, cwd=tracked.root, check=True)  # noqa: S602 - what the message says
+        fix = re.search(r"`(rm -r [^`]*)`", str(refused.value))
+        assert fix is not None
+        subprocess.run(fix[1], shell=True, cwd=tracked.root, check=True)  # noqa: S602 - what the message says
     dvc.pull(pointer)
     assert (tracked.root / "kept" / "run.json").read_text() == "content of run.json"
 
@@ -315,9 +315,9 @@ def test_what_cannot_be_fetched_is_told_with_the_cure(recorded: Repo, tmp_path: 
         (clone.root / ".dvc" / "config").write_text("")
     done = clone.repro("golden", "verify")
     assert done.returncode == 2
-    cure = "`repro golden push`" if remote else "`repro init --remote URL`"
+    fix = "`repro golden push`" if remote else "`repro init --remote URL`"
     told = done.stderr.splitlines()[-1]
-    assert "cannot be fetched: " in told and cure in told and re.search(r"`git rm golden/r\S*\.dvc`", told)
+    assert "cannot be fetched: " in told and fix in told and re.search(r"`git rm golden/r\S*\.dvc`", told)
 
 
 def test_a_case_has_its_rollouts_whatever_their_name(tmp_path: Path) -> None:

@@ -356,12 +356,12 @@ def test_a_network_that_fails_is_no_verdict(repo: Repo, index: Index, base: str,
 
 def test_what_no_version_can_cure_is_an_error(repo: Repo, index: Index, base: str) -> None:
     """A wrong pin, a package of libraries alone or an index that knows us not say nothing of a version."""
-    for pins, cure in (
+    for pins, fix in (
         ({"tiny-scale": "new"}, "'new' is no version of tiny-scale: write one"),
         ({"absent": "1.0"}, "has no absent: install it there, or correct its name"),
         ({"tiny-scale": "2.8"}, "tiny-scale holds libraries alone.* vary it with what needs it, or with subject.lock"),
     ):
-        with pytest.raises(ReproError, match=cure), using(repo, base, pins, index.url):
+        with pytest.raises(ReproError, match=fix), using(repo, base, pins, index.url):
             pass
     index.login = "me:s3cret"
     try:

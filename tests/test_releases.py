@@ -92,7 +92,7 @@ def test_a_range_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "cure"),
+    ("text", "fix"),
     [
         ("torch", "write NAME==LOW..HIGH"),
         ("torch==2.12.0", "write NAME==LOW..HIGH"),
@@ -108,9 +108,9 @@ def test_a_range_is_read() -> None:
         ("torch==2.0+cpu..2.1", r"the same \+label"),
     ],
 )
-def test_what_is_no_range_is_refused_with_the_cure(text: str, cure: str) -> None:
+def test_what_is_no_range_is_refused_with_the_cure(text: str, fix: str) -> None:
     """One line says what to write instead."""
-    with pytest.raises(ReproError, match=cure) as error:
+    with pytest.raises(ReproError, match=fix) as error:
         parse_range(text)
     assert "\n" not in str(error.value)
 
@@ -177,7 +177,7 @@ def test_local_labels_are_meant_or_left_out(index: Index) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "cure"),
+    ("text", "fix"),
     [
         ("tiny-scale==1.0.5..2.0", r"has no 1\.0\.5 on http://127.*: the nearest are 1\.0 and 1\.1$"),
         ("tiny-scale==1.0..2!1", r"has no 2!1 .*the nearest is 1!0\.5$"),
@@ -188,9 +188,9 @@ def test_local_labels_are_meant_or_left_out(index: Index) -> None:
         ("nothing==1..2", "no package nothing on http://127.*: correct its name"),
     ],
 )
-def test_ends_must_be_there_and_serve(index: Index, text: str, cure: str) -> None:
+def test_ends_must_be_there_and_serve(index: Index, text: str, fix: str) -> None:
     """An end that cannot be tested is an error that names one that can, and never a SKIP."""
-    with pytest.raises(ReproError, match=cure) as error:
+    with pytest.raises(ReproError, match=fix) as error:
         releases(parse_range(text), index=index.url)
     assert not isinstance(error.value, MachineFailureError)
 

@@ -149,7 +149,7 @@ def test_each_rule_finds_what_it_is_for(number: int, tmp_path: Path) -> None:
 def test_every_rule_is_tested() -> None:
     """Each rule of the table breaks somewhere here; ids are unique, and each says why and what to do."""
     ids = [rule.id for rule in RULES]
-    assert len(ids) == len(set(ids)) and all(rule.why and rule.cure for rule in RULES)
+    assert len(ids) == len(set(ids)) and all(rule.why and rule.fix for rule in RULES)
     assert set(ids) == {case[0] for case in CASES} | {"group-size", "experts-missing"}
 
 

@@ -83,9 +83,9 @@ def test_an_end_that_fails_after_steps_is_told_what_helps(tmp_path: Path) -> Non
 def test_an_end_without_a_module_is_told_that_it_can_be_installed() -> None:
     """At another end the range is another question, which nobody need ask for want of a package."""
     reason = f"{REASON}: No module named 'fid.score'"
-    cure = "; install fid if it is a package of others, or choose another end for the range"
-    assert unusable("BAD", Skip(reason)).endswith(f"'fid.score'{cure}")
-    assert cure not in unusable("the culprit", Skip(reason))
+    fix = "; install fid if it is a package of others, or choose another end for the range"
+    assert unusable("BAD", Skip(reason)).endswith(f"'fid.score'{fix}")
+    assert fix not in unusable("the culprit", Skip(reason))
 
 
 def test_colours_of_ray_are_no_part_of_a_reason(tmp_path: Path) -> None:

@@ -380,8 +380,8 @@ def test_code_that_the_run_makes_in_the_checkout(tmp_path: Path, code: str, runs
     early = f"import os, py_compile, runpy; folder = {str(folder)!r}; path, spare = folder + '/k.py', folder + '/k.tmp'"
     place = put(tmp_path, "tree", early=f"{early}; {code}")
     (place.root / "train.py").write_text((place.root / "train.py").read_text() + "import os; os._exit(0)\n")
-    cure = ".* name a cache of code that runs make so too" if "runpy" in code else ""
-    refused = pytest.raises(ChildFailure, match=rf"k\.\w+.* was imported from another working tree{cure}")
+    fix = ".* name a cache of code that runs make so too" if "runpy" in code else ""
+    refused = pytest.raises(ChildFailure, match=rf"k\.\w+.* was imported from another working tree{fix}")
     with contextlib.nullcontext() if runs else refused:
         launch(case(), place, [Run(3, trace=str(tmp_path / "t"))], tmp_path / "log")
 

@@ -22,7 +22,7 @@ from repro_golden.case.command_line import CommandLine
 from repro_golden.repository.checkout import find_checkout
 from repro_golden.repository.submodules import never_fetched
 from repro_golden.repository.worktrees import Worktrees
-from repro_golden.subjects.missing import missing_from, names_cure
+from repro_golden.subjects.missing import missing_from, names_fix
 
 FALLBACK = """\
 import sys
@@ -148,7 +148,7 @@ def test_what_may_be_missing_in_an_empty_submodule(tmp_path: Path) -> None:
         ):
             missing = missing_from(place, said, [], sure=True)
             assert missing.startswith("third/lib is a submodule that was never fetched, so empty here: `git sub"), said
-            assert names_cure(missing) and not missing.endswith("lacks")
+            assert names_fix(missing) and not missing.endswith("lacks")
         said = "ModuleNotFoundError: No module named 'values'"
         missing = missing_from(place, said, [])
         assert missing.endswith("fetches it where its remote still has it, if that is what it lacks")

@@ -57,13 +57,13 @@ def _rule_findings(findings: Sequence[Finding]) -> list[str]:
     certainty = first.certainty if len({finding.certainty for finding in findings}) == 1 else ""
     head = click.style(first.severity, fg=_COLOURS[first.severity], bold=True)
     lines = [f"{head} {click.style(first.rule, bold=True)}" + (f" ({certainty})" if certainty else "")]
-    cures = _grouped(findings, lambda finding: finding.cure)
-    selected = cures if first.severity == "error" else cures[:_SHOWN]
+    fixes = _grouped(findings, lambda finding: finding.fix)
+    selected = fixes if first.severity == "error" else fixes[:_SHOWN]
     why = _wrapped(first.why, "  why: ", "       ")
     for number, group in enumerate(selected):
         lines += _messages(group, certainty=not certainty)
         lines += why if number == 0 else []
-        lines += _wrapped(one_line(group[0].cure), "  do:  ", "       ")
+        lines += _wrapped(one_line(group[0].fix), "  do:  ", "       ")
     if left := len(findings) - sum(map(len, selected)):
         lines.append(f"  and {left} more like it (--json shows all)")
     return lines
@@ -109,8 +109,8 @@ def brief(findings: Iterable[Finding], limit: int = 3) -> list[str]:
 def rule_mapping(rule: Rule) -> dict[str, Any]:
     """A rule as JSON types."""
     names = {"inputs": [cls.__name__ for cls in rule.inputs], "uses": [cls.__name__ for cls in rule.uses]}
-    fields = ("id", "title", "severity", "certainty", "why", "cure")
-    mapping = {name: getattr(rule, name) for name in fields}
+    fields = ("id", "title", "severity", "certainty", "why")
+    mapping = {name: getattr(rule, name) for name in fields} | {"cure": rule.fix}
     return mapping | names | {"subject": subject_of(rule), "sources": list(rule.sources), "phrases": list(rule.phrases)}
 
 
@@ -122,7 +122,7 @@ def rule_text(rule: Rule) -> str:
         "severity": f"{rule.severity}, {rule.certainty}",
         "reads": ", ".join(mapping["inputs"]) + (f"; {', '.join(mapping['uses'])} if given" if rule.uses else ""),
         "why": rule.why,
-        "do": rule.cure,
+        "do": rule.fix,
         "looks for": "; ".join(shown(phrase) for phrase in rule.phrases),
         "source": "; ".join(rule.sources),
     }

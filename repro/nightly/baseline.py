@@ -380,19 +380,19 @@ def _refuse_changed(tonight: Tonight, approved: str) -> None:
     case, git = tonight.case, tonight.checkout.git
     cases = CommittedCases(git, approved)
     then = cases.read(case.name)
-    cure = f"`repro golden approve {case.name} --reason ...`, then commit golden"
+    fix = f"`repro golden approve {case.name} --reason ...`, then commit golden"
     if then is None:
-        raise NotVerifiableError(f"the approved commit {short(approved)} has no {CASES / case.name}.toml: {cure}")
+        raise NotVerifiableError(f"the approved commit {short(approved)} has no {CASES / case.name}.toml: {fix}")
     asked = cases.asked(then)
     if changed := differences(asked, of_checkout(git, case)):
         what = f"the case {case.name} was changed since the approved commit {short(approved)}"
-        raise ReproError(f"{what} ({in_words(changed)}): {cure}")
+        raise ReproError(f"{what} ({in_words(changed)}): {fix}")
     store = Store(tonight.checkout.root)
     rollouts = store.rollouts_path(case)
     if rollouts is None:
         return
     if not asked["case"][ROLLOUTS]:
-        raise NotVerifiableError(f"git has no {case.case.rollouts} and no pointer to it: {cure}")
+        raise NotVerifiableError(f"git has no {case.case.rollouts} and no pointer to it: {fix}")
     store.refuse_unknown(rollouts)
 
 

@@ -70,7 +70,7 @@ def looked_line(night: Night) -> str:
     return clean(f"looked at {night.looked}") if night.looked else ""
 
 
-def _cure(night: Night) -> str:
+def _fix(night: Night) -> str:
     """What to do about numbers that changed on purpose."""
     if not any(check.status == "changed" and check.name in ("baseline", "metrics") for check in night.checks):
         return ""
@@ -100,7 +100,7 @@ def nightly_text(nights: Sequence[Night], files: Sequence[Path], *, colour: bool
         lines += [f"  {looked}"] if (looked := looked_line(night)) else []
         lines += [f"  {line}" for line in culprit_lines(night)]
         lines += [f"  {row}" for row in mismatch_text(_mismatch(night)).splitlines()]
-        lines += [f"  {cure}"] if (cure := _cure(night)) else []
+        lines += [f"  {fix}"] if (fix := _fix(night)) else []
         lines.append(f"  result: {clean(str(path))}")
     return "\n".join(lines)
 
@@ -141,7 +141,7 @@ def _context(nights: Sequence[Night], files: Sequence[Path], command: str) -> di
             "of": mismatch_title(mismatch) if mismatch else "",
             "culprits": "\n".join(culprit_lines(night)),
             "search": (night.bisect or {}).get("reproduce", ""),
-            "cure": _cure(night),
+            "cure": _fix(night),
             "at": utc(night.at),
             "file": str(path),
         }

@@ -208,9 +208,9 @@ class History(Commits):
         elif base != good:
             if base != bad:  # else they are given the wrong way round, whatever is not here
                 refuse_cut_off(checkout, good, bad)
-            cure = f"; their merge base is {base[:10]}, try {base[:10]}..{right or 'HEAD'}" if base else ""
-            cure = f": it comes after it, so write {right or 'HEAD'}..{left}" if base == bad else cure
-            raise ReproError(f"GOOD {left} is not an ancestor of BAD {right or 'HEAD'}{cure}")
+            fix = f"; their merge base is {base[:10]}, try {base[:10]}..{right or 'HEAD'}" if base else ""
+            fix = f": it comes after it, so write {right or 'HEAD'}..{left}" if base == bad else fix
+            raise ReproError(f"GOOD {left} is not an ancestor of BAD {right or 'HEAD'}{fix}")
         how = ["--first-parent"] if first_parent else []
         refuse_cut_off(checkout, *how, bad, f"^{good}")
         lines = checkout.git.text("rev-list", "--parents", "--topo-order", *how, f"{good}..{bad}").splitlines()

@@ -263,7 +263,7 @@ class NoisySearch:
             scheduler.submit(self._request(commit, self._next_run[tree]))
             self._next_run[tree] += 1
         if not scheduler.pending_probes:
-            raise NotVerifiableError(f"{self._doubt()} and no more tests would tell: {self._cure}")
+            raise NotVerifiableError(f"{self._doubt()} and no more tests would tell: {self._fix}")
         return True
 
     def _next(self, room: int, under_way: list[str]) -> list[str]:
@@ -317,10 +317,10 @@ class NoisySearch:
         goods = self.search.observations.get(self.scheduler.history.good)
         hopeless = goods is not None and not goods.goods and goods.bads >= HOPELESS
         if hopeless or self.search.indistinguishable:
-            raise NotVerifiableError(f"{self._doubt()}: {self._cure}")
+            raise NotVerifiableError(f"{self._doubt()}: {self._fix}")
 
     @property
-    def _cure(self) -> str:
+    def _fix(self) -> str:
         if isinstance(self.scheduler.predicate, Exit):
             return (
                 "see what of it rests on another run, another program or the machine, and have it exit alike each time"

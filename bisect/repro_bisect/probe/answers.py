@@ -16,7 +16,7 @@ from repro_golden.recording.operations.stream import Stream
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.git import Git
 from repro_golden.repository.linked import LEADS_OUT, leads_out
-from repro_golden.subjects.missing import names_cure
+from repro_golden.subjects.missing import names_fix
 from repro_golden.trace import Trace
 
 __all__ = [
@@ -137,7 +137,7 @@ def unusable(name: str, answer: Answer) -> str:
 
 def is_told(reason: str) -> bool:
     """Whether the reason of a skip names its cause, and the cure."""
-    names_cause = names_cure(reason) or LEADS_OUT in reason or RECORDER_FAILED in reason
+    names_cause = names_fix(reason) or LEADS_OUT in reason or RECORDER_FAILED in reason
     return names_cause or reason.startswith((_OTHER_CODE, _OTHER_RANKS, ABSENT))
 
 

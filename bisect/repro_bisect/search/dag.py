@@ -202,7 +202,7 @@ def _reach(parents: Mapping[Commit, Sequence[Commit]], start: Commit, seen: set[
 
 # -- which two verdicts do not go together, in one line
 
-_CURE = "the fault is not monotonic here: judge both again, or search for one change at a time"
+_FIX = "the fault is not monotonic here: judge both again, or search for one change at a time"
 
 
 def explain(dag: Dag[Commit], good: int, bad: int, newest: int) -> str:
@@ -216,13 +216,13 @@ def explain(dag: Dag[Commit], good: int, bad: int, newest: int) -> str:
     """
     name = dag.order
     if good & bad & 1 << newest:
-        return f"{name[newest]} was judged both GOOD and BAD; {_CURE}"
+        return f"{name[newest]} was judged both GOOD and BAD; {_FIX}"
     is_good = bool(good >> newest & 1)
     # GOOD commits contain no BAD one: the nearest commit that breaks this is named.
     if is_good and (below := bad & dag.ancestors[newest]):
-        return f"{name[newest]} is GOOD but contains {name[bits(below)[-1]]}, which is BAD; {_CURE}"
+        return f"{name[newest]} is GOOD but contains {name[bits(below)[-1]]}, which is BAD; {_FIX}"
     if not is_good and (above := good & dag.descendants(newest)):
-        return f"{name[bits(above)[0]]} is GOOD but contains {name[newest]}, which is BAD; {_CURE}"
+        return f"{name[bits(above)[0]]} is GOOD but contains {name[newest]}, which is BAD; {_FIX}"
     # Otherwise the BAD commits share no suspect that the GOOD ones leave: name the BAD one that shares least.
     excluded = 0
     for i in bits(good):
@@ -231,4 +231,4 @@ def explain(dag: Dag[Commit], good: int, bad: int, newest: int) -> str:
     shared = {i: (dag.ancestors[i] & common).bit_count() for i in bits(bad & ~(1 << newest))}
     other = name[min(shared, key=lambda i: (shared[i], i))]
     verdict = "GOOD" if is_good else "BAD"
-    return f"{name[newest]} is {verdict} and {other} is BAD: with the other verdicts no commit explains both; {_CURE}"
+    return f"{name[newest]} is {verdict} and {other} is BAD: with the other verdicts no commit explains both; {_FIX}"

@@ -114,28 +114,28 @@ def _canonical(meta: Mapping[str, Any], target: Path) -> str:
     return text
 
 
-def _check(meta: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str, cure: str) -> None:
+def _check(meta: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str, fix: str) -> None:
     """Hold content against the layout that `repro_core.Rollout` documents."""
     for key in _META:
         if key not in meta:
-            raise RolloutError(f"{where}: meta lacks {key!r}: {cure}")
+            raise RolloutError(f"{where}: meta lacks {key!r}: {fix}")
     if "format" in meta:
-        raise RolloutError(f"{where}: meta must not hold 'format', the file's own number: {cure}")
+        raise RolloutError(f"{where}: meta must not hold 'format', the file's own number: {fix}")
     for name, dtype in _DTYPES.items():
         if name not in tensors:
-            raise RolloutError(f"{where}: tensor {name!r} is missing: {cure}")
+            raise RolloutError(f"{where}: tensor {name!r} is missing: {fix}")
         if tensors[name].dtype != dtype or tensors[name].ndim != 1:
             actual = f"{tensors[name].dtype} {list(tensors[name].shape)}"
-            raise RolloutError(f"{where}: tensor {name!r} must be {dtype} with one dimension, not {actual}: {cure}")
+            raise RolloutError(f"{where}: tensor {name!r} must be {dtype} with one dimension, not {actual}: {fix}")
     routed = tensors.get(_ROUTED)
     if routed is not None and (routed.dtype not in _ROUTED_DTYPES or routed.ndim != 3 or 0 in routed.shape[1:]):
         actual = f"{routed.dtype} {list(routed.shape)}"
-        raise RolloutError(f"{where}: {_ROUTED} must be uint8 or int16 [tokens, layers, top-k], not {actual}: {cure}")
+        raise RolloutError(f"{where}: {_ROUTED} must be uint8 or int16 [tokens, layers, top-k], not {actual}: {fix}")
     if routed is not None and bool((routed < 0).any()):
-        raise RolloutError(f"{where}: {_ROUTED} holds negative numbers: {cure}")
+        raise RolloutError(f"{where}: {_ROUTED} holds negative numbers: {fix}")
     totals, responses = tensors["total_lengths"], tensors["response_lengths"]
     if len(totals) == len(responses) and bool(((responses < 0) | (totals < responses)).any()):
-        raise RolloutError(f"{where}: response_lengths must lie between 0 and total_lengths: {cure}")
+        raise RolloutError(f"{where}: response_lengths must lie between 0 and total_lengths: {fix}")
     wanted = {
         "tokens": ("the sum of total_lengths", int(totals.sum())),
         "response_lengths": ("one per sample", len(totals)),
@@ -148,4 +148,4 @@ def _check(meta: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str, c
         wanted[_ROUTED] = ("the sum of total_lengths", int(totals.sum()))
     for name, (rule, length) in wanted.items():
         if len(tensors[name]) != length:
-            raise RolloutError(f"{where}: {name} has {len(tensors[name])} entries, not {length} ({rule}): {cure}")
+            raise RolloutError(f"{where}: {name} has {len(tensors[name])} entries, not {length} ({rule}): {fix}")

@@ -48,14 +48,14 @@ class Found(NamedTuple):
         where: The evidence.
         severity: Where it is not the rule's own.
         certainty: Where it is not the rule's own.
-        cure: Where this case wants another one than the rule's, or one with its numbers.
+        fix: Where this case wants another one than the rule's, or one with its numbers.
     """
 
     message: str
     where: Where = Where()
     severity: Severity | None = None
     certainty: Certainty | None = None
-    cure: str = ""
+    fix: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Rule:
         severity: Of what it finds, unless the finding says otherwise.
         certainty: How sure a finding is, unless it says otherwise.
         why: What goes wrong if it is left.
-        cure: What to do.
+        fix: What to do.
         sources: Where it comes from: guides by name, files of the trainers with their commit.
         check: The function: takes one artefact for each of `inputs`, then one or None for each of `uses`.
         uses: Kinds that help where there is one. None is passed where there is none, or several that could be meant.
@@ -83,7 +83,7 @@ class Rule:
     severity: Severity
     certainty: Certainty
     why: str
-    cure: str
+    fix: str
     sources: tuple[str, ...]
     check: Callable[..., Iterable[Found]]
     uses: tuple[type, ...] = ()
@@ -118,7 +118,7 @@ class Finding:
         message: What is wrong.
         where: The evidence.
         why: Why it matters.
-        cure: What to do.
+        fix: What to do.
     """
 
     rule: str
@@ -127,18 +127,20 @@ class Finding:
     message: str
     where: Where
     why: str
-    cure: str
+    fix: str
 
     @classmethod
     def of(cls, rule: Rule, hit: Found) -> Finding:
         """What a rule found, with what the rule says of it."""
         severity, certainty = hit.severity or rule.severity, hit.certainty or rule.certainty
-        return cls(rule.id, severity, certainty, hit.message, hit.where, rule.why, hit.cure or rule.cure)
+        return cls(rule.id, severity, certainty, hit.message, hit.where, rule.why, hit.fix or rule.fix)
 
     def to_mapping(self) -> dict[str, Any]:
-        """JSON types; a sample where there is one."""
+        """JSON types; a sample where there is one. The fix has stood under ``cure`` since the first format."""
         where = {k: v for k, v in asdict(self.where).items() if k != "sample" or v is not None}
-        return asdict(self) | {"where": where}
+        mapping = asdict(self) | {"where": where, "cure": self.fix}
+        del mapping["fix"]
+        return mapping
 
 
 @dataclass(frozen=True)

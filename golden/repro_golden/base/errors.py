@@ -31,17 +31,17 @@ class NotShownError(UnjudgedError):
 
     Attributes:
         lacks: What it does not show, as what is said of it.
-        cure: How to correct it.
+        fix: How to correct it.
     """
 
     exit_code = 2
 
-    def __init__(self, lacks: str, cure: str) -> None:
-        super().__init__(lacks, cure)
-        self.lacks, self.cure = lacks, cure
+    def __init__(self, lacks: str, fix: str) -> None:
+        super().__init__(lacks, fix)
+        self.lacks, self.fix = lacks, fix
 
     def __str__(self) -> str:
-        return f"the baseline {self.lacks}: {self.cure}"
+        return f"the baseline {self.lacks}: {self.fix}"
 
 
 class RefusedError(ReproError):

@@ -301,5 +301,5 @@ def unknown_case(root: Path, name: str) -> ReproError:
     """What is said of a name that no case has: the nearest one, else those that there are."""
     known = [path.stem for path in list_cases(root)]
     near = difflib.get_close_matches(name, known, 1)
-    cure = f": did you mean {near[0]}?" if near else f"; known: {', '.join(known)}" if known else f"; {NO_CASE}"
-    return ReproError(f"no case {name!r} in {root / CASES}{cure}")
+    fix = f": did you mean {near[0]}?" if near else f"; known: {', '.join(known)}" if known else f"; {NO_CASE}"
+    return ReproError(f"no case {name!r} in {root / CASES}{fix}")

@@ -87,8 +87,8 @@ class Divergence:
     def of_itself(self) -> str:
         """As two runs of the same code differ, in words: of a file that only the first one saved, with a cure."""
         is_file = self.kind == "missing" and family(self.phase, self.signal) == "saved"
-        cure = ", a file that only the first run saved: if it is a cache, name it by {out}, or clear it first"
-        return f"{self}{cure if is_file else ''}"
+        fix = ", a file that only the first run saved: if it is a cache, name it by {out}, or clear it first"
+        return f"{self}{fix if is_file else ''}"
 
     def __str__(self) -> str:
         size = f": {self.magnitude}" if self.magnitude and self.magnitude.elements else ""

@@ -252,7 +252,7 @@ class _Limit(NamedTuple):
     Attributes:
         resource: Which.
         on: What it limits.
-        cure: What raises it.
+        fix: What raises it.
         ample: Who meets one as large as this would meet any: it leaks.
         number: The signal that tells of it, or 0.
         words: What programs say of it, or "".
@@ -260,7 +260,7 @@ class _Limit(NamedTuple):
 
     resource: int
     on: str
-    cure: str
+    fix: str
     ample: float
     number: int
     words: str
@@ -333,8 +333,8 @@ def blame_the_machine(code: int, log: Path, who: str = "the trainer") -> None:
     output = tail(log)
     for limit in _LIMITS:
         if limit.was_met(number, output):
-            raise MachineFailureError(f"{who} met the limit on {limit.on}: raise it ({limit.cure}) and run again")
-    if number in _CURES:
+            raise MachineFailureError(f"{who} met the limit on {limit.on}: raise it ({limit.fix}) and run again")
+    if number in _FIXES:
         raise _killed(who, number, code)
     output = last_lines(output)
     for number in (signal.SIGKILL, signal.SIGBUS):
@@ -345,7 +345,7 @@ def blame_the_machine(code: int, log: Path, who: str = "the trainer") -> None:
             raise (PortTakenError if "port" in message else ShortageError)(message)
 
 
-_CURES = {
+_FIXES = {
     signal.SIGKILL: "free memory",
     signal.SIGBUS: "free memory or /dev/shm",
     signal.SIGTERM: "see what ended it, a time limit or a scheduler,",
@@ -357,14 +357,14 @@ _CURES = {
 
 def _killed(who: str, number: int, code: int = -1) -> ShortageError:
     """What is said of a signal; one that only an exit code tells of may be the program's own number."""
-    name, cure = signal.Signals(number).name, _CURES[signal.Signals(number)]
+    name, fix = signal.Signals(number).name, _FIXES[signal.Signals(number)]
     limited = resource.getrlimit(resource.RLIMIT_CPU)[0] != resource.RLIM_INFINITY  # at the hard limit it is SIGKILL
     if number == signal.SIGKILL and limited:
-        cure += ", raise the limit on processor time (ulimit -t)"
+        fix += ", raise the limit on processor time (ulimit -t)"
     if code < 0:
-        return ShortageError(f"{who} was killed by {name}; {cure} and run again")
+        return ShortageError(f"{who} was killed by {name}; {fix} and run again")
     return ShortageError(
-        f"{who} exited with {code}, which a shell says of a program that {name} ended: {cure} and run again; "
+        f"{who} exited with {code}, which a shell says of a program that {name} ended: {fix} and run again; "
         "if it is a number of its own, exit with less than 128"
     )
 

@@ -19,7 +19,7 @@ from repro_golden.repository.git import Git, GitFailedError
 from repro_golden.repository.linked import in_few_words
 from repro_golden.repository.working import SUBMODULE, is_absent, modes_of
 
-__all__ = ["cure_for", "empty_in", "entries_of", "fetched", "names_of", "never_fetched", "repositories_of"]
+__all__ = ["empty_in", "entries_of", "fetched", "fix_for", "names_of", "never_fetched", "repositories_of"]
 
 _UPDATE = "`git submodule update --init --recursive`"
 _SYMLINK = "120000"
@@ -72,7 +72,7 @@ def repositories_of(above: Sequence[Path], name: str, here: Path) -> list[Path]:
     return [folder for folder in (*(folder / "modules" / name for folder in above), here / ".git") if folder.is_dir()]
 
 
-def cure_for(path: str, *, named: bool, cloned: bool = False, at: str = "a commit that has it") -> str:
+def fix_for(path: str, *, named: bool, cloned: bool = False, at: str = "a commit that has it") -> str:
     """How a submodule, or a commit of it, comes here.
 
     Args:
@@ -183,8 +183,8 @@ def never_fetched(checkout: Checkout, parents: Mapping[str, Sequence[str]], path
 
 def _told(path: str, commits: Sequence[str], having: str, named: bool) -> str:
     names, verb = in_few_words([commit[:10] for commit in commits]), "change" if len(commits) > 1 else "changes"
-    cure = cure_for(path, named=named, at=having[:10])
-    return f"{path} is a submodule that was never fetched here, and {names} {verb} it: its folder was empty ({cure})"
+    fix = fix_for(path, named=named, at=having[:10])
+    return f"{path} is a submodule that was never fetched here, and {names} {verb} it: its folder was empty ({fix})"
 
 
 def _changing(git: Git, parents: Mapping[str, Sequence[str]], paths: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -21,7 +21,7 @@ from repro_golden.repository.checkout import BESIDE, Checkout, Place
 from repro_golden.repository.git import POINTER_MOST, Git, GitFailedError, kept_at, lfs_store, pointed_at
 from repro_golden.repository.leads import drop_copies, notes_of, settle
 from repro_golden.repository.linked import Linked, data_of
-from repro_golden.repository.submodules import cure_for, entries_of, names_of, repositories_of
+from repro_golden.repository.submodules import entries_of, fix_for, names_of, repositories_of
 from repro_golden.repository.working import is_absent
 
 __all__ = ["Worktrees", "fill", "folder_for", "name_for"]
@@ -289,7 +289,7 @@ def _checked_out(parts: Sequence[_Part], path: str, commit: str, *, named: bool)
     part = next((p for p in parts if p.git.tells("cat-file", "-e", f"{commit}^{{commit}}")), None)
     if part is None:
         what = f"commit {commit[:10]} of the submodule {path}" if parts else f"the submodule {path}"
-        raise AbsentError(f"{what} is not here: {cure_for(path, named=named, cloned=bool(parts))}")
+        raise AbsentError(f"{what} is not here: {fix_for(path, named=named, cloned=bool(parts))}")
     part.tree.mkdir(parents=True, exist_ok=True)
     part = replace(part, git=part.git.without_filters())
     _own_git_folder(part)
@@ -353,8 +353,8 @@ def _lfs(part: _Part, files: Sequence[str]) -> None:
             continue
         stored = kept_at(store, oid)
         if not stored.is_file():
-            cure = f"`git lfs fetch --all`{f' in {part.path}' if part.path else ''} brings that of every commit"
-            raise AbsentError(f"the LFS content of {part.name(file)} is not here: {cure}")
+            fix = f"`git lfs fetch --all`{f' in {part.path}' if part.path else ''} brings that of every commit"
+            raise AbsentError(f"the LFS content of {part.name(file)} is not here: {fix}")
         mode = path.stat().st_mode
         shutil.copyfile(stored, path)
         path.chmod(mode)

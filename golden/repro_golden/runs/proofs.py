@@ -34,13 +34,13 @@ __all__ = [
 ]
 
 
-def reproduced(first: Trace, second: Trace, steps: int, cure: str) -> Proof:
+def reproduced(first: Trace, second: Trace, steps: int, fix: str) -> Proof:
     """A second fresh process gives the same bits, for all of the `steps` that were to be repeated."""
     name = "reproduced by a second process"
     if len(second.steps) < steps or len(first.steps) < steps:
-        return Proof(name, False, f"only {len(second.steps)} of {steps} steps were made; {cure}")
+        return Proof(name, False, f"only {len(second.steps)} of {steps} steps were made; {fix}")
     if difference := first_difference(first, second):
-        return Proof(name, False, f"differs at {difference.of_itself}; {cure}")
+        return Proof(name, False, f"differs at {difference.of_itself}; {fix}")
     return Proof(name, True, f"{steps} steps bit-identical")
 
 

@@ -43,7 +43,7 @@ from repro_golden.subjects.missing import links_in
 from repro_golden.subjects.surroundings import outside_of, variables_digest
 from repro_golden.trace import Trace, rewrite_header, seal
 
-__all__ = ["Options", "cure", "record"]
+__all__ = ["Options", "fix", "record"]
 
 NOISE_RUNS = 3
 _OF_TORCH = re.compile(r"(?:\[rank\d+\]:)?\[[IWEF]\d{3,4} \d\d:\d\d:\d\d|\[Gloo\] Rank \d")
@@ -122,9 +122,9 @@ def _record(checkout: Checkout, case: Case, store: Store, options: Options, say:
         results = [*checks, *sound, *results]
         linked.check()
         if (now := checkout.ran(case)).tree != ran.tree:
-            cure = "record it again, and let a program that writes a file which git tracks write it to {out}"
+            fix = "record it again, and let a program that writes a file which git tracks write it to {out}"
             which = in_few_words(checkout.uncommitted(case)) or "now as committed"
-            raise ReproError(f"the code of {case.name} was changed while it was recorded ({which}): {cure}")
+            raise ReproError(f"the code of {case.name} was changed while it was recorded ({which}): {fix}")
         if not ran.tree:
             say(f"  note: no key stands for the code, nor says whether it was changed meanwhile: {ran.unknown}")
         code = {"commit": ran.commit or None, "tree": ran.tree or None, "untracked": ran.beside(now)}
@@ -336,7 +336,7 @@ class _Recording:
             alone = self.case.subject.recorded
             perturbations = pool.submit(self._planted, golden, rollouts, planted)
             bare = pool.submit(self._side, "bare", steps, rollouts, observed=False) if alone else None
-            proved(proofs.reproduced(golden, again.result(), steps, cure(self.case)))
+            proved(proofs.reproduced(golden, again.result(), steps, fix(self.case)))
             if bare:
                 proved(self._undisturbed(golden, bare.result()))
             for trace, change in zip(perturbations.result(), planted, strict=True):
@@ -455,7 +455,7 @@ class _Recording:
         return "".join(line for line in lines if not _OF_TORCH.match(line))
 
 
-def cure(case: Case) -> str:
+def fix(case: Case) -> str:
     """What makes a trainer reproduce itself, as far as its case shows."""
     hint = kind_of(case).advice
     if case.subject.env.get(_FUSED, "0") == "0":
@@ -466,8 +466,8 @@ def cure(case: Case) -> str:
     )
 
 
-def _refusal(case: Case, proof: Proof, cure: str) -> RefusedError:
-    return RefusedError(f"{case.name} is no golden run: {proof.name}: {proof.detail}; {cure}")
+def _refusal(case: Case, proof: Proof, fix: str) -> RefusedError:
+    return RefusedError(f"{case.name} is no golden run: {proof.name}: {proof.detail}; {fix}")
 
 
 def _user() -> str:

@@ -40,7 +40,7 @@ _RULE = re.compile(r"^\s*[^#\s]", re.MULTILINE)
 """What a .dvcignore holds beside comments."""
 _IGNORES = re.compile(r"^\s*[^#\s]", re.MULTILINE)
 """A pattern in a .dvcignore."""
-_CURES = {
+_FIXES = {
     "mandatory extension: 'sdir'": "; DVC cannot read an index that a sparse checkout cut short: "
     "`git sparse-checkout reapply --no-sparse-index`"
 }
@@ -281,14 +281,14 @@ class Dvc:
                 raise
             remote = self.remote
             if remote and Path(remote) != private_remote(self.root):
-                cure = "its DVC remote does not have it: `repro golden push` in the checkout where it was recorded"
+                fix = "its DVC remote does not have it: `repro golden push` in the checkout where it was recorded"
             else:
                 has = "a DVC remote of its own alone" if remote else "no DVC remote"
-                cure = (
+                fix = (
                     f"this checkout has {has}: in the one where it was recorded `repro golden push`, and here `repro "
                     "init --remote URL` with what `dvc remote list` says there"
                 )
-            raise MachineFailureError(f"{what} cannot be fetched: {cure}; {_in_none(*names)}") from None
+            raise MachineFailureError(f"{what} cannot be fetched: {fix}; {_in_none(*names)}") from None
         return message
 
     def _forget_lists(self) -> None:
@@ -406,8 +406,8 @@ class Dvc:
             ]
             lines = [each for each in every if each.startswith("ERROR")] or every[-1:] or [f"exit {process.returncode}"]
             message = " ".join(lines).replace("ERROR: ", "")[:400]
-            cure = next((cure for what, cure in _CURES.items() if what in message), "")
-            raise MachineFailureError(f"{line} failed: {message}{cure}")
+            fix = next((fix for what, fix in _FIXES.items() if what in message), "")
+            raise MachineFailureError(f"{line} failed: {message}{fix}")
         return out.decode(errors="replace")
 
     def _refuse_false(self, pointers: Sequence[Path]) -> None:

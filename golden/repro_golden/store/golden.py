@@ -325,15 +325,15 @@ class Store:
         """What to do about a golden run that lacks a file: its pointer may stand for as little."""
         pointer, case = pointer_of(path), path.name.split(_PREVIOUS)[0]
         if not pointer.exists():
-            cure = f"`git checkout {path}` brings it back"
+            fix = f"`git checkout {path}` brings it back"
         elif is_whole(pointer):
-            cure = (
+            fix = (
                 f"{pointer.name} stands for no more: take an older one of `git log {pointer}`, or `git rm {pointer}` "
                 f"and `repro golden record {case}`"
             )
         else:
-            cure = f"`repro golden pull {case}` brings it back"
-        return ReproError(f"{path} has no {lost}: {cure}")
+            fix = f"`repro golden pull {case}` brings it back"
+        return ReproError(f"{path} has no {lost}: {fix}")
 
     def refuse_other_data(self, case: Case) -> None:
         """Refuse to run on data that no commit holds: it is linked or read here, and DVC's files name other content.

@@ -211,8 +211,8 @@ class CommandKind(Kind):
                         who.find_build()  # while it is held; it is remembered
                     return who
         except ChildFailure as failure:
-            cure = "correct its lock files, subject.setup or subject.packages"
-            raise ReproError(f"no environment for {root}: {failure}; {cure}") from None
+            fix = "correct its lock files, subject.setup or subject.packages"
+            raise ReproError(f"no environment for {root}: {failure}; {fix}") from None
 
     def other_pythons(self, root: Path) -> list[str]:
         """See `Kind.other_pythons`; where `env` has a PATH of its own, that which a script finds there."""

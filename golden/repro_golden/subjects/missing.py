@@ -14,9 +14,9 @@ from repro_golden.base.errors import ReproError
 from repro_golden.repository.checkout import Place
 from repro_golden.repository.git import Git
 from repro_golden.repository.linked import in_few_words
-from repro_golden.repository.submodules import cure_for, empty_in
+from repro_golden.repository.submodules import empty_in, fix_for
 
-__all__ = ["found_missing", "links_in", "made_in", "missing_from", "names_cure"]
+__all__ = ["found_missing", "links_in", "made_in", "missing_from", "names_fix"]
 
 _SAYS_SO = re.compile(
     r"no such file|\berrno 2\b|FileNotFoundError|not found|not exist|n't exist|no file\b"
@@ -84,8 +84,8 @@ def _in_submodule(root: Path, texts: Collection[str], modules: Sequence[str], *,
     names = list(dict.fromkeys(paths[path] for path in named or paths))
     what = "is a submodule that was" if len(names) == 1 else "are submodules that were"
     perhaps = "" if named else ", if that is what it lacks"
-    cure = cure_for(names[0], named=empty[names[0]])
-    return f"{in_few_words(names)} {what} {_EMPTY} empty here: {cure}{perhaps}"
+    fix = fix_for(names[0], named=empty[names[0]])
+    return f"{in_few_words(names)} {what} {_EMPTY} empty here: {fix}{perhaps}"
 
 
 def links_in(message: str) -> list[str]:
@@ -112,7 +112,7 @@ def found_missing(message: str) -> tuple[str, str]:
     return (message[: match.start()], match[1]) if match else (message, "")
 
 
-def names_cure(message: str) -> bool:
+def names_fix(message: str) -> bool:
     """Whether a message says what to do about something that a program did not find."""
     return bool(links_in(message)) or _BUILT in message or _EMPTY in message
 

@@ -40,7 +40,7 @@ _SHIELDED = ("pkill", "killall")
 _SHIELD = '#!/bin/sh\necho "repro: left out: $(basename "$0") $*" >&2\n'
 
 
-_CURES = {
+_FIXES = {
     "unrecognized arguments": "name a flag that a replay adds in subject.leave, if the replay serves without it",
     "no optimizer step was seen": "or set recorder = false in [subject], and what the trainer writes is compared",
 }
@@ -213,9 +213,9 @@ class TrainerKind(CommandKind):
         try:
             return super()._run(place, asked, log, cancel, enough)
         except ChildFailure as failure:
-            for text, cure in _CURES.items():
+            for text, fix in _FIXES.items():
                 if text in failure.message:
-                    failure.message += f"; {cure}"
+                    failure.message += f"; {fix}"
             raise
 
     def additions(self, place: Place, log: Path) -> AdditionOf:
@@ -365,8 +365,8 @@ class _Replaying:
             )
         for flag, why in parsed.refused.items():
             added = flag in {option[0] for option in self._flags}
-            cure = "name it in subject.leave if the replay serves without" if added else "correct subject.flags"
-            raise self._failure(f"{flag} took no effect ({why}): {cure}")
+            fix = "name it in subject.leave if the replay serves without" if added else "correct subject.flags"
+            raise self._failure(f"{flag} took no effect ({why}): {fix}")
 
     def _failure(self, message: str) -> ChildFailure:
         return ChildFailure("start", -1, message, str(self._log))

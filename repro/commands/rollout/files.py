@@ -83,8 +83,8 @@ def dumps_at(path: Path) -> list[Path]:
         if dumps := dump_files(folder):
             return dumps
     others = sorted(path.glob("*[0-9].pt"))
-    cure = f"; name its files themselves, such as {others[0]}" if others else ""
-    raise ReproError(f"{path} holds no rollouts: neither our index.json nor dumps N.pt or eval_N.pt{cure}")
+    fix = f"; name its files themselves, such as {others[0]}" if others else ""
+    raise ReproError(f"{path} holds no rollouts: neither our index.json nor dumps N.pt or eval_N.pt{fix}")
 
 
 def _folders(path: Path) -> Iterator[Path]:

@@ -150,7 +150,7 @@ def _findings_text(findings: list[tuple[str, Finding]]) -> list[str]:
         name, first = matches[0]
         where = name if first.where.sample is None else f"{name}, sample {first.where.sample}"
         more = f" (and {len(matches) - 1} more)" if len(matches) > 1 else ""
-        lines += [f"{rule.severity} {rule.id}: {where}: {first.message}{more}", f"  {rule.why}", f"  cure: {rule.cure}"]
+        lines += [f"{rule.severity} {rule.id}: {where}: {first.message}{more}", f"  {rule.why}", f"  cure: {rule.fix}"]
     return lines or ["checks: nothing found"]
 
 

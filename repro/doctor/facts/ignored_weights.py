@@ -20,8 +20,17 @@ from repro.doctor.facts.tensor_names import is_router, kind_of, number, place, t
 from repro_golden.base.errors import ReproError
 
 __all__ = [
-    "RECOMMENDED", "Ignoring", "Taken", "bridged", "cure_of", "decides", "ignoring_of", "is_gate", "is_linear",
-    "packed_names", "taken",
+    "RECOMMENDED",
+    "Ignoring",
+    "Taken",
+    "bridged",
+    "decides",
+    "fix_of",
+    "ignoring_of",
+    "is_gate",
+    "is_linear",
+    "packed_names",
+    "taken",
 ]  # fmt: skip
 
 RECOMMENDED = (
@@ -156,7 +165,7 @@ def _unpacked(checkpoint: HfCheckpoint, name: str) -> tuple[int, ...]:
     return tuple(sizes) if all(number(size) is not None for size in sizes) else ()
 
 
-def cure_of(taken: Iterable[Taken]) -> str:
+def fix_of(taken: Iterable[Taken]) -> str:
     """What to add to the list for these weights: a pattern for each kind of them."""
     kinds: dict[str, list[Taken]] = {}
     for weight in taken:

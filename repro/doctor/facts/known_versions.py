@@ -23,7 +23,7 @@ class Known:
     Attributes:
         packages: Specifiers by normalised name; all of them must be installed and hold.
         what: What happens.
-        cure: What to install or set.
+        fix: What to install or set.
         source: Where it is written.
         when: Whether a launch meets it; None: every one does.
         if_: What `when` asks, in words.
@@ -34,7 +34,7 @@ class Known:
 
     packages: Mapping[str, str]
     what: str
-    cure: str
+    fix: str
     source: str
     when: Callable[[Launch], bool] | None = None
     if_: str = ""

@@ -23,7 +23,7 @@ from repro_golden.base.errors import NotVerifiableError, ReproError
     certainty="likely",
     why="the model sees turns inside a turn, which it was never trained on: most reports of exploding gradients come "
     "from this",
-    cure="remove --apply-chat-template, or store plain messages in the data",
+    fix="remove --apply-chat-template, or store plain messages in the data",
     sources=("Miles FAQ", "Miles guide: Debugging"),
 )
 def _data_already_templated(data: PromptData, launch: Launch | None) -> Iterable[Found]:
@@ -37,8 +37,8 @@ def _data_already_templated(data: PromptData, launch: Launch | None) -> Iterable
     message = f"{seen.marked.count} of {seen.prompts} prompts hold {marker} or its like"
     if not keys.template:
         if share > 0.5:
-            cure = "leave --apply-chat-template away with this file"
-            yield Found(f"{message}: they are templated already", where, "note", "likely", cure)
+            fix = "leave --apply-chat-template away with this file"
+            yield Found(f"{message}: they are templated already", where, "note", "likely", fix)
         return
     severity: Severity = "error" if share > 0.5 and keys.sure else "warning"
     yield Found(f"{message}, and --apply-chat-template is given: the template is applied twice", where, severity)
@@ -53,7 +53,7 @@ _SHARE = 0.01
     severity="note",
     certainty="certain",
     why="they weigh more than others, and --n-samples-per-prompt already samples each several times",
-    cure="keep one row of each prompt, unless the weights are meant",
+    fix="keep one row of each prompt, unless the weights are meant",
     sources=("slime guide: Troubleshooting",),
 )
 def _data_duplicate_prompts(data: PromptData, launch: Launch | None) -> Iterable[Found]:
@@ -76,7 +76,7 @@ def _data_duplicate_prompts(data: PromptData, launch: Launch | None) -> Iterable
     certainty="certain",
     why="a rule-based reward compares with nothing: every response to that prompt gets the same, mostly 0, and "
     "teaches nothing",
-    cure="drop those rows, or fill the label",
+    fix="drop those rows, or fill the label",
     sources=("slime guide: Troubleshooting", "Miles guide: Debugging"),
 )
 def _data_empty_label(data: PromptData, launch: Launch | None) -> Iterable[Found]:
@@ -99,7 +99,7 @@ def _data_empty_label(data: PromptData, launch: Launch | None) -> Iterable[Found
     severity="warning",
     certainty="certain",
     why="the model continues from nothing, its rewards are noise, and a group of them still takes part in the loss",
-    cure="drop those rows",
+    fix="drop those rows",
     sources=("slime guide: Troubleshooting",),
 )
 def _data_empty_prompt(data: PromptData, launch: Launch | None) -> Iterable[Found]:
@@ -121,7 +121,7 @@ _SHOWN = 5
     certainty="certain",
     why="slime and Miles drop a line that is no JSON, so the data is another than meant, and fail on other lines "
     "before the first rollout",
-    cure="write one object a line in UTF-8 without a byte order mark: json.dumps(row) of every row",
+    fix="write one object a line in UTF-8 without a byte order mark: json.dumps(row) of every row",
     sources=(
         "slime guide: Troubleshooting",
         f"{SLIME} slime/utils/data.py (read_file)",
@@ -166,8 +166,8 @@ def _lacking(
     rows = "no row has it" if lines.count == seen.rows else f"{lines.count} of {seen.rows} rows lack it"
     others = ", ".join(map(repr, list(seen.keys)[:8]))
     where = Where(str(data.path), lines.first[0], key)
-    cure = f"{flag} {near}" if near else ""
-    return Found(f"{message}, and {rows} (rows have {others})", where, severity, certainty, cure)
+    fix = f"{flag} {near}" if near else ""
+    return Found(f"{message}, and {rows} (rows have {others})", where, severity, certainty, fix)
 
 
 def _near(key: str, seen: Survey, common: Sequence[str]) -> str:
@@ -187,7 +187,7 @@ def _shapes(data: PromptData, launch: Launch, seen: Survey, keys: Keys) -> Itera
             f"a prompt is a {kind}: it must be text, or a list of messages with role and content",
             Where(str(data.path), line, keys.prompt or ""),
             "error" if keys.sure else "warning",
-            cure="write prompts as text or as messages",
+            fix="write prompts as text or as messages",
         )
     custom = launch.has("--custom-generate-function-path", "--rollout-function-path")
     if keys.template is False and seen.kinds["messages"] and not custom and not open_ended(launch):
@@ -206,7 +206,7 @@ def _shapes(data: PromptData, launch: Launch, seen: Survey, keys: Keys) -> Itera
     severity="error",
     certainty="certain",
     why="without the label's key the loader fails with a KeyError; without the prompt's, every prompt is None",
-    cure="give --input-key and --label-key as the rows have them",
+    fix="give --input-key and --label-key as the rows have them",
     sources=(
         "Miles guide: Debugging",
         "slime guide: Troubleshooting",
@@ -234,7 +234,7 @@ def _data_keys(data: PromptData, launch: Launch) -> Iterable[Found]:
     certainty="certain",
     why="the data source goes round once at most: groups repeat within a rollout, or the batch is smaller than the "
     "steps expect",
-    cure="lower --rollout-batch-size, or give more prompts",
+    fix="lower --rollout-batch-size, or give more prompts",
     sources=(f"{SLIME} slime/rollout/data_source.py (get_samples)",),
 )
 def _data_too_few(data: PromptData, launch: Launch) -> Iterable[Found]:
@@ -311,7 +311,7 @@ def _counter(tokenizer: Tokenizer | None) -> Callable[[str], int] | None:
     certainty="likely",
     why="the loader leaves them out, so another set is trained on than the file holds; without a limit the engine "
     "truncates or refuses them",
-    cure="raise --rollout-max-prompt-len (and the context), or accept that they are left out",
+    fix="raise --rollout-max-prompt-len (and the context), or accept that they are left out",
     sources=(f"{SLIME} slime/utils/data.py (filter_long_prompt)",),
 )
 def _data_too_long(data: PromptData, launch: Launch, tokenizer: Tokenizer | None) -> Iterable[Found]:
@@ -454,7 +454,7 @@ def _where(rollout: Rollout, sample: Mapping[str, Any], value: Any) -> Where:
     severity="error",
     certainty="certain",
     why="the reward is all that the policy learns from: what is constant, random or not finite teaches nothing",
-    cure="correct the function, and try it again: repro doctor DUMP --reward MODULE:FUNCTION",
+    fix="correct the function, and try it again: repro doctor DUMP --reward MODULE:FUNCTION",
     sources=(
         "slime guide: Troubleshooting",
         f"{SLIME} slime/rollout/rm_hub/__init__.py (async_rm)",
@@ -470,9 +470,7 @@ def _reward_function(function: RewardFunction, rollout: Rollout, launch: Launch 
         once = function.score(samples)
         again = function.score(samples)
     except NotVerifiableError as error:
-        yield Found(
-            f"not judged: {error}", Where(item=function.name), "note", cure="test it where it has its arguments"
-        )
+        yield Found(f"not judged: {error}", Where(item=function.name), "note", fix="test it where it has its arguments")
         return
     except ReproError as error:
         yield Found(str(error), Where(item=function.name))

@@ -36,7 +36,7 @@ from repro_golden.case.identity import Identity
     severity="error",
     certainty="certain",
     why="what happens in the steps that are missing is not guarded, and `repro golden verify` never agrees",
-    cure="`dvc checkout golden/runs/MACHINE/CASE.dvc`, or record it again",
+    fix="`dvc checkout golden/runs/MACHINE/CASE.dvc`, or record it again",
     sources=("docs/reference/formats.md (golden runs)",),
 )
 def _golden_incomplete(golden: Golden) -> Iterator[Found]:
@@ -58,7 +58,7 @@ def _golden_incomplete(golden: Golden) -> Iterator[Found]:
             f"the training states before steps {', '.join(map(str, lost[:8]))} are gone",
             Where(str(golden.path / "states"), item="states"),
             severity="warning",
-            cure=f"`dvc checkout {golden.path}.dvc` brings them back; a bisect starts from step 0 without them",
+            fix=f"`dvc checkout {golden.path}.dvc` brings them back; a bisect starts from step 0 without them",
         )
 
 
@@ -84,7 +84,7 @@ def _columns(golden: Golden) -> Iterator[Found]:
                 f"all {len(values)} different values of {row.name} ({row.dtype}) are values of {dtype}",
                 Where(str(golden.path / "trace"), item=f"{row.phase} {row.name}", value=repr(values[0].item())),
                 certainty="likely",
-                cure="keep the column in fp32 from the softmax on; where the program means to round, nothing",
+                fix="keep the column in fp32 from the softmax on; where the program means to round, nothing",
             )
 
 
@@ -93,7 +93,7 @@ def _columns(golden: Golden) -> Iterator[Found]:
     severity="warning",
     certainty="likely",
     why="what changes by less than the rounding passes unseen, and what lies at its edge fails for nothing",
-    cure="keep all bits: print a metric with repr() or float.hex(), not with :.5f; `repro golden record` keeps the "
+    fix="keep all bits: print a metric with repr() or float.hex(), not with :.5f; `repro golden record` keeps the "
     "bits of every signal itself",
     sources=("NVIDIA/Megatron-LM tests/functional_tests (golden values of 5 decimals until 2026-09)",),
 )
@@ -134,7 +134,7 @@ def _case(golden: Golden, root: Path, name: str, record: Where) -> Iterator[Foun
             f"there is no case {name} any more ({CASES}/{name}.toml)",
             Where(record.path, item="case", value=name),
             severity="warning",
-            cure=f"bring the case back, or remove the golden run and its pointer {golden.path}.dvc",
+            fix=f"bring the case back, or remove the golden run and its pointer {golden.path}.dvc",
         )
         return
     try:
@@ -147,7 +147,7 @@ def _case(golden: Golden, root: Path, name: str, record: Where) -> Iterator[Foun
         yield Found(
             f"the case was changed since it was recorded: {', '.join(changed[:6])}{more}",
             Where(str(path), item=changed[0]),
-            cure=f"`repro golden approve {name} --reason ...` records it anew, or take the change of "
+            fix=f"`repro golden approve {name} --reason ...` records it anew, or take the change of "
             f"{CASES}/{name}.toml back",
         )
     place = root / case.case.rollouts if case.case.rollouts else None
@@ -162,7 +162,7 @@ def _case(golden: Golden, root: Path, name: str, record: Where) -> Iterator[Foun
         yield Found(
             f"{case.case.rollouts} holds other rollouts than it was trained on",
             Where(str(place), item="digest", value=digest),
-            cure=f"`dvc checkout {case.case.rollouts}.dvc` brings them back; or replace it with "
+            fix=f"`dvc checkout {case.case.rollouts}.dvc` brings them back; or replace it with "
             f"`repro golden approve {name} --reason ...`",
         )
 
@@ -182,7 +182,7 @@ def _commit(golden: Golden, root: Path, record: Where) -> Iterator[Found]:
             "it was recorded on files that no commit has",
             Where(record.path, item="commit", value="null"),
             severity="note",
-            cure="commit first, then replace it: without a commit a bisect must be told where to begin",
+            fix="commit first, then replace it: without a commit a bisect must be told where to begin",
         )
         return
     if not isinstance(commit, str) or not commit.isalnum():
@@ -196,14 +196,14 @@ def _commit(golden: Golden, root: Path, record: Where) -> Iterator[Found]:
                 f"{count} commits have changed {path} since it was recorded at {commit[:9]}",
                 where,
                 severity="note",
-                cure="`repro golden verify` tells whether its bits are still those of today's code",
+                fix="`repro golden verify` tells whether its bits are still those of today's code",
             )
     elif not commits.shallow:  # a shallow clone lacks older commits by nature
         yield Found(
             f"its commit {commit[:9]} is " + ("not behind HEAD" if commits.has(commit) else "not in the repository"),
             where,
             severity="warning",
-            cure="a rebase or squash dropped it: replace the golden run at a commit that stays, so that a bisect can "
+            fix="a rebase or squash dropped it: replace the golden run at a commit that stays, so that a bisect can "
             "begin there",
         )
 
@@ -213,7 +213,7 @@ def _commit(golden: Golden, root: Path, record: Where) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="a golden run of something else than the repository has guards less than it seems",
-    cure="replace it with `repro golden approve CASE --reason ...`",
+    fix="replace it with `repro golden approve CASE --reason ...`",
     sources=("docs/how-to/guard-your-trainer.md", "NovaSky-AI/SkyRL#1965 (thresholds that were stale for months)"),
 )
 def _golden_stale(golden: Golden) -> Iterator[Found]:
@@ -237,7 +237,7 @@ def _machine(raw: Mapping[str, object]) -> str:
     severity="error",
     certainty="certain",
     why="it says something else than what was recorded: whoever trusts it trusts an edit",
-    cure="`dvc checkout golden/runs/MACHINE/CASE.dvc` brings the recorded files back",
+    fix="`dvc checkout golden/runs/MACHINE/CASE.dvc` brings the recorded files back",
     sources=("docs/reference/formats.md (roots, chain, golden runs)",),
 )
 def _golden_tampered(golden: Golden) -> Iterator[Found]:
@@ -265,7 +265,7 @@ def _golden_tampered(golden: Golden) -> Iterator[Found]:
         yield Found(
             f"{golden.path.name}.dvc names other content than that of the golden run it was written for",
             Where(f"{golden.path}.dvc", item="meta"),
-            cure="`git checkout` and `dvc checkout` of the pointer bring its own content back, `dvc add` does not",
+            fix="`git checkout` and `dvc checkout` of the pointer bring its own content back, `dvc add` does not",
         )
     known = record.get("expected", record["identity"])  # by which it is found again
     if golden.root is not None and isinstance(known, Mapping):
@@ -275,7 +275,7 @@ def _golden_tampered(golden: Golden) -> Iterator[Found]:
                 f"it lies under {folder}, and was recorded on {machine}",
                 Where(run, item="identity", value=machine),
                 severity="warning",
-                cure="move it back: a run is compared with the golden run of its own machine alone",
+                fix="move it back: a run is compared with the golden run of its own machine alone",
             )
 
 
@@ -292,7 +292,7 @@ def _where(golden: Golden, item: str) -> Where:
     severity="warning",
     certainty="certain",
     why="it was kept all the same, and fixes in place what the proof was to refuse",
-    cure="repair what the proof names and replace it with `repro golden approve CASE --reason ...`",
+    fix="repair what the proof names and replace it with `repro golden approve CASE --reason ...`",
     sources=("docs/how-to/guard-your-trainer.md",),
 )
 def _golden_unproved(golden: Golden) -> Iterator[Found]:
@@ -317,7 +317,7 @@ def _golden_unproved(golden: Golden) -> Iterator[Found]:
     severity="warning",
     certainty="certain",
     why="no question about bits can be answered with it: `repro golden verify` and bisect see the noise as a change",
-    cure="make the program deterministic and replace it with `repro golden approve CASE --reason ...`; until then "
+    fix="make the program deterministic and replace it with `repro golden approve CASE --reason ...`; until then "
     'compare metrics with [compare] mode = "bounds"',
     sources=("docs/reference/determinism.md", "areal-project/AReaL#1544 (flags that had no effect)"),
 )
@@ -407,7 +407,7 @@ def _recorded(record: Mapping[str, object]) -> bool:
     severity="error",
     certainty="certain",
     why="every regression that leaves it as it is passes: 0 equals 0, and inf is within every tolerance of inf",
-    cure="record it again on rollouts whose rewards differ, with gradients on; `repro golden record` refuses such runs",
+    fix="record it again on rollouts whose rewards differ, with gradients on; `repro golden record` refuses such runs",
     sources=(
         "pytorch/torchtitan#3474 (an all-zero loss for 100 steps)",
         "NVIDIA/Megatron-LM#5953 (golden values of inf)",
@@ -425,7 +425,7 @@ def _golden_vacuous(values: GoldenValues) -> Iterator[Found]:
     severity="warning",
     certainty="certain",
     why="a comparison ends with its last step: what came later is not compared",
-    cure="look for the end of the process in its log (killed, out of memory, out of time), and run it again",
+    fix="look for the end of the process in its log (killed, out of memory, out of time), and run it again",
     sources=("docs/reference/trace.md",),
 )
 def _trace_incomplete(run: TraceRun) -> Iterator[Found]:
@@ -482,7 +482,7 @@ def _not_finite(run: TraceRun) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="from there on every parameter is NaN, or will be with the next update",
-    cure="the first signal that is named is where it began: look at that sample, layer or scale; `repro explain` "
+    fix="the first signal that is named is where it began: look at that sample, layer or scale; `repro explain` "
     "against a run that is well names the operation",
     sources=("Miles guide: Debugging (gradient NaN/Inf)",),
 )

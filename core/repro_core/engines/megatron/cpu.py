@@ -128,11 +128,11 @@ def check_installed(version: str | None, *, psutil: bool) -> None:
     Raises:
         ConfigError: in one line that names the cure.
     """
-    cure = "pip install 'repro-harness[megatron]'"
+    fix = "pip install 'repro-harness[megatron]'"
     if version is None or not psutil:
-        raise ConfigError(f"policy megatron needs {'megatron-core' if version is None else 'psutil'}: {cure}")
+        raise ConfigError(f"policy megatron needs {'megatron-core' if version is None else 'psutil'}: {fix}")
     if version != VERSION:
-        raise ConfigError(f"policy megatron is written for megatron-core {VERSION}, not {version}: {cure}")
+        raise ConfigError(f"policy megatron is written for megatron-core {VERSION}, not {version}: {fix}")
 
 
 def _version() -> str | None:

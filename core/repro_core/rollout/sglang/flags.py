@@ -287,12 +287,12 @@ def installed_version(device: str) -> str:
     try:
         installed = version("sglang")
     except PackageNotFoundError:
-        cure = (
+        fix = (
             "pip install 'repro-harness[sglang-cpu]', then pip install --no-deps sglang==0.5.23"
             if device == "cpu"
             else "pip install 'repro-harness[sglang]'"
         )
-        raise EngineError(f"this Python has no SGLang: {cure}") from None
+        raise EngineError(f"this Python has no SGLang: {fix}") from None
     check_version(installed, "the installed SGLang", device)
     return installed
 

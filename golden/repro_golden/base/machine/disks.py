@@ -108,7 +108,7 @@ class DiskWatch:
         for folder in self._needed:
             room = self._rooms.get(folder.stat().st_dev) if folder.exists() else None
             if room and (room.free < _NEEDED or room.inodes <= _FEW):
-                raise MachineFailureError(f"no space left on the disk of {folder} ({_told(room)}): {_CURE}")
+                raise MachineFailureError(f"no space left on the disk of {folder} ({_told(room)}): {_FIX}")
         self._thread.start()
         return self
 
@@ -133,16 +133,16 @@ class DiskWatch:
             room.sample()
             if room.full:
                 raise ShortageError(
-                    f"no space was left on the disk of {room.folder} while the program ran ({_told(room)} now): {_CURE}"
+                    f"no space was left on the disk of {room.folder} while the program ran ({_told(room)} now): {_FIX}"
                 )
             if (number := _refusal(room.folder)) is not None:
-                raise MachineFailureError(f"cannot write to {room.folder} ({os.strerror(number)}): {_CURE}")
+                raise MachineFailureError(f"cannot write to {room.folder} ({os.strerror(number)}): {_FIX}")
         for name, file in self._files.items():
             if _count(file, name) > self._counts[name]:
                 raise ShortageError(f"{_TOLD[name]} and run again")
 
 
-_CURE = "free some space and run the same command again"
+_FIX = "free some space and run the same command again"
 
 
 def _told(room: _Room) -> str:

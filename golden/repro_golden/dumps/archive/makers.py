@@ -81,8 +81,8 @@ class _Dtype:
         return np.dtype(("|" if one_byte else self.order or "<") + self.code)
 
 
-def _refuse(budget: Budget, what: str, cure: str = "it is damaged; write it again") -> NoReturn:
-    raise ReproError(f"{budget.where} {what}: {cure}")
+def _refuse(budget: Budget, what: str, fix: str = "it is damaged; write it again") -> NoReturn:
+    raise ReproError(f"{budget.where} {what}: {fix}")
 
 
 def is_dtype(value: Any) -> bool:

@@ -46,11 +46,11 @@ def read_archive(path: str | os.PathLike[str], *, allow: Collection[str] = (), l
     if refused:
         flags = " ".join(f"--allow-pickle {name}" for name in refused[:5])
         if len(refused) == 1:
-            cure = f"{flags} reads it as plain fields (its code never runs)"
-            raise ReproError(f"{path} names {refused[0]}, which is not read: {cure}")
+            fix = f"{flags} reads it as plain fields (its code never runs)"
+            raise ReproError(f"{path} names {refused[0]}, which is not read: {fix}")
         named = ", ".join(refused[:5]) + (f" and {len(refused) - 5} more" if len(refused) > 5 else "")
-        cure = f"{flags} reads them as plain fields (their code never runs)"
-        raise ReproError(f"{path} names {named}, which are not read: {cure}")
+        fix = f"{flags} reads them as plain fields (their code never runs)"
+        raise ReproError(f"{path} names {named}, which are not read: {fix}")
     return value
 
 
@@ -182,8 +182,8 @@ class _Archive:
             raise self._refusal(f"is damaged: entry {shown(name)} has another checksum", "copy or write it again")
         return raw
 
-    def _refusal(self, what: str, cure: str) -> ReproError:
-        return ReproError(f"{self._budget.where} {what}: {cure}")
+    def _refusal(self, what: str, fix: str) -> ReproError:
+        return ReproError(f"{self._budget.where} {what}: {fix}")
 
     def _at(self, offset: int, size: int) -> bytes:
         if offset < 0 or offset + size > self._size:

@@ -34,8 +34,8 @@ class StackMachine:
         self.below: list[list[Any]] = []  # the stacks under the open marks
         self.memo: dict[int, Any] = {}
 
-    def _refusal(self, what: str, cure: str) -> ReproError:
-        return ReproError(f"{self.budget.where} {what}: {cure}")
+    def _refusal(self, what: str, fix: str) -> ReproError:
+        return ReproError(f"{self.budget.where} {what}: {fix}")
 
     # What reads no further than its own bytes
 

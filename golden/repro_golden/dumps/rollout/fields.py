@@ -307,5 +307,5 @@ def refuse(value: Any, path: Path, wanted: Wanted) -> None:
     """
     form = form_of(value)
     if form != wanted:
-        what, cure = FORMS[form]
-        raise ReproError(f"{path} is {what}: {cure or WANTED[wanted]}")
+        what, fix = FORMS[form]
+        raise ReproError(f"{path} is {what}: {fix or WANTED[wanted]}")

@@ -233,7 +233,7 @@ def held(
 
 _OURS = ("pip", "uv")
 """Setups that are ours, and read what lock files say alone."""
-_CURE = "; of the repository it had what subject.lock names alone: add what it reads, and name code in env PYTHONPATH"
+_FIX = "; of the repository it had what subject.lock names alone: add what it reads, and name code in env PYTHONPATH"
 
 
 class _Recipe:
@@ -298,8 +298,8 @@ class _Recipe:
             try:
                 slot.run(name, command, place, variables, self._subject.timeout, what)
             except ChildFailure as failure:
-                cure = _CURE if place != self._root and failure.stage == "build" else ""
-                raise ChildFailure(failure.stage, failure.step, failure.message + cure, failure.log) from None
+                fix = _FIX if place != self._root and failure.stage == "build" else ""
+                raise ChildFailure(failure.stage, failure.step, failure.message + fix, failure.log) from None
 
     def _commands(self, out: str, place: Path) -> list[tuple[str, list[str], dict[str, str]]]:
         """What is run, by name, with its variables: none of them leads to the code, which no environment holds."""

@@ -158,8 +158,8 @@ def releases(range: VersionRange, *, index: str | None = None, python: str = sys
     for release, others in ((candidates[0], candidates), (candidates[-1], candidates[::-1])):
         if release.problem is not None:
             serves = next((str(other.version) for other in others if other.problem is None), None)
-            cure = f"begin or end at {serves}" if serves else "no version in the range serves: choose another"
-            raise ReproError(f"{range.name} {release.version} {release.problem}: {cure}")
+            fix = f"begin or end at {serves}" if serves else "no version in the range serves: choose another"
+            raise ReproError(f"{range.name} {release.version} {release.problem}: {fix}")
     return candidates
 
 

@@ -192,9 +192,9 @@ def goes_on(log: Log, hit: Hit) -> bool:
     return not any(fails(text) for text in (hit.text, *_heeded(before), *_heeded(later)))
 
 
-def told(log: Log, hit: Hit, message: str, *, certainty: Certainty | None = None, cure: str = "") -> Found:
+def told(log: Log, hit: Hit, message: str, *, certainty: Certainty | None = None, fix: str = "") -> Found:
     """What a line tells: a warning where the run outlived it."""
-    return Found(message, log.where(hit), "warning" if goes_on(log, hit) else None, certainty, cure)
+    return Found(message, log.where(hit), "warning" if goes_on(log, hit) else None, certainty, fix)
 
 
 def fails(text: str) -> bool:

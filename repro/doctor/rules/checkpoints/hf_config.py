@@ -54,7 +54,7 @@ def _contradictions(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Sever
     severity="error",
     certainty="certain",
     why="the model cannot be built, or is another one than the weights are of",
-    cure="take config.json from the model that was converted",
+    fix="take config.json from the model that was converted",
     sources=("slime guide: Debugging",),
 )
 def _hf_config(config: HfConfig) -> Iterator[Found]:
@@ -75,7 +75,7 @@ _PLAIN = frozenset({"BF16", "F16", "F32"})
     severity="error",
     certainty="certain",
     why="the weights are not those of this config: loading fails on the shape",
-    cure="take config.json from the model that was converted, or convert with the arguments of this model",
+    fix="take config.json from the model that was converted, or convert with the arguments of this model",
     sources=("slime guide: Debugging",),
 )
 def _hf_config_shapes(checkpoint: HfCheckpoint) -> Iterator[Found]:
@@ -121,7 +121,7 @@ _UNCHECKED = frozenset({"--num-query-groups"})
     severity="error",
     certainty="certain",
     why="the trainer compares them when it starts, and raises; what it does not compare generates garbled text",
-    cure="source the file of model arguments (scripts/models/) that belongs to --hf-checkpoint",
+    fix="source the file of model arguments (scripts/models/) that belongs to --hf-checkpoint",
     sources=("slime guide: Debugging", f"{SLIME} slime/backends/megatron_utils/arguments.py:97"),
 )
 def _hf_model_args(launch: Launch, config: HfConfig) -> Iterator[Found]:
@@ -154,7 +154,7 @@ def _hf_model_args(launch: Launch, config: HfConfig) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="loading fails on the shape, or a token beyond the last row is an illegal memory access on the GPU",
-    cure="cut or pad the embedding to vocab_size of the config when converting (Megatron pads it for tensor "
+    fix="cut or pad the embedding to vocab_size of the config when converting (Megatron pads it for tensor "
     "parallelism)",
     sources=("slime guide: Debugging",),
 )
@@ -175,8 +175,8 @@ def _hf_vocab(checkpoint: HfCheckpoint, tokenizer: Tokenizer | None) -> Iterator
             )
         if tokenizer is not None and tokenizer.size and rows < tokenizer.size and name.endswith("embed_tokens.weight"):
             text = f"{name} has {rows} rows, and {tokenizer.path} has token ids up to {tokenizer.size - 1}"
-            cure = "resize the embedding, or take the tokenizer that belongs to the model"
-            yield Found(text, where, "warning", "possible", cure)
+            fix = "resize the embedding, or take the tokenizer that belongs to the model"
+            yield Found(text, where, "warning", "possible", fix)
 
 
 _BASE = re.compile(r"(?:^|[-_.])(?:base|pt|pretrain(?:ed)?)(?=$|[-_.])", re.IGNORECASE)
@@ -188,7 +188,7 @@ _OVERRIDES = ("--chat-template-path", "--sglang-chat-template")
     severity="note",
     certainty="possible",
     why="a base model that never saw the template's tokens answers it with garbled text or without an end",
-    cure="take the instruct version of the model, or drop --apply-chat-template and give prompts as plain text",
+    fix="take the instruct version of the model, or drop --apply-chat-template and give prompts as plain text",
     sources=("Miles guide: Debugging", "Relax guide: Debugging", "slime guide: Debugging"),
 )
 def _template_without_instruct(launch: Launch, tokenizer: Tokenizer | None) -> Iterator[Found]:

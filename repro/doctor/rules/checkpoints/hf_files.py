@@ -44,9 +44,9 @@ def _config(checkpoint: HfCheckpoint) -> Iterator[Found]:
         return
     most = max(sizes, key=lambda dtype: (sizes[dtype], dtype))
     if most != named:
-        cure = f"write {key} as the weights are, or convert the weights to {configured}"
+        fix = f"write {key} as the weights are, or convert the weights to {configured}"
         message = f"the config says {key} {configured}, and most weights are {most}"
-        yield Found(message, Where(str(checkpoint.config.path), item=key, value=str(configured)), cure=cure)
+        yield Found(message, Where(str(checkpoint.config.path), item=key, value=str(configured)), fix=fix)
 
 
 @rule(
@@ -54,7 +54,7 @@ def _config(checkpoint: HfCheckpoint) -> Iterator[Found]:
     severity="warning",
     certainty="likely",
     why="a weight that was rounded on the way no longer equals the trainer's, and log-probs of trainer and engine part",
-    cure="write all tensors of a kind in one dtype; keep what must stay in float32 (router biases, A_log) out of the "
+    fix="write all tensors of a kind in one dtype; keep what must stay in float32 (router biases, A_log) out of the "
     "cast",
     sources=("slime guide: Debugging", "radixark/miles@85fe6519a: parameters in float32 were cast at load"),
 )
@@ -82,9 +82,9 @@ def _size(checkpoint: HfCheckpoint, path: str) -> Iterator[Found]:
     held = sum(math.prod(info.shape) * BITS.get(info.dtype, 8) // 8 for info in checkpoint.tensors.values())
     if held != checkpoint.total_size:
         message = f"the index says {checkpoint.total_size} bytes in all, and the shards hold {held}"
-        cure = "nothing, if the index was kept from before a change of dtype; otherwise write the checkpoint again"
+        fix = "nothing, if the index was kept from before a change of dtype; otherwise write the checkpoint again"
         severity: Severity = "warning" if held < 0.99 * checkpoint.total_size else "note"
-        yield Found(message, Where(path, item="metadata.total_size"), severity, "possible", cure)
+        yield Found(message, Where(path, item="metadata.total_size"), severity, "possible", fix)
 
 
 def _shown(names: Sequence[str]) -> str:
@@ -97,7 +97,7 @@ def _shown(names: Sequence[str]) -> str:
     severity="error",
     certainty="certain",
     why="a loader that goes by the index fails on the tensor, or leaves it as it was initialised",
-    cure="write the index again from the shards' headers, or convert the checkpoint again",
+    fix="write the index again from the shards' headers, or convert the checkpoint again",
     sources=("slime guide: Debugging",),
 )
 def _hf_index(checkpoint: HfCheckpoint) -> Iterator[Found]:
@@ -200,7 +200,7 @@ def _holes(checkpoint: HfCheckpoint, stack: Stack, values: Mapping[str, Any]) ->
     severity="error",
     certainty="likely",
     why="what is missing keeps what it was initialised with: the first MoE layer without its router is the known case",
-    cure="convert the checkpoint again, and compare the layer with its peers in the index; check that every pipeline "
+    fix="convert the checkpoint again, and compare the layer with its peers in the index; check that every pipeline "
     "stage and every expert rank was written",
     sources=("slime guide: Debugging",),
 )
@@ -223,7 +223,7 @@ _AHEAD = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers",
     severity="error",
     certainty="certain",
     why="loading fails, or the layer runs on what it was initialised with and the text is garbled",
-    cure="convert the checkpoint again with all pipeline stages, and look at the layer numbers of its second stage",
+    fix="convert the checkpoint again with all pipeline stages, and look at the layer numbers of its second stage",
     sources=("slime guide: Debugging",),
 )
 def _hf_layer_missing(checkpoint: HfCheckpoint) -> Iterator[Found]:
@@ -262,7 +262,7 @@ _MOST = 8
     severity="error",
     certainty="certain",
     why="everything that such a weight touches becomes NaN, and metrics may hide it",
-    cure="go back to the checkpoint before; look for an overflow in FP16 or FP8 or for a block of zeros with scale 0 "
+    fix="go back to the checkpoint before; look for an overflow in FP16 or FP8 or for a block of zeros with scale 0 "
     "in the conversion",
     sources=("Miles guide: Debugging", "THUDM/slime@dd4851f26 (#2256): a block of zeros becomes NaN in FP8"),
 )
@@ -292,7 +292,7 @@ _TOTAL = re.compile(r"-of-(\d{5,6})\.safetensors$", re.ASCII)
     certainty="certain",
     why="a loader that takes every file reads another conversion's weights, and one that goes by the index leaves "
     "them out",
-    cure="delete them if they are left over from another conversion, or write the index again",
+    fix="delete them if they are left over from another conversion, or write the index again",
     sources=("slime guide: Debugging",),
 )
 def _hf_shard_extra(checkpoint: HfCheckpoint) -> Iterator[Found]:
@@ -300,7 +300,7 @@ def _hf_shard_extra(checkpoint: HfCheckpoint) -> Iterator[Found]:
     if checkpoint.index is None:
         if len(totals) > 1:
             message = f"shards of several conversions lie here: of {', of '.join(totals)}"
-            yield Found(message, Where(str(checkpoint.path)), cure="keep the shards of one conversion and its index")
+            yield Found(message, Where(str(checkpoint.path)), fix="keep the shards of one conversion and its index")
         return
     extra = sorted(set(checkpoint.shards) - set(checkpoint.index.values()))
     if extra:
@@ -317,7 +317,7 @@ _NUMBERED = re.compile(r"(model.*?)-?(\d{5,6})-of-(\d{5,6})\.safetensors", re.AS
     severity="error",
     certainty="certain",
     why="the weights in them are missing: loading fails, or layers keep what they were initialised with",
-    cure="fetch or convert the missing shard again, then count the .safetensors files against the names' 'of NNNNN'",
+    fix="fetch or convert the missing shard again, then count the .safetensors files against the names' 'of NNNNN'",
     sources=("slime guide: Debugging",),
 )
 def _hf_shard_missing(checkpoint: HfCheckpoint) -> Iterator[Found]:
@@ -380,7 +380,7 @@ def _ending(names: set[str], end: str) -> str | None:
     severity="error",
     certainty="certain",
     why="the output layer is another than the one that was trained, or one that nobody trained",
-    cure="make tie_word_embeddings, lm_head.weight and --untie-embeddings-and-output-weights say the same",
+    fix="make tie_word_embeddings, lm_head.weight and --untie-embeddings-and-output-weights say the same",
     sources=("slime guide: Debugging", f"{SLIME} slime/backends/megatron_utils/arguments.py:125"),
 )
 def _hf_tied_embeddings(checkpoint: HfCheckpoint) -> Iterator[Found]:
@@ -397,11 +397,11 @@ def _hf_tied_embeddings(checkpoint: HfCheckpoint) -> Iterator[Found]:
         alike = checkpoint.tensors[head][1:] == checkpoint.tensors[embedding][1:]
         if alike and checkpoint.scan(head).digest != checkpoint.scan(embedding).digest:
             message = f"{head} differs from {embedding}, and the config ties them: every loader drops {head}"
-            cure = f"set {_KEY} to false (and --untie-embeddings-and-output-weights), or convert the tied model again"
-            yield Found(message, where, None, "likely", cure)
+            fix = f"set {_KEY} to false (and --untie-embeddings-and-output-weights), or convert the tied model again"
+            yield Found(message, where, None, "likely", fix)
     elif not tied and head is None and _generates(checkpoint.config.values):
-        cure = f"set {_KEY} to true if the model ties them, or convert the output layer again"
-        yield Found(f"there is no lm_head.weight, and the config does not tie it to {embedding}", where, cure=cure)
+        fix = f"set {_KEY} to true if the model ties them, or convert the output layer again"
+        yield Found(f"there is no lm_head.weight, and the config does not tie it to {embedding}", where, fix=fix)
 
 
 @rule(
@@ -409,7 +409,7 @@ def _hf_tied_embeddings(checkpoint: HfCheckpoint) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="loading fails, or reads other bytes than were written",
-    cure="fetch or convert the file again, and compare its size or checksum with the source",
+    fix="fetch or convert the file again, and compare its size or checksum with the source",
     sources=("slime guide: Debugging",),
 )
 def _hf_truncated(checkpoint: HfCheckpoint) -> Iterator[Found]:
@@ -443,10 +443,10 @@ def _zero(checkpoint: HfCheckpoint, kind: str, names: list[str]) -> Found:
         return Found(message, where, "warning", "likely")
     if is_router(names[0], info.shape):
         message += ": a router that was quantised by mistake, or that no conversion wrote, looks like this"
-    cure = ""
+    fix = ""
     if kind != names[0]:
-        cure = "compare with peers in other layers and convert again; then run with --check-weight-update-equal"
-    return Found(message, where, cure=cure)
+        fix = "compare with peers in other layers and convert again; then run with --check-weight-update-equal"
+    return Found(message, where, fix=fix)
 
 
 def _count(kind: str, names: list[str]) -> str:
@@ -462,7 +462,7 @@ def _shape(checkpoint: HfCheckpoint, name: str) -> str:
     severity="error",
     certainty="likely",
     why="a matrix of zeros passes nothing on: a router of zeros sends every token to the same experts",
-    cure="convert the checkpoint again; for INT4 put routers and other weights that are no Linear into "
+    fix="convert the checkpoint again; for INT4 put routers and other weights that are no Linear into "
     "quantization_config.ignore; then run with --check-weight-update-equal",
     sources=("slime guide: Debugging",),
 )

@@ -33,7 +33,7 @@ from repro_golden.base.checks import Found, Severity, Where, rule
     severity="error",
     certainty="certain",
     why="loading fails on the missing folder, or another checkpoint is trained on than you think",
-    cure="copy the iteration again, or write the number of one that is complete into the tracker",
+    fix="copy the iteration again, or write the number of one that is complete into the tracker",
     sources=("slime guide: Troubleshooting", "Miles FAQ"),
 )
 def _checkpoint_iteration(checkpoint: MegatronCheckpoint) -> Iterator[Found]:
@@ -44,15 +44,15 @@ def _checkpoint_iteration(checkpoint: MegatronCheckpoint) -> Iterator[Found]:
     where = Where(str(checkpoint.path / TRACKER), 1, value=word)
     folder = folder_of(checkpoint, iteration).name
     whole = sorted(i for i, files in checkpoint.files.items() if i >= 0 and any(files.values()))
-    cure = (
+    fix = (
         f"the newest iteration with files is {whole[-1]}: write {whole[-1]} into it, or give --ckpt-step"
         if whole
         else ""
     )
     if iteration not in checkpoint.files:
-        yield Found(f"{TRACKER} names {word}, but there is no folder {folder}", where, cure=cure)
+        yield Found(f"{TRACKER} names {word}, but there is no folder {folder}", where, fix=fix)
     elif not any(checkpoint.files[iteration].values()):
-        yield Found(f"{TRACKER} names {word}, but {folder} holds no data", where, cure=cure)
+        yield Found(f"{TRACKER} names {word}, but {folder} holds no data", where, fix=fix)
     elif whole and 0 <= iteration < whole[-1]:
         message = f"{TRACKER} names {word}, and there is a newer {folder_of(checkpoint, whole[-1]).name}"
         hint = "if the newer one is complete and wanted, write its number into the tracker or give --ckpt-step"
@@ -85,7 +85,7 @@ def _found(launch: Launch, checkpoint: MegatronCheckpoint, flag: str, asked: str
     severity="error",
     certainty="certain",
     why="shapes do not fit and loading fails, or the same weights are run as another model and generate garbled text",
-    cure="source the file of model arguments (scripts/models/) that belongs to the checkpoint",
+    fix="source the file of model arguments (scripts/models/) that belongs to the checkpoint",
     sources=("slime guide: Debugging", "slime guide: Troubleshooting"),
 )
 def _checkpoint_model_args(launch: Launch, checkpoint: MegatronCheckpoint) -> Iterator[Found]:
@@ -137,7 +137,7 @@ def _saved(checkpoint: MegatronCheckpoint, files: Any) -> dict[str, int]:
     severity="error",
     certainty="certain",
     why="a checkpoint of one file for each rank (mp_rank_TT_PPP) loads only into the layout that wrote it",
-    cure="give the launch the layout of the save, or convert the checkpoint",
+    fix="give the launch the layout of the save, or convert the checkpoint",
     sources=("slime guide: Troubleshooting",),
 )
 def _checkpoint_parallelism(launch: Launch, checkpoint: MegatronCheckpoint) -> Iterator[Found]:
@@ -159,10 +159,10 @@ def _checkpoint_parallelism(launch: Launch, checkpoint: MegatronCheckpoint) -> I
         message = f"saved with {short} {held}, and the launch asks for {short} {asked:g} ({launch.where(name)})"
         if distributed or short == "CP":
             why = "context parallelism cuts no weights" if short == "CP" else "a distributed checkpoint is cut anew"
-            yield Found(f"{message}: {why}", where, "note", cure="nothing, if that is meant")
+            yield Found(f"{message}: {why}", where, "note", fix="nothing, if that is meant")
         else:
-            cure = f"give {name} {held}, or convert the checkpoint to torch_dist, which loads into any layout"
-            yield Found(message, where, None if sure else "warning", None if sure else "possible", cure)
+            fix = f"give {name} {held}, or convert the checkpoint to torch_dist, which loads into any layout"
+            yield Found(message, where, None if sure else "warning", None if sure else "possible", fix)
 
 
 _WEIGHTS = (".distcp", ".pt", ".safetensors", ".metadata")
@@ -174,7 +174,7 @@ _WEIGHTS = (".distcp", ".pt", ".safetensors", ".metadata")
     certainty="certain",
     why="without a readable tracker Megatron finds no checkpoint: slime and Miles then train from --ref-load, without"
     " an error, and a reference without one gives garbled text",
-    cure="write the number of the newest complete iteration into latest_checkpointed_iteration.txt, or name the folder"
+    fix="write the number of the newest complete iteration into latest_checkpointed_iteration.txt, or name the folder"
     " that has it",
     sources=("Miles FAQ", "slime guide: Troubleshooting", f"{SLIME_ARGS}:1817"),
 )
@@ -184,15 +184,15 @@ def _checkpoint_tracker(checkpoint: MegatronCheckpoint) -> Iterator[Found]:
     if checkpoint.tracker is None:
         if iteration_of(checkpoint.path.absolute().name) is not None:
             message = "this is the folder of one iteration, which has no tracker of its own"
-            cure = (
+            fix = (
                 f"give the folder above, and --ckpt-step for another iteration than its newest ({checkpoint.path.name})"
             )
-            yield Found(message, Where(str(checkpoint.path)), "note", cure=cure)
+            yield Found(message, Where(str(checkpoint.path)), "note", fix=fix)
         elif weights:
             newest = folder_of(checkpoint, weights[-1]).name
             word = "release" if weights[-1] < 0 else str(weights[-1])
-            cure = f"if {newest} is complete: echo {word} > {checkpoint.path / TRACKER}"
-            yield Found(f"{TRACKER} is missing beside {newest}", where, cure=cure)
+            fix = f"if {newest} is complete: echo {word} > {checkpoint.path / TRACKER}"
+            yield Found(f"{TRACKER} is missing beside {newest}", where, fix=fix)
         else:
             yield Found("folders of iterations without weights and without a tracker", where, "note")
         return
@@ -249,7 +249,7 @@ def _ranks(files: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     severity="error",
     certainty="certain",
     why="loading fails, on some ranks only and after minutes, or reads what is not there",
-    cure="copy the iteration again from where it is whole, or go back to an older one with --ckpt-step",
+    fix="copy the iteration again from where it is whole, or go back to an older one with --ckpt-step",
     sources=("slime guide: Troubleshooting", f"{SLIME} slime/backends/megatron_utils/checkpoint.py:95"),
 )
 def _checkpoint_truncated(checkpoint: MegatronCheckpoint) -> Iterator[Found]:
@@ -305,7 +305,7 @@ def _listed(folder: Path) -> set[int]:
     severity="error",
     certainty="certain",
     why="Megatron asserts or fails on the missing folder when it loads",
-    cure="give an iteration whose folder iter_NNNNNNN is there, or drop the flag to load the newest",
+    fix="give an iteration whose folder iter_NNNNNNN is there, or drop the flag to load the newest",
     sources=("Miles FAQ", "slime guide: Troubleshooting", f"{SLIME} slime/backends/megatron_utils/model.py:120"),
 )
 def _ckpt_step(launch: Launch, checkpoint: MegatronCheckpoint | None) -> Iterator[Found]:
@@ -331,7 +331,7 @@ def _ckpt_step(launch: Launch, checkpoint: MegatronCheckpoint | None) -> Iterato
             choice = f"{'one of ' if len(iterations) > 1 else ''}{ranges(iterations)}"
             yield Found(
                 f"{flag} {int(step)}: {source} has no iter_{int(step):07d} ({has})", where,
-                cure=f"give {choice}, or drop {flag} to load the newest" if iterations else "",
+                fix=f"give {choice}, or drop {flag} to load the newest" if iterations else "",
             )  # fmt: skip
 
 
@@ -340,7 +340,7 @@ def _ckpt_step(launch: Launch, checkpoint: MegatronCheckpoint | None) -> Iterato
     severity="error",
     certainty="certain",
     why="the trainer fails when it checks its arguments, or loads nothing and generates garbled text",
-    cure="give --ref-load the Megatron folder of the initial model (tools/convert_hf_to_torch_dist.py writes one), or "
+    fix="give --ref-load the Megatron folder of the initial model (tools/convert_hf_to_torch_dist.py writes one), or "
     "its Hugging Face folder where the trainer loads those; or drop --use-kl-loss and --kl-coef",
     sources=("Miles FAQ", "Miles guide: Debugging", f"{SLIME_ARGS}:1775", f"{MILES_ARGS}:2975"),
 )
@@ -368,7 +368,7 @@ def _ref_load_missing(launch: Launch) -> Iterator[Found]:
     severity="warning",
     certainty="likely",
     why="the run starts again from another model and overwrites what was saved",
-    cure="set --load to the folder that --save wrote to",
+    fix="set --load to the folder that --save wrote to",
     sources=("Miles FAQ",),
 )
 def _resume_elsewhere(launch: Launch, checkpoint: MegatronCheckpoint | None) -> Iterator[Found]:
@@ -387,7 +387,7 @@ def _resume_elsewhere(launch: Launch, checkpoint: MegatronCheckpoint | None) -> 
         yield Found(
             f"--save {save} already has checkpoints, and the launch has {reads}: it will not resume from them, and "
             "overwrites them", launch.where("--save"),
-            cure=f"to resume: --load {save}; to start over: a new folder for --save",
+            fix=f"to resume: --load {save}; to start over: a new folder for --save",
         )  # fmt: skip
 
 
@@ -406,7 +406,7 @@ def _near(launch: Launch, load: Path) -> str:
     certainty="certain",
     why="slime and Miles set finetune, no_load_optim, no_load_rng, load = ref_load and start_rollout_id = 0 without a"
     " word: the run you meant to resume is not resumed",
-    cure="give --load the folder that holds latest_checkpointed_iteration.txt; convert Hugging Face weights with "
+    fix="give --load the folder that holds latest_checkpointed_iteration.txt; convert Hugging Face weights with "
     "tools/convert_hf_to_torch_dist.py; leave --load out for a fresh run",
     sources=(
         "Miles guide: Debugging",
@@ -433,8 +433,8 @@ def _silent_finetune(launch: Launch, checkpoint: MegatronCheckpoint | None) -> I
         yield Found(message, where, "note")
     elif has_checkpoints(load):
         message = f"--load {load} holds iterations but no {TRACKER}: {then}"
-        cure = f"write the iteration to load into {load / TRACKER}, or give the folder that holds it"
-        yield Found(message, where, cure=cure)
+        fix = f"write the iteration to load into {load / TRACKER}, or give the folder that holds it"
+        yield Found(message, where, fix=fix)
     elif save is not None and same(save, load):
         message = f"--load {load} has nothing yet: a first run, {then}"
         yield Found(message, where, "note")

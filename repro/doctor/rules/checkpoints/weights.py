@@ -16,8 +16,8 @@ from repro.doctor.facts.ignored_weights import (
     Ignoring,
     Taken,
     bridged,
-    cure_of,
     decides,
+    fix_of,
     ignoring_of,
     is_gate,
     is_linear,
@@ -45,7 +45,7 @@ _TABLE = re.compile(r"(?:^|\.)(?:embed_tokens|word_embeddings|wte|lm_head|router
 
 def _no_linear(weights: list[Taken], checkpoint: HfCheckpoint, launch: Launch | None, path: str) -> Iterator[Found]:
     """One finding for each matrix that is no Linear, and one cure for all."""
-    cure = cure_of(weights)
+    fix = fix_of(weights)
     sure = decides(launch, checkpoint)
     for weight in weights:
         grave = _grave(weight, checkpoint) and (weight.stored or not bridged(launch))
@@ -56,7 +56,7 @@ def _no_linear(weights: list[Taken], checkpoint: HfCheckpoint, launch: Launch | 
         done = "is stored packed" if weight.stored else "would be packed to INT4 in the weight sync"
         what = "a gate" if is_gate(weight.name) else "no Linear"
         where = Where(path, item=_ITEM, value=str(weight))
-        yield Found(f"{weight} {done}, and is {what}", where, None if grave else "warning", certainty, cure)
+        yield Found(f"{weight} {done}, and is {what}", where, None if grave else "warning", certainty, fix)
 
 
 def _grave(weight: Taken, checkpoint: HfCheckpoint) -> bool:
@@ -72,7 +72,7 @@ def _grave(weight: Taken, checkpoint: HfCheckpoint) -> bool:
     severity="error",
     certainty="certain",
     why="the engine does not know the packed names and keeps what it had, without an error",
-    cure=f"put every matrix that is no Linear into quantization_config.ignore; for MoE models like GLM: {_LIST}",
+    fix=f"put every matrix that is no Linear into quantization_config.ignore; for MoE models like GLM: {_LIST}",
     sources=("slime guide: Debugging", SLIME_INT4),
 )
 def _int4_ignore(checkpoint: HfCheckpoint, launch: Launch | None) -> Iterator[Found]:
@@ -90,7 +90,7 @@ def _int4_ignore(checkpoint: HfCheckpoint, launch: Launch | None) -> Iterator[Fo
     for members in groups.values():
         more = f" and {len(members) - 1} of its kind" if len(members) > 1 else ""
         message = f"{members[0]}{more} would be packed to INT4 in the weight sync, and is stored unpacked here"
-        yield Found(message, Where(path, item=_ITEM, value=str(members[0])), "warning", "likely", cure_of(members))
+        yield Found(message, Where(path, item=_ITEM, value=str(members[0])), "warning", "likely", fix_of(members))
     ignored = sorted(name for name in stored if ignoring.ignores(name))
     if ignored:
         message = f"{len(ignored)} weights are stored packed although the list ignores them, first {ignored[0]}"
@@ -127,7 +127,7 @@ def _idle(ignoring: Ignoring, rule: str, names: list[str], where: Where) -> Iter
     severity="warning",
     certainty="certain",
     why="what the rule was meant to keep is packed to INT4; an invalid pattern raises in the first weight sync",
-    cure="write patterns as re:PATTERN that match from the start of the name, with .* before what stands inside",
+    fix="write patterns as re:PATTERN that match from the start of the name, with .* before what stands inside",
     sources=("slime guide: Debugging",),
 )
 def _int4_ignore_pattern(checkpoint: HfCheckpoint) -> Iterator[Found]:
@@ -139,10 +139,8 @@ def _int4_ignore_pattern(checkpoint: HfCheckpoint) -> Iterator[Found]:
         where = Where(str(checkpoint.config.path), item="quantization_config.ignore", value=entry[:160])
         if entry in ignoring.refused:
             invalid = ignoring.refused[entry].startswith("is no")
-            cure = "" if invalid else "write it simpler: this rule was taken to match nothing"
-            yield Found(
-                f"{entry[:160]!r} {ignoring.refused[entry]}", where, "error" if invalid else "warning", cure=cure
-            )
+            fix = "" if invalid else "write it simpler: this rule was taken to match nothing"
+            yield Found(f"{entry[:160]!r} {ignoring.refused[entry]}", where, "error" if invalid else "warning", fix=fix)
         elif names and not any(ignoring.matches(entry, name) for name in names):
             yield from _idle(ignoring, entry, names, where)
 
@@ -152,7 +150,7 @@ def _int4_ignore_pattern(checkpoint: HfCheckpoint) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="SGLang knows no packed router and skips it without a word: all gate weights are zeros after the first sync",
-    cure='add "re:.*mlp\\\\.gate\\\\..*" to quantization_config.ignore of config.json',
+    fix='add "re:.*mlp\\\\.gate\\\\..*" to quantization_config.ignore of config.json',
     sources=("slime guide: Debugging", SLIME_INT4),
 )
 def _int4_router(checkpoint: HfCheckpoint, launch: Launch | None) -> Iterator[Found]:
@@ -161,17 +159,17 @@ def _int4_router(checkpoint: HfCheckpoint, launch: Launch | None) -> Iterator[Fo
         return
     # a packed router may not say its shape: its name must do
     routers = [router for router in taken(ignoring, checkpoint) if is_router(router.name, router.shape or (0, 0))]
-    cure = cure_of(routers)
+    fix = fix_of(routers)
     sure = decides(launch, checkpoint)
     for router in routers:
         where = Where(str(checkpoint.config.path), item="quantization_config.ignore", value=str(router))
         if router.stored:
             message = f"the router {router} is stored packed, and the ignore list has no rule for it"
-            yield Found(message, where, cure=cure)
+            yield Found(message, where, fix=fix)
         else:
             message = f"the router {router} would be packed to INT4 in the weight sync"
             idle = bridged(launch)
-            yield Found(message, where, "warning" if idle else None, None if sure else "likely", cure)
+            yield Found(message, where, "warning" if idle else None, None if sure else "likely", fix)
 
 
 _SMALLEST = 64
@@ -195,7 +193,7 @@ def _matrices(checkpoint: HfCheckpoint) -> list[str]:
     certainty="certain",
     why="with pp_size > 1 the layers of the second stage were written under wrong numbers: the model runs its layers "
     "in another order and generates garbled text",
-    cure="look at how the conversion adds the layer offset of a pipeline stage (layers of the stages before it, with "
+    fix="look at how the conversion adds the layer offset of a pipeline stage (layers of the stages before it, with "
     "--decoder-first-pipeline-num-layers and uneven stages), then convert again",
     sources=GUIDES,
 )
@@ -233,7 +231,7 @@ def _layer_offset(reference: HfCheckpoint, other: HfCheckpoint) -> Iterator[Foun
     certainty="likely",
     why="a pipeline stage was written under the numbers of another: layers run twice, others not at all, and the text"
     " is garbled",
-    cure="convert again with the layer offset of each pipeline stage; if the model was grown by repeating layers on "
+    fix="convert again with the layer offset of each pipeline stage; if the model was grown by repeating layers on "
     "purpose, leave this rule out with --ignore layers-equal",
     sources=("Miles guide: Debugging", "slime guide: Debugging"),
 )
@@ -312,7 +310,7 @@ def _difference(reference: HfCheckpoint, other: HfCheckpoint, name: str) -> tupl
     severity="warning",
     certainty="certain",
     why="parameters that were converted or mapped wrongly generate garbled text from the first rollout",
-    cure="look at the conversion of the named tensors; if one of the two was trained further, this is as it should be",
+    fix="look at the conversion of the named tensors; if one of the two was trained further, this is as it should be",
     sources=GUIDES,
 )
 def _weights_differ(reference: HfCheckpoint, other: HfCheckpoint) -> Iterator[Found]:

@@ -23,7 +23,7 @@ from repro_golden.dumps.rollout.arrays import length
     severity="error",
     certainty="certain",
     why="the loss is 0 or 0/0 and no gradient comes of it: the rollout is sampled for nothing",
-    cure="look at what sets loss_mask and remove_sample (generate function, filters): response tokens of the model are"
+    fix="look at what sets loss_mask and remove_sample (generate function, filters): response tokens of the model are"
     " 1",
     sources=("slime guide: Troubleshooting (build_loss_mask)",),
 )
@@ -53,7 +53,7 @@ def _loss_mask_all_zero(rollout: Rollout) -> Iterator[Found]:
     severity="warning",
     certainty="likely",
     why="the policy gradient pushes the prompt's tokens up and down, which no policy chose",
-    cure="loss_mask has one entry for each of the last response_length tokens; response_length counts what was "
+    fix="loss_mask has one entry for each of the last response_length tokens; response_length counts what was "
     "generated",
     sources=("slime guide: Troubleshooting (build_loss_mask)", f"{SLIME} slime/utils/types.py:418 (Sample)"),
 )
@@ -177,7 +177,7 @@ def _longest_zero(values: Floats) -> int:
     severity="warning",
     certainty="likely",
     why="the model learns to write the tools' answers itself, verbatim, instead of calling them",
-    cure="give response tokens of tools a 0 in loss_mask: append_response_tokens(..., trainable=False) does, or build "
+    fix="give response tokens of tools a 0 in loss_mask: append_response_tokens(..., trainable=False) does, or build "
     "the mask in the generate function turn by turn",
     sources=(
         "slime guide: Troubleshooting (tool responses included in loss)",
@@ -227,7 +227,7 @@ def _differ(rewards: Sequence[object] | None, group: Sequence[int], count: int) 
     certainty="certain",
     why="advantages relative to a group that are all equal are 0: the rollout gives no gradient but that of KL and "
     "entropy",
-    cure="look at the rewards (--rm-type, --label-key, --reward-key), and at --n-samples-per-prompt, which must be "
+    fix="look at the rewards (--rm-type, --label-key, --reward-key), and at --n-samples-per-prompt, which must be "
     "above 1; prompts that are too easy or too hard are filtered by --dynamic-sampling-filter-path",
     sources=("Miles guide: Debugging (rewards from the right key)",),
 )
@@ -271,7 +271,7 @@ def _advantages_constant(step: TrainStep) -> Iterator[Found]:
             "samples earned one reward each and teach nothing",
             where,
             severity="note",
-            cure="--dynamic-sampling-filter-path samples other prompts in their place",
+            fix="--dynamic-sampling-filter-path samples other prompts in their place",
         )
 
 
@@ -285,7 +285,7 @@ _ENOUGH = 64
     certainty="likely",
     why="the rounding is a hundred times the mismatch of train and rollout that is to be measured, and enters every "
     "importance ratio of --use-tis",
-    cure="keep log-probs in fp32 from the engine's softmax to the dump: no cast of the logits' log_softmax, none in "
+    fix="keep log-probs in fp32 from the engine's softmax to the dump: no cast of the logits' log_softmax, none in "
     "the generate function",
     sources=("THUDM/slime#245 (rollout_log_probs cast to bf16, fixed in 9a291fca7)",),
 )
@@ -374,7 +374,7 @@ _SOURCE = "radixark/miles@31f1ca961 miles/backends/training_utils/loss_hub/losse
     severity="error",
     certainty="certain",
     why="a NaN in one token reaches every parameter with the next update, even from a masked token (NaN x 0 is NaN)",
-    cure="look at that sample: -inf of a forbidden token, a log-prob of an empty softmax, a reward that is none, a "
+    fix="look at that sample: -inf of a forbidden token, a log-prob of an empty softmax, a reward that is none, a "
     "group whose standard deviation is 0",
     sources=("Miles guide: Debugging (gradient NaN/Inf)", _SOURCE),
 )
@@ -404,7 +404,7 @@ def _of(numbers: Mapping[int, Mapping[str, float]], key: int, name: str) -> floa
     severity="error",
     certainty="certain",
     why="Miles replaces NaN by 0 in its metrics: curves look well while every parameter is already wrong",
-    cure="do not trust the metrics of this step: go back to the checkpoint before it, and look at the sample that is "
+    fix="do not trust the metrics of this step: go back to the checkpoint before it, and look at the sample that is "
     "named",
     sources=(_SOURCE,),
 )

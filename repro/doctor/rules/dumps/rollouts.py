@@ -45,7 +45,7 @@ def _blank(value: Any) -> bool:
     certainty="certain",
     why="rewards are computed from the text: an empty one is scored as a wrong answer, and an empty prompt teaches "
     "noise",
-    cure="look at the rows of the prompt data (--input-key), and at the generate function, which must set "
+    fix="look at the rows of the prompt data (--input-key), and at the generate function, which must set "
     "sample.response",
     sources=("slime guide: Troubleshooting (verify no empty prompts or responses)",),
 )
@@ -82,7 +82,7 @@ _ENOUGH = 128
     severity="warning",
     certainty="likely",
     why="the router has collapsed, its weights are lost (all zero after quantisation), or one row was written to all",
-    cure="look at the router's weights on the engine's side (int4-router, hf-zero-tensor), and capture again",
+    fix="look at the router's weights on the engine's side (int4-router, hf-zero-tensor), and capture again",
     sources=(
         f"{SLIME} slime/observability/rollout_data_utils.py:58-95",
         "slime guide: Debugging (MoE router weights become all zeros)",
@@ -111,7 +111,7 @@ def _dump_experts_constant(rollout: Rollout) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="the trainer replays routing on an expert that is not there: it fails in the dispatch, or reads past the end",
-    cure="make sure that engine and trainer load one model (--hf-checkpoint, --num-experts); shared experts that the "
+    fix="make sure that engine and trainer load one model (--hf-checkpoint, --num-experts); shared experts that the "
     "engine fuses into the routed ones must not be captured (--sglang-disable-shared-experts-fusion)",
     sources=(f"{SLIME} slime/observability/rollout_data_utils.py:58-95",),
 )
@@ -135,7 +135,7 @@ def _dump_experts_out_of_range(rollout: Rollout, launch: Launch | None, config: 
     severity="warning",
     certainty="likely",
     why="a router chooses different experts: rows were overwritten, padded or put together wrongly",
-    cure="capture the rollout again with one engine; look at how captures of pipeline stages and turns are joined",
+    fix="capture the rollout again with one engine; look at how captures of pipeline stages and turns are joined",
     sources=(f"{SLIME} slime/observability/rollout_data_utils.py:58-95",),
 )
 def _dump_experts_repeated(rollout: Rollout) -> Iterator[Found]:
@@ -191,7 +191,7 @@ def _run(ids: Array) -> int:
     certainty="likely",
     why="the trainer packs samples of any length itself: padding is computed on, counted as tokens, and trained on "
     "where the mask does not say otherwise",
-    cure="leave tokens as long as they are; --use-dynamic-batch-size with --max-tokens-per-gpu balances them",
+    fix="leave tokens as long as they are; --use-dynamic-batch-size with --max-tokens-per-gpu balances them",
     sources=("Miles FAQ (you never need to pad manually)",),
 )
 def _dump_padded(rollout: Rollout, config: HfConfig | None) -> Iterator[Found]:
@@ -236,7 +236,7 @@ _OTHER_COUNT = (
     severity="warning",
     certainty="certain",
     why="the batch is cut into optimizer steps by the launch's numbers: samples are dropped, or a step is short",
-    cure="make sure that the dump is of this launch, and that no filter drops samples without sampling others for them",
+    fix="make sure that the dump is of this launch, and that no filter drops samples without sampling others for them",
     sources=("Miles FAQ (samples of a rollout)", f"{SLIME_ARGS}:1971"),
 )
 def _dump_sample_count(rollout: Rollout, launch: Launch) -> Iterator[Found]:
@@ -266,7 +266,7 @@ def _dump_sample_count(rollout: Rollout, launch: Launch) -> Iterator[Found]:
     severity="warning",
     certainty="certain",
     why="the older the weights, the further off-policy the sample: importance ratios grow and clipping drops tokens",
-    cure="--update-weights-interval 1; sample less ahead (a smaller buffer or --over-sampling-batch-size); correct the"
+    fix="--update-weights-interval 1; sample less ahead (a smaller buffer or --over-sampling-batch-size); correct the"
     " rest with --use-tis, or --mask-offpolicy-in-partial-rollout for partial rollouts",
     sources=("slime guide: Troubleshooting (stale weights in async mode)", f"{SLIME} train_async.py:66"),
 )
@@ -293,7 +293,7 @@ def _dump_stale_weights(rollout: Rollout, launch: Launch | None) -> Iterator[Fou
     severity="warning",
     certainty="likely",
     why="the engine goes on sampling with weights that training has long left behind",
-    cure="look for the weight update in the log, and at --update-weights-interval; --check-weight-update-equal "
+    fix="look for the weight update in the log, and at --update-weights-interval; --check-weight-update-equal "
     "compares both sides at the start",
     sources=("slime guide: Troubleshooting (stale weights in async mode)", f"{SLIME} train_async.py:66"),
 )

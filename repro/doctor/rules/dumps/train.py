@@ -29,7 +29,7 @@ from repro_golden.dumps.train.files import length_of
     severity="warning",
     certainty="likely",
     why="values shift against the tokens they belong to, or the loss fails on the first such sample",
-    cure="append to every per-token column together; look at what cuts responses (length filters, context parallel)",
+    fix="append to every per-token column together; look at what cuts responses (length filters, context parallel)",
     sources=(f"{SLIME} slime/utils/types.py:418 (Sample)",),
 )
 def _train_columns_lengths(step: TrainStep) -> Iterator[Found]:
@@ -95,7 +95,7 @@ def _correlation(column: Column, rollout: Column, shift: int) -> float | None:
     severity="error",
     certainty="likely",
     why="every importance ratio and every KL is of two different tokens: the gradient is noise",
-    cure="the log-prob of token t is in the logits of token t-1: look at the shift where responses are cut out of the "
+    fix="the log-prob of token t is in the logits of token t-1: look at the shift where responses are cut out of the "
     "packed sequence, and at a BOS that one side adds",
     sources=("Miles guide: Debugging (KL > 1, configuration error)", "radixark/miles#2215 (double shift of labels)"),
 )
@@ -124,7 +124,7 @@ def _train_log_probs_misaligned(step: TrainStep) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="the loss is 0 or 0/0: nothing is learned of the rollout, or everything becomes NaN",
-    cure="look at what sets loss_mask and remove_sample (generate function, filters, "
+    fix="look at what sets loss_mask and remove_sample (generate function, filters, "
     "--mask-offpolicy-in-partial-rollout)",
     sources=("slime guide: Troubleshooting (build_loss_mask)",),
 )
@@ -158,7 +158,7 @@ def _first(a: Column, b: Column) -> tuple[int | None, str]:
     certainty="likely",
     why="replicas that compute different numbers from the same samples drift apart, and checkpoints hold those of one"
     " of them",
-    cure="look for a kernel that is not deterministic, a parameter that is not synchronised, and another seed on one "
+    fix="look for a kernel that is not deterministic, a parameter that is not synchronised, and another seed on one "
     "rank",
     sources=("Miles: event log, cross-replica equality (radixark/miles@31f1ca961 miles/utils)",),
 )
@@ -198,7 +198,7 @@ def _difference(ours: Floats | None, theirs: Floats | None) -> str:
     severity="error",
     certainty="certain",
     why="log-probs and rewards belong to the sampled tokens: the gradient is that of a text that nobody scored",
-    cure="look for a second tokenisation of the text, for truncation between rollout and trainer, and for two runs "
+    fix="look for a second tokenisation of the text, for truncation between rollout and trainer, and for two runs "
     "that wrote into one folder",
     sources=("Miles guide: Debugging (rollout or training?)", "slime guide: Debugging (the model input is fixed)"),
 )

@@ -76,7 +76,7 @@ def _found(code: PythonCode, function: str, step: Step, built: Step) -> Found:
     severity="warning",
     certainty="likely",
     why="what was built before keeps its kernels: the run says that it is deterministic, and grad_norm still differs",
-    cure="switch it on, and set the variables, before model and process groups are built; best in the environment of "
+    fix="switch it on, and set the variables, before model and process groups are built; best in the environment of "
     "the launch",
     sources=("areal-project/AReaL#1544",),
 )
@@ -96,7 +96,7 @@ def _determinism_after_model(code: PythonCode) -> Iterator[Found]:
     severity="warning",
     certainty="likely",
     why="fused attention is not deterministic in its backward pass in all versions of cuDNN and Transformer Engine",
-    cure="--attention-backend flash, without flash-attn 3 installed",
+    fix="--attention-backend flash, without flash-attn 3 installed",
     sources=(
         f"{SLIME} scripts/run-qwen2.5-0.5B-reproducibility.sh",
         f"{SLIME} docs/en/advanced/reproducibility.md",
@@ -130,7 +130,7 @@ def _determinism_attention(launch: Launch) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="with another workspace cuBLAS may split sums differently from call to call",
-    cure="CUBLAS_WORKSPACE_CONFIG=:4096:8",
+    fix="CUBLAS_WORKSPACE_CONFIG=:4096:8",
     sources=(
         f"{SLIME} docs/en/advanced/reproducibility.md",
         f"{SLIME} slime/backends/megatron_utils/initialize.py:93",
@@ -154,7 +154,7 @@ def _determinism_cublas(launch: Launch) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="the launch is refused, or runs a kernel whose sums have no fixed order",
-    cure="remove the flag that is named",
+    fix="remove the flag that is named",
     sources=(MEGATRON_ARGS, MEGATRON_DETERMINISM, f"{MILES} miles/backends/megatron_utils/initialize.py:121"),
 )
 def _determinism_exclusive(launch: Launch) -> Iterator[Found]:
@@ -203,7 +203,7 @@ def _missing(launch: Launch) -> list[str]:
     severity="warning",
     certainty="certain",
     why="one free choice of a kernel or of an order is enough: two runs of this launch differ",
-    cure="give the whole set: --deterministic-mode --sglang-enable-deterministic-inference and the three variables",
+    fix="give the whole set: --deterministic-mode --sglang-enable-deterministic-inference and the three variables",
     sources=(
         "Miles guide: Debugging",
         f"{SLIME} docs/en/advanced/reproducibility.md",
@@ -222,10 +222,10 @@ def _determinism_half(launch: Launch) -> Iterator[Found]:
     for name in _missing(launch):
         flag = name.startswith("--")
         severity, certainty = absent(launch, "warning") if flag else unset(launch, "warning", "likely")
-        cure = f"add {name}" if flag else f"{name}={SET[name]} in env_vars of the job's runtime environment"
+        fix = f"add {name}" if flag else f"{name}={SET[name]} in env_vars of the job's runtime environment"
         message = f"determinism is asked for by {by}, and {name} is missing: {_WITHOUT[name]}"
         place = where if flag else Where(str(launch.path), where.line, name)
-        yield Found(message, place, "note" if weak else severity, certainty, cure)
+        yield Found(message, place, "note" if weak else severity, certainty, fix)
 
 
 @rule(
@@ -233,7 +233,7 @@ def _determinism_half(launch: Launch) -> Iterator[Found]:
     severity="note",
     certainty="certain",
     why="code that iterates a set, or seeds itself by hash(), does otherwise in each process and each run",
-    cure="PYTHONHASHSEED=0 in the runtime environment",
+    fix="PYTHONHASHSEED=0 in the runtime environment",
     sources=("Python documentation: PYTHONHASHSEED", "Miles guide: Debugging"),
 )
 def _determinism_hash_seed(launch: Launch) -> Iterator[Found]:
@@ -276,7 +276,7 @@ def _set_too_late(launch: Launch, name: str, variable: Variable, clusters: list[
     severity="warning",
     certainty="likely",
     why="Ray's actors inherit from `ray start` and from the job's runtime environment, not from the submitting shell",
-    cure="name it in env_vars of --runtime-env-json, or export it before `ray start` on each node",
+    fix="name it in env_vars of --runtime-env-json, or export it before `ray start` on each node",
     sources=(
         f"{SLIME} docs/en/advanced/reproducibility.md",
         f"{SLIME} slime/ray/actor_group.py:64-109",
@@ -300,7 +300,7 @@ def _determinism_late(launch: Launch) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="Megatron's validator compares the text letter by letter, and stops the launch at SGLang's own value too",
-    cure="NCCL_ALGO=Ring. Engines with several GPUs set allreduce:tree for themselves",
+    fix="NCCL_ALGO=Ring. Engines with several GPUs set allreduce:tree for themselves",
     sources=(
         MEGATRON_ARGS,
         MEGATRON_DETERMINISM,
@@ -330,7 +330,7 @@ def _determinism_nccl_algo(launch: Launch) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="Transformer Engine's attention adds gradients atomically unless told not to",
-    cure="NVTE_ALLOW_NONDETERMINISTIC_ALGO=0",
+    fix="NVTE_ALLOW_NONDETERMINISTIC_ALGO=0",
     sources=(
         "NVIDIA/Megatron-LM megatron/core/extensions/transformer_engine.py (TEDotProductAttention)",
         MEGATRON_DETERMINISM,
@@ -389,7 +389,7 @@ def _variable(name: str, settings: Sequence[Variable]) -> Iterator[Found]:
     severity="warning",
     certainty="likely",
     why="the line that was written for determinism has no effect, and nothing says so",
-    cure="keep one setting; of a variable, the one in the job's runtime environment",
+    fix="keep one setting; of a variable, the one in the job's runtime environment",
     sources=("Miles guide: Debugging", f"{SLIME} docs/en/advanced/reproducibility.md"),
 )
 def _determinism_overridden(launch: Launch) -> Iterator[Found]:
@@ -417,7 +417,7 @@ def _racing(launch: Launch) -> str | None:
     severity="warning",
     certainty="certain",
     why="each response is the same again, but which of them make a batch is not: the runs differ all the same",
-    cure="sample exactly the batch, synchronously; or record the rollouts once and replay them (repro rollout record)",
+    fix="sample exactly the batch, synchronously; or record the rollouts once and replay them (repro rollout record)",
     sources=(f"{SLIME} slime/rollout/sglang_rollout.py", "Miles guide: Debugging"),
 )
 def _determinism_rollout_order(launch: Launch) -> Iterator[Found]:
@@ -433,7 +433,7 @@ def _determinism_rollout_order(launch: Launch) -> Iterator[Found]:
     severity="note",
     certainty="likely",
     why="most of what a deterministic run costs, 15 to 25 %, is this fill, and equal bits do not need it",
-    cure="no variable turns it off: put `def init(args): import torch; "
+    fix="no variable turns it off: put `def init(args): import torch; "
     "torch.utils.deterministic.fill_uninitialized_memory = False` into a module of yours and give "
     "--custom-megatron-init-path MODULE.init; prove it with `repro golden verify`",
     sources=(
@@ -459,7 +459,7 @@ def _fill_uninitialized_memory(launch: Launch) -> Iterable[Found]:
     severity="note",
     certainty="likely",
     why="the interpreter reads it when it starts: sets of texts keep another order in each run",
-    cure="PYTHONHASHSEED=0 in the environment of the launch, or in the job's runtime environment",
+    fix="PYTHONHASHSEED=0 in the environment of the launch, or in the job's runtime environment",
     sources=("Python documentation: PYTHONHASHSEED",),
 )
 def _hash_seed_in_code(code: PythonCode) -> Iterator[Found]:

@@ -36,7 +36,7 @@ def _latent(launch: Launch, config: HfConfig | None) -> bool:
     severity="error",
     certainty="certain",
     why="SGLang refuses to start, or the engine's prefix cache is lost without a word in the launch",
-    cure="--sglang-attention-backend fa3, flashinfer or triton",
+    fix="--sglang-attention-backend fa3, flashinfer or triton",
     sources=(
         "sgl-project/sglang python/sglang/srt/server_args.py (_handle_deterministic_inference)",
         f"{SLIME} docs/en/advanced/reproducibility.md",
@@ -77,7 +77,7 @@ def _engine_determinism(launch: Launch, config: HfConfig | None) -> Iterator[Fou
             "--sglang-attention-backend flashinfer: SGLang switches its radix cache off for determinism, shared "
             "prompts cost again"
         )
-        yield Found(message, where, "note", cure="--sglang-attention-backend fa3 keeps the cache (Hopper)")
+        yield Found(message, where, "note", fix="--sglang-attention-backend fa3 keeps the cache (Hopper)")
 
 
 _MODULES = ("flash_attn_3", "flash_attn_interface")
@@ -88,7 +88,7 @@ _MODULES = ("flash_attn_3", "flash_attn_interface")
     severity="warning",
     certainty="likely",
     why="Transformer Engine prefers FlashAttention 3, whose backward pass is not the same twice",
-    cure="pip uninstall flash_attn_3 -y",
+    fix="pip uninstall flash_attn_3 -y",
     sources=(
         "slime guide: Reproducibility (docs/en/advanced/reproducibility.md)",
         f"{MILES} examples/experimental/reproducibility/README.md",
@@ -114,7 +114,7 @@ def _flash_attn_3(machine: Machine, launch: Launch) -> Iterable[Found]:
     severity="warning",
     certainty="certain",
     why="the policy that is trained is not the one that sampled; layouts with other random streams give other results",
-    cure="--attention-dropout 0.0 --hidden-dropout 0.0, as all launch scripts of the trainers do",
+    fix="--attention-dropout 0.0 --hidden-dropout 0.0, as all launch scripts of the trainers do",
     sources=(
         f"{SLIME} scripts/run-qwen2.5-0.5B-reproducibility.sh (MISC_ARGS)",
         f"{SLIME} slime/backends/megatron_utils/model.py:748",
@@ -143,7 +143,7 @@ _WHY = (
     "log-probs, routers and optimizer parts that are kept in fp32 lose its precision on this side alone, so "
     "trainer and engine drift apart"
 )
-_CURE = "unset it"
+_FIX = "unset it"
 _SOURCES = ("pytorch: CUDA semantics, TensorFloat-32", "NVIDIA: NVIDIA_TF32_OVERRIDE")
 
 
@@ -158,7 +158,7 @@ def _tf32(name: str, where: Where, flag: str) -> Found:
     severity="note",
     certainty="certain",
     why=_WHY,
-    cure=_CURE,
+    fix=_FIX,
     sources=_SOURCES,
     any_program=True,
 )
@@ -174,7 +174,7 @@ def _tf32_override(launch: Launch) -> Iterable[Found]:
     severity="note",
     certainty="certain",
     why=_WHY,
-    cure=_CURE,
+    fix=_FIX,
     sources=_SOURCES,
     any_program=True,
 )
@@ -194,7 +194,7 @@ def _unpinned(machine: Machine, launch: Launch | None, golden: Golden | None, *,
         yield Found(
             f"the golden run was recorded with {recorded} threads, and {machine.cpus} cores are usable here",
             Where(machine.source, item="cores", value=str(machine.cpus)),
-            cure="verify it on a machine with as many cores, or record another one here",
+            fix="verify it on a machine with as many cores, or record another one here",
         )
     flag = determinism(launch)
     # Ray gives its workers OMP_NUM_THREADS by their num_cpus; a launch of no known trainer may use no Ray
@@ -202,7 +202,7 @@ def _unpinned(machine: Machine, launch: Launch | None, golden: Golden | None, *,
         yield Found(
             f"{flag} is given and OMP_NUM_THREADS is not set: torch takes {machine.threads} here, and another number "
             "on another machine",
-            launch.where(flag), "note", cure=f"export OMP_NUM_THREADS={machine.threads}",
+            launch.where(flag), "note", fix=f"export OMP_NUM_THREADS={machine.threads}",
         )  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def _recorded(golden: Golden | None) -> int | None:
     certainty="certain",
     why="sums on the CPU are split by threads: another number of them gives other bits, and more than cores wait for "
     "each other",
-    cure="set OMP_NUM_THREADS and MKL_NUM_THREADS to the cores of one rank, in the job's env_vars",
+    fix="set OMP_NUM_THREADS and MKL_NUM_THREADS to the cores of one rank, in the job's env_vars",
     sources=(
         "pytorch: CPU threading (torch.set_num_threads)",
         "ray: OMP_NUM_THREADS is set to the num_cpus of a worker",
@@ -244,7 +244,7 @@ def _thread_count(machine: Machine, launch: Launch | None, golden: Golden | None
         elif machine.cpus and int(number[1]) > machine.cpus:
             yield Found(
                 f"{name} asks for {int(number[1])} threads, and {machine.cpus} cores are usable", where,
-                cure=f"{name}={machine.cpus}, or less where several ranks share the machine",
+                fix=f"{name}={machine.cpus}, or less where several ranks share the machine",
             )  # fmt: skip
     yield from _unpinned(machine, launch, golden, pinned=pinned)
 
@@ -266,7 +266,7 @@ _FSDP = (("--attn-implementation",),)
     severity="warning",
     certainty="certain",
     why="log_probs of trainer and engine are then not equal bit by bit, which the mode takes for granted",
-    cure="let Miles build the flags (miles.true_on_policy), or add what is named",
+    fix="let Miles build the flags (miles.true_on_policy), or add what is named",
     sources=(
         f"{MILES} miles/true_on_policy/config.py:60-106,190-235",
         f"{MILES} tests/e2e/fsdp/test_qwen3_4B_fsdp_true_on_policy.py",
@@ -279,7 +279,7 @@ def _true_on_policy_half(launch: Launch) -> Iterator[Found]:
     missing = [group[0] for group in groups if not launch.has(*group)]
     if missing:
         message = f"{TRUE_ON_POLICY} is given, and {len(missing)} of its set missing: {', '.join(missing)}"
-        yield Found(message, launch.where(TRUE_ON_POLICY), *absent(launch, "warning"), cure="add " + " ".join(missing))
+        yield Found(message, launch.where(TRUE_ON_POLICY), *absent(launch, "warning"), fix="add " + " ".join(missing))
     if not fsdp(launch) and launch.has("--transformer-impl") and launch.value("--transformer-impl") != "local":
         message = (
             f"{TRUE_ON_POLICY} with --transformer-impl {launch.value('--transformer-impl')}: the contract wants local"

@@ -27,7 +27,7 @@ def _installed(machine: Machine, known: Known) -> bool:
     severity="warning",
     certainty="likely",
     why="others ran into it, and the place that is named says how",
-    cure="install another version",
+    fix="install another version",
     sources=tuple(dict.fromkeys(known.source for known in KNOWN)),
 )
 def _bad_version(machine: Machine, launch: Launch | None) -> Iterable[Found]:
@@ -43,7 +43,7 @@ def _bad_version(machine: Machine, launch: Launch | None) -> Iterable[Found]:
             Where(machine.source, item=next(iter(known.packages)), value=machine.packages[next(iter(known.packages))]),
             known.severity if met else "note",
             known.certainty if met else "possible",
-            f"install {known.cure}" if known.cure[0].isalpha() and " install" not in known.cure[:12] else known.cure,
+            f"install {known.fix}" if known.fix[0].isalpha() and " install" not in known.fix[:12] else known.fix,
         )
 
 
@@ -55,7 +55,7 @@ _ASSERTING = ("slime", "relax")
     severity="error",
     certainty="certain",
     why="every training rank fails when Megatron is initialized: Megatron does not support numpy 2.x",
-    cure='pip install "numpy==1.26.4" "scipy==1.17.1" (scipy 1.18 and later need numpy 2)',
+    fix='pip install "numpy==1.26.4" "scipy==1.17.1" (scipy 1.18 and later need numpy 2)',
     sources=(
         f"{SLIME} slime/backends/megatron_utils/initialize.py:66",
         f"{SLIME} docker/Dockerfile",
@@ -105,7 +105,7 @@ def _torch(machine: Machine) -> Iterable[Found]:
         if has and has[:2] != wanted and not late:
             yield Found(
                 f"{name} {machine.packages[name]} is not the one of torch {machine.packages['torch']}",
-                _where(machine, name), cure=f'pip install "{name}=={wanted[0]}.{wanted[1]}.*"',
+                _where(machine, name), fix=f'pip install "{name}=={wanted[0]}.{wanted[1]}.*"',
             )  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def _where(machine: Machine, name: str) -> Where:
     severity="warning",
     certainty="likely",
     why="what is loaded is a mixture: it fails at import, or in a kernel much later",
-    cure="install all of them with one command, at one version",
+    fix="install all of them with one command, at one version",
     sources=(f"{MILES} docker/verify_transformer_engine.py", "radixark/miles#2600", f"{SLIME} build_conda.sh"),
 )
 def _package_mismatch(machine: Machine) -> Iterable[Found]:
@@ -158,8 +158,8 @@ def _package_mismatch(machine: Machine) -> Iterable[Found]:
         both = {name: packages[name] for name in names if name in packages}
         if len(both) > 1:
             first = next(iter(both))
-            cure = f"uninstall all of them, then install the one that is meant: pip uninstall -y {' '.join(both)}"
-            yield Found(f"{_listed(both)} write over each other's files", _where(machine, first), cure=cure)
+            fix = f"uninstall all of them, then install the one that is meant: pip uninstall -y {' '.join(both)}"
+            yield Found(f"{_listed(both)} write over each other's files", _where(machine, first), fix=fix)
     yield from _torch(machine)
 
 
@@ -172,7 +172,7 @@ class _Need:
     when: Callable[[Launch], bool]
     packages: tuple[str, ...]
     modules: tuple[str, ...]
-    cure: str
+    fix: str
 
 
 _TE = (("transformer-engine", "transformer-engine-cu12", "transformer-engine-cu13"), ("transformer_engine",))
@@ -228,7 +228,7 @@ def _asked(launch: Launch) -> Iterator[_Need]:
     severity="error",
     certainty="likely",
     why="the run fails when the first process imports it, after GPUs are taken and weights are loaded",
-    cure="install it in the environment that trains",
+    fix="install it in the environment that trains",
     sources=(f"{SLIME} docker/Dockerfile", f"{MILES} docker/Dockerfile", "radixark/miles#2518"),
 )
 def _package_missing(machine: Machine, launch: Launch) -> Iterable[Found]:
@@ -244,7 +244,7 @@ def _package_missing(machine: Machine, launch: Launch) -> Iterable[Found]:
             launch.where(need.flag) if need.flag else Where(machine.source, item=need.packages[0]),
             severity,
             certainty,
-            f"install {need.cure}" if "source" in need.cure else f"pip install {need.cure}",
+            f"install {need.fix}" if "source" in need.fix else f"pip install {need.fix}",
         )
 
 
@@ -253,7 +253,7 @@ def _package_missing(machine: Machine, launch: Launch) -> Iterable[Found]:
     severity="warning",
     certainty="certain",
     why="neither the trainer nor the engine finds a GPU",
-    cure="install the build for the driver's CUDA: `pip install torch --index-url "
+    fix="install the build for the driver's CUDA: `pip install torch --index-url "
     "https://download.pytorch.org/whl/cu129`",
     sources=("pytorch: Get started, local installation",),
 )
@@ -276,7 +276,7 @@ _SIZES = ("--tensor-model-parallel-size", "--context-parallel-size")
     severity="warning",
     certainty="likely",
     why="Megatron relies on one queue for the order of computation and communication, and asserts it up to Hopper",
-    cure="CUDA_DEVICE_MAX_CONNECTIONS=1 in the runtime environment",
+    fix="CUDA_DEVICE_MAX_CONNECTIONS=1 in the runtime environment",
     sources=(
         MEGATRON_ARGS,
         f"{SLIME} slime/utils/external_utils/command_utils.py:142",
@@ -305,7 +305,7 @@ def _cuda_connections(launch: Launch) -> Iterator[Found]:
     severity="warning",
     certainty="certain",
     why="CUDA ignores everything from the first entry on that it does not know, so Ray waits for GPUs that never come",
-    cure="name each GPU once, from 0 to one less than `nvidia-smi -L` lists, or unset it",
+    fix="name each GPU once, from 0 to one less than `nvidia-smi -L` lists, or unset it",
     sources=("CUDA programming guide: CUDA_VISIBLE_DEVICES", "Miles FAQ"),
 )
 def _cuda_visible(machine: Machine, launch: Launch | None) -> Iterable[Found]:
@@ -349,7 +349,7 @@ _DETERMINISTIC = {
     severity="warning",
     certainty="likely",
     why="processes inherit the machine's value where the launch's does not reach them, so ranks may differ in bits",
-    cure="unset it, or set it in the job's env_vars (--runtime-env-json), which reach every worker",
+    fix="unset it, or set it in the job's env_vars (--runtime-env-json), which reach every worker",
     sources=("slime guide: Reproducibility (docs/en/advanced/reproducibility.md)", "areal-project/AReaL#1544"),
     any_program=True,
 )
@@ -381,7 +381,7 @@ _INTERFACE, _NO_IB = "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE"
     severity="note",
     certainty="possible",
     why="nodes that pick different or slow networks fail to get weights, or wait for them until the time-out",
-    cure="NCCL_SOCKET_IFNAME=eth0 (the interface that the nodes share), NCCL_IB_DISABLE=0, NCCL_DEBUG=INFO to look",
+    fix="NCCL_SOCKET_IFNAME=eth0 (the interface that the nodes share), NCCL_IB_DISABLE=0, NCCL_DEBUG=INFO to look",
     sources=("slime guide: Troubleshooting", f"{SLIME} docs/en/get_started/quick_start.md:582"),
 )
 def _nccl_interface(launch: Launch) -> Iterator[Found]:

@@ -19,7 +19,7 @@ _CORRECTIONS = ("--use-rollout-logprobs", "--use-tis", "--keep-old-actor")
     severity="error",
     certainty="certain",
     why="samples come from weights before the update, and clipping is anchored to a policy that never wrote them",
-    cure="one of --use-rollout-logprobs, --use-tis, --keep-old-actor",
+    fix="one of --use-rollout-logprobs, --use-tis, --keep-old-actor",
     sources=(f"{MILES_ARGS}:3591; train_async.py:24",),
 )
 def _async_ppo(launch: Launch) -> Iterator[Found]:
@@ -36,7 +36,7 @@ def _async_ppo(launch: Launch) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="training and sampling at the same time cannot share GPUs: the trainer stops at an assertion",
-    cure="drop --colocate and give sampling its own GPUs with --rollout-num-gpus",
+    fix="drop --colocate and give sampling its own GPUs with --rollout-num-gpus",
     sources=("slime guide: Troubleshooting", f"{SLIME} train_async.py:11", f"{MILES} train_async.py:23"),
 )
 def _colocate_async(launch: Launch) -> Iterator[Found]:
@@ -45,8 +45,8 @@ def _colocate_async(launch: Launch) -> Iterator[Found]:
         gpus = ranks(launch)
         message = f"--colocate is given to {launch.entry}, which refuses it"
         usage = f"; training takes {gpus}" if gpus else ""
-        cure = f"drop --colocate and give sampling its own GPUs with --rollout-num-gpus{usage}; or start train.py"
-        yield Found(message, launch.where("--colocate"), cure=cure)
+        fix = f"drop --colocate and give sampling its own GPUs with --rollout-num-gpus{usage}; or start train.py"
+        yield Found(message, launch.where("--colocate"), fix=fix)
 
 
 _ROLLOUT, _TRAIN, _LOAD = "--debug-rollout-only", "--debug-train-only", "--load-debug-rollout-data"
@@ -57,7 +57,7 @@ _ROLLOUT, _TRAIN, _LOAD = "--debug-rollout-only", "--debug-train-only", "--load-
     severity="error",
     certainty="certain",
     why="the trainer stops at an assertion: one loads no Megatron, the other no SGLang",
-    cure="keep one of the two",
+    fix="keep one of the two",
     sources=(*GUIDES, f"{SLIME_ARGS}:1897-1902,1933", f"{MILES_ARGS}:3189,3250"),
 )
 def _debug_modes_exclusive(launch: Launch) -> Iterator[Found]:
@@ -65,14 +65,14 @@ def _debug_modes_exclusive(launch: Launch) -> Iterator[Found]:
         yield Found(f"{_ROLLOUT} and {_TRAIN} are both given: nothing would be left to run", launch.where(_TRAIN))
     elif launch.has(_ROLLOUT) and launch.has(_LOAD):
         message = f"{_LOAD} sets {_TRAIN}, and {_ROLLOUT} is given too"
-        yield Found(message, launch.where(_LOAD), cure=f"drop {_ROLLOUT} to train on the data, {_LOAD} to sample anew")
+        yield Found(message, launch.where(_LOAD), fix=f"drop {_ROLLOUT} to train on the data, {_LOAD} to sample anew")
     elif launch.has(_TRAIN) and not launch.has(_LOAD, "--rollout-function-path"):
         # a rollout function of one's own may need no engine
         if sft(launch):
             return
         message = f"{_TRAIN} is given without {_LOAD}: no engine is started that could sample"
-        cure = f"give {_LOAD} DIR/{{rollout_id}}.pt"
-        yield Found(message, launch.where(_TRAIN), *absent(launch, "warning", "likely"), cure=cure)
+        fix = f"give {_LOAD} DIR/{{rollout_id}}.pt"
+        yield Found(message, launch.where(_TRAIN), *absent(launch, "warning", "likely"), fix=fix)
 
 
 _PAIRS: tuple[tuple[str, str, tuple[System, ...]], ...] = (
@@ -110,7 +110,7 @@ def _miles(launch: Launch) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="the launch is refused when its arguments are checked, after it has waited for its GPUs",
-    cure="keep one of the two",
+    fix="keep one of the two",
     sources=(
         f"{SLIME_ARGS}:1994,2037",
         f"{SLIME} slime/backends/sglang_utils/arguments.py:188-200",
@@ -140,7 +140,7 @@ def _exclusive_flags(launch: Launch) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="the KL penalty would be applied to the reward and to the loss; the trainers refuse to start",
-    cure="keep one: --kl-coef shapes the reward, --use-kl-loss --kl-loss-coef adds to the loss. Set the other to 0",
+    fix="keep one: --kl-coef shapes the reward, --use-kl-loss --kl-loss-coef adds to the loss. Set the other to 0",
     sources=(f"{SLIME_ARGS}:1846", f"{MILES_ARGS}:3134", RELAX_ARGS),
 )
 def _kl_coefs_exclusive(launch: Launch) -> Iterator[Found]:
@@ -159,7 +159,7 @@ def _kl_coefs_exclusive(launch: Launch) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="partial rollouts mix weights within a sample, so its recorded routes belong to no one policy",
-    cure="remove --partial-rollout, or --use-rollout-routing-replay",
+    fix="remove --partial-rollout, or --use-rollout-routing-replay",
     sources=(f"{RELAX_ARGS} (slime_validate_args)",),
 )
 def _r3_partial_rollout(launch: Launch) -> Iterator[Found]:
@@ -177,7 +177,7 @@ _TRANSPORT = "--update-weight-transport"
     severity="error",
     certainty="certain",
     why="the launch is refused when its arguments are checked",
-    cure="--release-train --save DIR --update-weight-transport disk --update-weight-disk-dir DIR, without a critic",
+    fix="--release-train --save DIR --update-weight-transport disk --update-weight-disk-dir DIR, without a critic",
     sources=(f"{SLIME_ARGS}:2046",),
 )
 def _release_train(launch: Launch) -> Iterator[Found]:
@@ -248,7 +248,7 @@ def _applies(need: _Need, launch: Launch) -> bool:
     severity="error",
     certainty="certain",
     why="the launch is refused when its arguments are checked, after it has waited for its GPUs",
-    cure="add the flag that is named, or remove the one that needs it",
+    fix="add the flag that is named, or remove the one that needs it",
     sources=(
         f"{SLIME_ARGS}:1786,1814,1840,1843,1988,2003,2008",
         f"{SLIME} slime/backends/sglang_utils/arguments.py:183",
@@ -263,14 +263,14 @@ def _required_with(launch: Launch) -> Iterator[Found]:
             continue
         flag = " ".join((need.flag, *launch.flags[need.flag].values[:1]))
         message = f"{flag} needs {' or '.join(need.any_of)}, which is not given: the trainer stops at its arguments"
-        yield Found(message, launch.where(need.flag), *absent(launch, "error"), cure=f"add {need.any_of[0]}")
+        yield Found(message, launch.where(need.flag), *absent(launch, "error"), fix=f"add {need.any_of[0]}")
     if not launch.has("--num-rollout") and not launch.has("--num-epoch") and launch.has("--rollout-batch-size"):
         message = "neither --num-rollout nor --num-epoch is given: the trainer stops at its arguments"
-        yield Found(message, launch.where("--num-rollout"), *absent(launch, "error"), cure="add --num-rollout N")
+        yield Found(message, launch.where("--num-rollout"), *absent(launch, "error"), fix="add --num-rollout N")
     over, batch = launch.number("--over-sampling-batch-size"), launch.number("--rollout-batch-size")
     if over is not None and batch is not None and nonzero(launch, "--over-sampling-batch-size") and over < batch:
         message = f"--over-sampling-batch-size {over:.0f} is below --rollout-batch-size {batch:.0f}: the trainer stops"
-        yield Found(message, launch.where("--over-sampling-batch-size"), cure=f"--over-sampling-batch-size {batch:.0f}")
+        yield Found(message, launch.where("--over-sampling-batch-size"), fix=f"--over-sampling-batch-size {batch:.0f}")
 
 
 @rule(
@@ -278,7 +278,7 @@ def _required_with(launch: Launch) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="with the engine's log-probs as the old policy there is no mismatch left to weigh; the trainers refuse both",
-    cure="keep --use-tis to weigh the mismatch, or --use-rollout-logprobs to train against the engine's log-probs",
+    fix="keep --use-tis to weigh the mismatch, or --use-rollout-logprobs to train against the engine's log-probs",
     sources=(f"{SLIME_ARGS}:1855", f"{MILES_ARGS}:3143", RELAX_ARGS),
 )
 def _tis_exclusive(launch: Launch) -> Iterator[Found]:

@@ -16,7 +16,7 @@ from repro_golden.base.checks import Certainty, Found, Severity, rule
     severity="warning",
     certainty="possible",
     why="fused attention under context parallelism is not stable in some versions: KL is not 0 at step 1",
-    cure="add --attention-backend flash (leave it out for models with MLA)",
+    fix="add --attention-backend flash (leave it out for models with MLA)",
     sources=GUIDES,
 )
 def _attention_backend(launch: Launch) -> Iterator[Found]:
@@ -61,7 +61,7 @@ def _fitting(prompts: int, per_prompt: int, batch: int) -> str:
     severity="error",
     certainty="certain",
     why="the trainer refuses the numbers, or rounds down and leaves samples of every rollout untrained",
-    cure="set --global-batch-size to rollout_batch_size x n_samples_per_prompt / num_steps_per_rollout",
+    fix="set --global-batch-size to rollout_batch_size x n_samples_per_prompt / num_steps_per_rollout",
     sources=(
         "slime guide: Troubleshooting",
         "Miles FAQ",
@@ -85,14 +85,14 @@ def _batch_invariant(launch: Launch) -> Iterator[Found]:
     if launch.has(_STEPS) and launch.has(_GLOBAL):
         if steps is None or batch is None or total == batch * steps:
             return
-        cure = f"{_GLOBAL} {total // steps}" if total % steps == 0 else _steps(total, steps)
+        fix = f"{_GLOBAL} {total // steps}" if total % steps == 0 else _steps(total, steps)
         message = f"{product} are not {batch} x {steps} = {batch * steps}"
         if batch == total // steps:
             # the trainers compare after `//`, and take this
             message += f": the trainer rounds down, and trains on {batch * steps} of them"
-            yield Found(message, launch.where(_STEPS), severity, certainty, cure)
+            yield Found(message, launch.where(_STEPS), severity, certainty, fix)
         else:
-            yield Found(message, launch.where(_GLOBAL), severity, certainty, cure)
+            yield Found(message, launch.where(_GLOBAL), severity, certainty, fix)
     elif launch.has(_STEPS) and steps is not None and total % steps:
         message = (
             f"{product} do not divide into {steps} steps: the trainer rounds down, {total % steps} are never trained on"
@@ -114,7 +114,7 @@ def _batch_invariant(launch: Launch) -> Iterator[Found]:
     severity="warning",
     certainty="certain",
     why="one bad batch moves the weights as far as its gradient says, and the loss explodes",
-    cure="--clip-grad 1.0 (the default of the trainers)",
+    fix="--clip-grad 1.0 (the default of the trainers)",
     sources=("slime guide: Troubleshooting", f"{SLIME_ARGS}:878"),
 )
 def _clip_grad_off(launch: Launch) -> Iterator[Found]:
@@ -128,7 +128,7 @@ def _clip_grad_off(launch: Launch) -> Iterator[Found]:
     severity="warning",
     certainty="certain",
     why="fp16 overflows above 65504, so that losses and gradients become NaN or inf where bf16 goes on",
-    cure="remove --fp16 (slime and Miles then train in bf16). If it is meant, sample with --sglang-dtype float16 too",
+    fix="remove --fp16 (slime and Miles then train in bf16). If it is meant, sample with --sglang-dtype float16 too",
     sources=(
         "slime guide: Troubleshooting",
         f"{SLIME} slime/backends/megatron_utils/arguments.py:157",
@@ -154,7 +154,7 @@ def _fp16(launch: Launch) -> Iterator[Found]:
     severity="warning",
     certainty="certain",
     why="the KL penalty that was asked for is not applied, silently, and the policy may drift from the reference",
-    cure="add --use-kl-loss (and --ref-load), or set --kl-loss-coef 0",
+    fix="add --use-kl-loss (and --ref-load), or set --kl-loss-coef 0",
     sources=(f"{SLIME} slime/backends/megatron_utils/loss.py:1116,1130",),
 )
 def _kl_loss_unused(launch: Launch) -> Iterator[Found]:
@@ -168,7 +168,7 @@ def _kl_loss_unused(launch: Launch) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="the path of the reference model is looked up without being set, which stops the launch after it was queued",
-    cure="--ref-load CHECKPOINT, or no KL: remove --use-kl-loss and set --kl-coef 0",
+    fix="--ref-load CHECKPOINT, or no KL: remove --use-kl-loss and set --kl-coef 0",
     sources=(f"{SLIME_ARGS}:1775", f"{MILES_ARGS}:2975", RELAX_ARGS),
 )
 def _kl_without_ref(launch: Launch) -> Iterator[Found]:
@@ -185,7 +185,7 @@ def _kl_without_ref(launch: Launch) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="the metrics come out of that function; the launch is refused when its arguments are checked",
-    cure="--custom-tis-function-path MODULE.FUNCTION, or remove --get-mismatch-metrics",
+    fix="--custom-tis-function-path MODULE.FUNCTION, or remove --get-mismatch-metrics",
     sources=(f"{SLIME_ARGS}:1859", f"{MILES_ARGS}:3147", RELAX_ARGS),
 )
 def _mismatch_needs_tis(launch: Launch) -> Iterator[Found]:
@@ -203,7 +203,7 @@ _EXCUSES = ("--megatron-deepgemm-moe-forward-layers", "--multi-lora-n-adapters")
     severity="warning",
     certainty="likely",
     why="some versions of Megatron and Transformer Engine have wrong gradients of experts without it",
-    cure="add --moe-permute-fusion",
+    fix="add --moe-permute-fusion",
     sources=(
         *GUIDES,
         f"{SLIME} slime/backends/megatron_utils/alignment/deepgemm_moe_forward.py:1664",
@@ -223,7 +223,7 @@ def _moe_permute_fusion(launch: Launch) -> Iterator[Found]:
     severity="note",
     certainty="possible",
     why="engine and trainer pick other experts for the same token, which can collapse training after some 50 steps",
-    cure="add --use-rollout-routing-replay; watch train_rollout_logprob_abs_diff",
+    fix="add --use-rollout-routing-replay; watch train_rollout_logprob_abs_diff",
     sources=("Miles guide: Debugging", f"{SLIME_ARGS}:1098,2011"),
 )
 def _moe_without_r3(launch: Launch) -> Iterator[Found]:
@@ -240,7 +240,7 @@ def _moe_without_r3(launch: Launch) -> Iterator[Found]:
     severity="note",
     certainty="certain",
     why="the flag is a help for the moment: what makes the NaN (data, template, overflow) stays and costs steps",
-    cure="remove it once the cause is found: chat template, empty samples, FP8 overflow",
+    fix="remove it once the cause is found: chat template, empty samples, FP8 overflow",
     sources=("Miles FAQ",),
 )
 def _nan_check_disabled(launch: Launch) -> Iterator[Found]:
@@ -259,7 +259,7 @@ _ESTIMATORS = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
     severity="error",
     certainty="certain",
     why="these estimators are defined on normalised advantages; the launch is refused when its arguments are checked",
-    cure="add --normalize-advantages",
+    fix="add --normalize-advantages",
     sources=(f"{SLIME_ARGS}:1849", f"{MILES_ARGS}:3137", RELAX_ARGS),
 )
 def _reinforce_pp_normalize(launch: Launch) -> Iterator[Found]:
@@ -274,7 +274,7 @@ def _reinforce_pp_normalize(launch: Launch) -> Iterator[Found]:
     severity="warning",
     certainty="certain",
     why="the policy trains on what an older policy said; without a correction the two drift apart",
-    cure="--update-weights-interval 1, or a correction: --use-tis, or --use-rollout-logprobs",
+    fix="--update-weights-interval 1, or a correction: --use-tis, or --use-rollout-logprobs",
     sources=("slime guide: Troubleshooting", f"{SLIME} train_async.py:66, train.py", f"{MILES} train_async.py:107"),
 )
 def _update_interval(launch: Launch) -> Iterator[Found]:
@@ -302,5 +302,5 @@ def _update_interval(launch: Launch) -> Iterator[Found]:
             message,
             launch.where("--update-weights-interval"),
             "note",
-            cure="remove --update-weights-interval, or start train_async.py",
+            fix="remove --update-weights-interval, or start train_async.py",
         )

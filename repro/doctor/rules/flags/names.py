@@ -21,26 +21,26 @@ from repro_golden.base.checks import Certainty, Found, Severity, Where, rule
     severity="error",
     certainty="certain",
     why="the shell ends the command there: the trainer starts without the rest of its flags, or not at all",
-    cure="put a backslash at the end of the line above; nothing may stand behind it, not even a space",
+    fix="put a backslash at the end of the line above; nothing may stand behind it, not even a space",
     sources=(f"{SLIME} scripts/run-kimi-k2-Instruct.sh (--update-weight-buffer-size)",),
     any_program=True,
 )
 def _continuation_lost(launch: Launch) -> Iterator[Found]:
     for where in launch.joined:
         message = f"{where.item[-80:]} is one word: nothing stands before the backslash, nor before the flag below it"
-        yield Found(message, where, cure="put a space before the backslash")
+        yield Found(message, where, fix="put a space before the backslash")
     for where in launch.shortened:
         message = (
             f"${where.item} is the first word of the array {where.item} alone: its other flags never reach the trainer"
         )
-        yield Found(message, where, cure=f'write "${{{where.item}[@]}}"')
+        yield Found(message, where, fix=f'write "${{{where.item}[@]}}"')
     for where in launch.returns:
         severed_there = where.value.startswith("\\")
         message = "lines end in CR LF, as on Windows: the shell takes the CR for part of a line's last word"
         message += ", and a backslash before it continues nothing" if severed_there else ""
-        cure = f"sed -i 's/\\r$//' {where.path}"
+        fix = f"sed -i 's/\\r$//' {where.path}"
         place = Where(where.path, where.line, "CR")
-        yield Found(message, place, certainty=None if severed_there else "likely", cure=cure)
+        yield Found(message, place, certainty=None if severed_there else "likely", fix=fix)
     argv = severed(launch)
     if argv is None:
         return
@@ -51,8 +51,8 @@ def _continuation_lost(launch: Launch) -> Iterator[Found]:
     last = max(here, default=None)
     below = launch.text.splitlines()[last : last + 1] if last else []
     commented = any(line.lstrip().startswith("#") for line in below)
-    cure = "take the comment out of the command: the shell ends the command there, whatever ends the comment's line"
-    yield Found(message, Where(str(launch.path), last, argv[0][:80]), cure=cure if commented else "")
+    fix = "take the comment out of the command: the shell ends the command there, whatever ends the comment's line"
+    yield Found(message, Where(str(launch.path), last, argv[0][:80]), fix=fix if commented else "")
 
 
 @rule(
@@ -60,7 +60,7 @@ def _continuation_lost(launch: Launch) -> Iterator[Found]:
     severity="warning",
     certainty="certain",
     why="the run went on as if the flag were not there, and said nothing",
-    cure="correct or drop the flag",
+    fix="correct or drop the flag",
     sources=(SLIME_IGNORES,),
 )
 def _flag_ignored(parsers: ParserDump) -> Iterator[Found]:
@@ -69,7 +69,7 @@ def _flag_ignored(parsers: ParserDump) -> Iterator[Found]:
         where = Where(str(parsers.path), item=name)
         if near:
             yield Found(
-                f"the trainer was given {name} and ignored it; it has {near}", where, "error", cure=f"write {near}"
+                f"the trainer was given {name} and ignored it; it has {near}", where, "error", fix=f"write {near}"
             )
         else:
             yield Found(f"the trainer was given {name} and ignored it", where)
@@ -101,7 +101,7 @@ _UNKNOWN = "$`{<@%"
     certainty="certain",
     why="argparse refuses what is no whole number before anything starts; a negative size fails later, or trains on "
     "nothing",
-    cure="write a whole number in digits: 8, not 8.0, 1e3 or nan",
+    fix="write a whole number in digits: 8, not 8.0, 1e3 or nan",
     sources=(f"{SLIME_ARGS}:39-62", f"{SLIME_ARGS}:609-717"),
 )
 def _flag_not_a_number(launch: Launch) -> Iterator[Found]:
@@ -130,7 +130,7 @@ def _flag_not_a_number(launch: Launch) -> Iterator[Found]:
     severity="warning",
     certainty="certain",
     why="the parser takes the last one: whoever reads or edits the first is misled",
-    cure="keep one of them",
+    fix="keep one of them",
     sources=("Python: argparse, the action `store`",),
 )
 def _flag_repeated(launch: Launch) -> Iterator[Found]:
@@ -163,7 +163,7 @@ def _meant(word: str) -> str:
     severity="warning",
     certainty="likely",
     why="slime's parser ignores what it does not know: the run starts, without what the flag asks for",
-    cure="correct it. `python train.py --help > help.txt`, given to the doctor too, makes this certain",
+    fix="correct it. `python train.py --help > help.txt`, given to the doctor too, makes this certain",
     sources=(SLIME_ARGS, MILES_ARGS, SLIME_IGNORES),
 )
 def _flag_typo(launch: Launch, parsers: ParserDump | None) -> Iterator[Found]:
@@ -184,7 +184,7 @@ def _flag_typo(launch: Launch, parsers: ParserDump | None) -> Iterator[Found]:
         if name in KNOWN or name in ALSO or twin(name) in KNOWN:
             continue
         if near := near_miss(name, sorted(KNOWN)):
-            yield Found(f"{name} is not known; {near} is", flag.where, cure=f"write {near}, if that is what is meant")
+            yield Found(f"{name} is not known; {near} is", flag.where, fix=f"write {near}, if that is what is meant")
 
 
 @rule(
@@ -192,7 +192,7 @@ def _flag_typo(launch: Launch, parsers: ParserDump | None) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="slime's parser ignores what it does not know: the run starts, without what the flag asks for",
-    cure="correct or drop the flag; `python train.py --help` lists those that there are",
+    fix="correct or drop the flag; `python train.py --help` lists those that there are",
     sources=(SLIME_IGNORES, f"{SLIME_ARGS}:1607"),
     any_program=True,
 )
@@ -203,17 +203,17 @@ def _flag_unknown(launch: Launch, parsers: ParserDump) -> Iterator[Found]:
         if parsers.abbreviates and sum(option.startswith(name) for option in parsers.options) == 1:
             continue
         near = near_miss(name, sorted(parsers.options))
-        cure = f"write {near}" if near else ""
+        fix = f"write {near}" if near else ""
         if not parsers.complete:
             # the rest of its flags, Megatron's and SGLang's, is registered elsewhere
             if near and name not in KNOWN | ALSO:
                 message = f"{name} is not in {parsers.source}, which has {near}"
-                yield Found(message, flag.where, "warning", "possible", cure)
+                yield Found(message, flag.where, "warning", "possible", fix)
             continue
         if name.startswith(ENGINE) and not any(option.startswith(ENGINE) for option in parsers.options):
             continue  # the engine's flags were not read at all there
         if near:
-            yield Found(f"no parser of the trainer has {name}; it has {near}", flag.where, cure=cure)
+            yield Found(f"no parser of the trainer has {name}; it has {near}", flag.where, fix=fix)
             continue
         like = difflib.get_close_matches(name, sorted(parsers.options), 1, 0.7)
         message = f"no parser of the trainer has {name}" + (f"; the nearest is {like[0]}" if like else "")
@@ -257,7 +257,7 @@ _GHOSTS = {
     severity="warning",
     certainty="certain",
     why="the trainer's parser ignores what it does not know, without a word: the run goes on as if it were not there",
-    cure="drop it, and take the flag that exists",
+    fix="drop it, and take the flag that exists",
     sources=("Miles guide: Debugging", "slime guide: Troubleshooting", SLIME_IGNORES),
 )
 def _ghost_flag(launch: Launch, parsers: ParserDump | None) -> Iterator[Found]:
@@ -266,7 +266,7 @@ def _ghost_flag(launch: Launch, parsers: ParserDump | None) -> Iterator[Found]:
         if ghost and not (parsers and name in parsers.options):
             message = f"{name} is in a guide, and in no code of slime, Miles or Relax"
             sure = "certain" if parsers and parsers.complete else ghost.certainty
-            yield Found(message, flag.where, certainty=sure, cure=f"drop it: {ghost.instead}")
+            yield Found(message, flag.where, certainty=sure, fix=f"drop it: {ghost.instead}")
 
 
 _GHOST_VARIABLE_GHOSTS = {
@@ -279,13 +279,13 @@ _GHOST_VARIABLE_GHOSTS = {
     severity="note",
     certainty="certain",
     why="it changes nothing: what it was meant to show will not be in the log",
-    cure="drop it",
+    fix="drop it",
     sources=("slime guide: Troubleshooting", f"{SLIME} (no use of SLIME_DEBUG)"),
 )
 def _ghost_variable(launch: Launch) -> Iterator[Found]:
     for name, instead in _GHOST_VARIABLE_GHOSTS.items():
         if (variable := launch.env.get(name)) is not None and variable.origin != "unset":
-            yield Found(f"{name} is set, and no code reads it", variable.where, cure=f"drop it: {instead}")
+            yield Found(f"{name} is set, and no code reads it", variable.where, fix=f"drop it: {instead}")
 
 
 @rule(
@@ -293,7 +293,7 @@ def _ghost_variable(launch: Launch) -> Iterator[Found]:
     severity="warning",
     certainty="likely",
     why="without the file the model's flags are missing, or the script ends at that line",
-    cure="correct the path; scripts/models of the checkout has the trainers' own",
+    fix="correct the path; scripts/models of the checkout has the trainers' own",
     sources=(f"{SLIME} scripts/low_precision/run-qwen3-4b-fp8.sh",),
     any_program=True,
 )
@@ -313,7 +313,7 @@ _ALL = "--dump-details"
     severity="error",
     certainty="certain",
     why="the trainer refuses equal paths; --dump-details sets both, whatever else is given",
-    cure="give --save-debug-train-data a path of its own",
+    fix="give --save-debug-train-data a path of its own",
     sources=("Relax guide: Debugging", f"{SLIME_ARGS}:1890-1895"),
 )
 def _dump_paths_collide(launch: Launch) -> Iterator[Found]:
@@ -323,7 +323,7 @@ def _dump_paths_collide(launch: Launch) -> Iterator[Found]:
             if launch.has(name):
                 place = " ".join(folder.values)[:80]
                 message = f"{_ALL} puts these dumps into {place}/{below}: {name} is overridden"
-                yield Found(message, launch.where(name), "warning", cure=f"drop {name}, or {_ALL}")
+                yield Found(message, launch.where(name), "warning", fix=f"drop {name}, or {_ALL}")
         return
     given = {name: " ".join(launch.flags[name].values) for name in (_ROLLOUT, _TRAIN, _LOAD) if launch.has(name)}
     if given.get(_TRAIN) and given[_TRAIN] == given.get(_ROLLOUT):
@@ -332,7 +332,7 @@ def _dump_paths_collide(launch: Launch) -> Iterator[Found]:
     if given.get(_LOAD) and given[_LOAD] in (given.get(_ROLLOUT), given.get(_TRAIN)):
         name = _ROLLOUT if given[_LOAD] == given.get(_ROLLOUT) else _TRAIN
         message = f"{name} writes over the dumps that {_LOAD} reads: {given[_LOAD][:80]}"
-        yield Found(message, launch.where(name), "warning", cure=f"give {name} another folder")
+        yield Found(message, launch.where(name), "warning", fix=f"give {name} another folder")
 
 
 _NAMED = re.compile(r"(?i)(?<![a-z])(fp8|int4|int8|w4a16|w8a8|awq|gptq|mxfp[48]|nvfp4)(?![a-z])")
@@ -343,7 +343,7 @@ _NAMED = re.compile(r"(?i)(?<![a-z])(fp8|int4|int8|w4a16|w8a8|awq|gptq|mxfp[48]|
     severity="note",
     certainty="likely",
     why="a weight that is quantized by mistake, or lost on the way to the engine, shows only as worse samples",
-    cure="add --check-weight-update-equal for one start (Miles has --check-weight-update-allow-quant-error)",
+    fix="add --check-weight-update-equal for one start (Miles has --check-weight-update-allow-quant-error)",
     sources=(
         "slime guide: Debugging",
         f"{SLIME} train.py:29; slime/utils/arguments.py:1321",
@@ -378,7 +378,7 @@ _TRANSFER, _DIR, _LOCAL = (
     severity="error",
     certainty="certain",
     why="the launch is refused when its arguments are checked, after it has waited for its GPUs",
-    cure="colocated engines get weights over CUDA IPC: leave the transfer flags out, or remove --colocate",
+    fix="colocated engines get weights over CUDA IPC: leave the transfer flags out, or remove --colocate",
     sources=(f"{SLIME_ARGS}:2041,2059", f"{MILES_ARGS}:3263,3273"),
 )
 def _weight_transfer(launch: Launch) -> Iterator[Found]:

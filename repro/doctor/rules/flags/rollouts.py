@@ -44,7 +44,7 @@ def _asked(launch: Launch) -> tuple[int, str, str] | None:
     severity="warning",
     certainty="certain",
     why="engines refuse or cut requests that are too long, so samples fail or end before their answer",
-    cure="make --sglang-context-length at least the longest prompt plus the longest response",
+    fix="make --sglang-context-length at least the longest prompt plus the longest response",
     sources=(
         "slime guide: Troubleshooting",
         f"{SLIME_ARGS}:2034",
@@ -56,7 +56,7 @@ def _context_length(launch: Launch, config: HfConfig | None) -> Iterator[Found]:
     context, prompt, response = (launch.number(name) for name in (_CONTEXT, _PROMPT, _RESPONSE))
     if context and prompt and prompt > context - 1:
         message = f"{_PROMPT} {prompt:.0f} leaves no token of {_CONTEXT} {context:.0f} to generate: the trainer stops"
-        yield Found(message, launch.where(_PROMPT), "error", cure=f"{_PROMPT} {context - 1:.0f} or less")
+        yield Found(message, launch.where(_PROMPT), "error", fix=f"{_PROMPT} {context - 1:.0f} or less")
     if not samples(launch):
         return
     engine, asked, positions = launch.number(_ENGINE), _asked(launch), _positions(config)
@@ -67,15 +67,15 @@ def _context_length(launch: Launch, config: HfConfig | None) -> Iterator[Found]:
         message = f"{flags} {tokens} is more than {_ENGINE} {engine:.0f} holds"
         if every:
             message += " beside a prompt: SGLang refuses each request"
-        cure = f"{_ENGINE} {tokens} and what the longest prompt takes, or shorter responses"
-        yield Found(message, launch.where(flag), "error" if every else "warning", "likely", cure)
+        fix = f"{_ENGINE} {tokens} and what the longest prompt takes, or shorter responses"
+        yield Found(message, launch.where(flag), "error" if every else "warning", "likely", fix)
     limit, name = (engine, _ENGINE) if engine else (asked[0], asked[1]) if asked else (None, "")
     override = launch.env.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
     if config is not None and positions and limit and limit > positions and override is None:
         message = f"{name} = {limit:.0f} is more than the model's max_position_embeddings {positions}"
         where = Where(str(config.path), item="max_position_embeddings", value=str(positions))
-        cure = "shorten it, or set up rope scaling in the checkpoint"
-        yield Found(message, where, *unset(launch, "warning", "likely"), cure)
+        fix = "shorten it, or set up rope scaling in the checkpoint"
+        yield Found(message, where, *unset(launch, "warning", "likely"), fix)
 
 
 _NUMBERS = frozenset(
@@ -106,7 +106,7 @@ def _keys(launch: Launch) -> Iterator[Found]:
     severity="error",
     certainty="likely",
     why="the first rollout fails, or every reward is the same and nothing is learned",
-    cure="give --rm-type, --label-key, and --reward-key for rewards that are dicts",
+    fix="give --rm-type, --label-key, and --reward-key for rewards that are dicts",
     sources=(
         "Miles guide: Debugging",
         f"{SLIME} slime/rollout/rm_hub/__init__.py; slime/utils/types.py:246",
@@ -125,13 +125,13 @@ def _reward_key(launch: Launch) -> Iterator[Found]:
     if rm_type is None:
         if not launch.has("--rm-type") and not open_ended(launch):
             message = "no reward: neither --rm-type nor --custom-rm-path is given"
-            cure = "--rm-type TYPE or --custom-rm-path MODULE.FUNCTION, unless each row's metadata names its rm_type"
-            yield Found(message, launch.where("--rm-type"), "warning", "likely", cure)
+            fix = "--rm-type TYPE or --custom-rm-path MODULE.FUNCTION, unless each row's metadata names its rm_type"
+            yield Found(message, launch.where("--rm-type"), "warning", "likely", fix)
         return
     kind, where = rm_type.strip().removeprefix("boxed_"), launch.where("--rm-type")
     if kind in _FIELDS and not launch.has("--reward-key"):
         message = f"--rm-type {rm_type} gives a dict ({', '.join(_FIELDS[kind])}), and --reward-key is not given"
-        yield Found(message, where, *absent(launch, "error", "likely"), cure=f"--reward-key {_FIELDS[kind][0]}")
+        yield Found(message, where, *absent(launch, "error", "likely"), fix=f"--reward-key {_FIELDS[kind][0]}")
     elif kind in _FIELDS and key is not None and key not in _FIELDS[kind]:
         message = f"--reward-key {key[:40]} is not in what --rm-type {rm_type} gives: {', '.join(_FIELDS[kind])}"
         yield Found(message, launch.where("--reward-key"), "error", "likely", f"--reward-key {_FIELDS[kind][0]}")
@@ -141,10 +141,10 @@ def _reward_key(launch: Launch) -> Iterator[Found]:
     elif kind not in _NUMBERS and kind not in _FIELDS:
         yield Found(f"--rm-type {rm_type[:40]} is none that slime or Miles knows", where, "warning", "likely")
     if kind == "remote_rm" and not launch.has("--rm-url"):
-        yield Found("--rm-type remote_rm has no --rm-url to ask", where, *absent(launch, "error"), cure="--rm-url URL")
+        yield Found("--rm-type remote_rm has no --rm-url to ask", where, *absent(launch, "error"), fix="--rm-url URL")
     if kind in _GRADE and not launch.has(*_LABELLED):
         message = f"--rm-type {rm_type} grades against a label, and --label-key is not given: labels are None"
-        yield Found(message, where, *absent(launch, "error", "likely"), cure="--label-key KEY of the data's answer")
+        yield Found(message, where, *absent(launch, "error", "likely"), fix="--label-key KEY of the data's answer")
 
 
 _WIDE = re.compile(r":[^{}]*(?:\d{4}|\{)")
@@ -156,7 +156,7 @@ _WIDE = re.compile(r":[^{}]*(?:\d{4}|\{)")
     severity="warning",
     certainty="likely",
     why="training stops at the first rollout, after the model was loaded",
-    cure="correct the path, or record it first: --debug-rollout-only --save-debug-rollout-data DIR/{rollout_id}.pt",
+    fix="correct the path, or record it first: --debug-rollout-only --save-debug-rollout-data DIR/{rollout_id}.pt",
     sources=("slime guide: Debugging", "Miles guide: Debugging", "Relax guide: Debugging"),
 )
 def _rollout_path_missing(launch: Launch) -> Iterator[Found]:
@@ -214,9 +214,9 @@ def _one_file(name: str, value: str, launch: Launch) -> Found:
     where = launch.where(name)
     if name == _LOAD:
         message = f"{name} {value[:80]} has no {{rollout_id}}: every rollout trains on the same file"
-        return Found(message, where, "note", cure="put {rollout_id} in, unless it is meant so")
+        return Found(message, where, "note", fix="put {rollout_id} in, unless it is meant so")
     message = f"{name} {value[:80]} has no {{rollout_id}}: every rollout writes over the last one"
-    return Found(message, where, "warning", cure=f"{name} {value.removesuffix('.pt')[:80]}_{{rollout_id}}.pt")
+    return Found(message, where, "warning", fix=f"{name} {value.removesuffix('.pt')[:80]}_{{rollout_id}}.pt")
 
 
 @rule(
@@ -224,7 +224,7 @@ def _one_file(name: str, value: str, launch: Launch) -> Found:
     severity="error",
     certainty="certain",
     why="the path is formatted with rollout_id: other braces raise at the first dump; without it, there is one file",
-    cure="write DIR/{rollout_id}.pt",
+    fix="write DIR/{rollout_id}.pt",
     sources=(
         "slime guide: Debugging",
         "Miles guide: Debugging",
@@ -243,8 +243,8 @@ def _rollout_path_template(launch: Launch) -> Iterator[Found]:
         if wrong := _wrong(template, fields, text=name == _SAVE):
             # `{rank}` is a field of the trainer's own dumps in every version that has ranks
             message = f"{name} {flag.values[0][:80]}: {wrong}"
-            cure = f"{name} DIR/{'_'.join('{' + field + '}' for field in fields)}.pt"
-            yield Found(message, flag.where, cure=cure)
+            fix = f"{name} DIR/{'_'.join('{' + field + '}' for field in fields)}.pt"
+            yield Found(message, flag.where, fix=fix)
         elif template == flag.values[0] and "{rollout_id" not in template and launch.number("--num-rollout") != 1:
             yield _one_file(name, flag.values[0], launch)
 
@@ -262,7 +262,7 @@ def _fitting(total: int, group: int | None) -> str:
     severity="warning",
     certainty="certain",
     why="data[: n // 2] + data[-n // 2 :] is the whole file for n = 0, and advantages of a cut group are wrong",
-    cure="take a share that leaves whole groups at both ends",
+    fix="take a share that leaves whole groups at both ends",
     sources=(f"{SLIME_ARGS}:1275", f"{MILES} miles/ray/rollout/debug_data.py:93-96"),
 )
 def _rollout_subsample(launch: Launch, rollout: Rollout | None) -> Iterator[Found]:
@@ -276,7 +276,7 @@ def _rollout_subsample(launch: Launch, rollout: Rollout | None) -> Iterator[Foun
         return
     if not 0 < share <= 1:
         yield Found(
-            f"{_NAME} {share:g} is no share between 0 and 1", launch.where(_NAME), "warning", cure=f"{_NAME} 0.5"
+            f"{_NAME} {share:g} is no share between 0 and 1", launch.where(_NAME), "warning", fix=f"{_NAME} 0.5"
         )
         return
     prompts, group = size(launch, "--rollout-batch-size"), size(launch, "--n-samples-per-prompt")
@@ -308,7 +308,7 @@ def _rollout_subsample(launch: Launch, rollout: Rollout | None) -> Iterator[Foun
     severity="error",
     certainty="certain",
     why="without randomness the samples of a group are equal, so group advantages are 0; slime refuses it",
-    cure="--rollout-temperature 1 (greedy decoding belongs to --eval-temperature or --eval-top-k)",
+    fix="--rollout-temperature 1 (greedy decoding belongs to --eval-temperature or --eval-top-k)",
     sources=(f"{SLIME_ARGS}:1770",),
 )
 def _rollout_temperature(launch: Launch) -> Iterator[Found]:
@@ -357,7 +357,7 @@ def _enough(launch: Launch, longest: int, cap: int) -> int | None:
     severity="warning",
     certainty="certain",
     why="such a sample gets a micro-batch of its own above the cap, and the first one may run out of memory",
-    cure="spread a sample over more ranks with --context-parallel-size",
+    fix="spread a sample over more ranks with --context-parallel-size",
     sources=("Miles FAQ", f"{SLIME} slime/utils/dp_schedule.py:29,120", f"{MILES} miles/utils/dp_schedule.py:52"),
 )
 def _samples_too_long(launch: Launch) -> Iterator[Found]:
@@ -374,10 +374,10 @@ def _samples_too_long(launch: Launch) -> Iterator[Found]:
         f" it takes {math.ceil(tokens / context_parallel)} tokens of each GPU, past the cap"
     )
     enough = _enough(launch, tokens, cap)
-    cure = f"--max-tokens-per-gpu {math.ceil(tokens / context_parallel)} where memory allows it"
+    fix = f"--max-tokens-per-gpu {math.ceil(tokens / context_parallel)} where memory allows it"
     if enough is not None:
-        cure = f"--context-parallel-size {enough} ({enough} x {cap} = {enough * cap}), or {cure}"
-    yield Found(message, launch.where("--max-tokens-per-gpu"), cure=cure)
+        fix = f"--context-parallel-size {enough} ({enough} x {cap} = {enough * cap}), or {fix}"
+    yield Found(message, launch.where("--max-tokens-per-gpu"), fix=fix)
 
 
 _WORDS, _IDS = "--rollout-stop", "--rollout-stop-token-ids"
@@ -399,7 +399,7 @@ def _ending(tokenizer: Tokenizer) -> str | None:
     severity="warning",
     certainty="likely",
     why="the model goes on behind its answer until the length limit: truncated samples and wrong rewards",
-    cure="name what ends a turn with --rollout-stop or --rollout-stop-token-ids",
+    fix="name what ends a turn with --rollout-stop or --rollout-stop-token-ids",
     sources=("Miles FAQ", f"{SLIME_ARGS} (--rollout-stop, --rollout-stop-token-ids)"),
 )
 def _stop_tokens(launch: Launch, tokenizer: Tokenizer | None) -> Iterator[Found]:
@@ -423,5 +423,5 @@ def _stop_tokens(launch: Launch, tokenizer: Tokenizer | None) -> Iterator[Found]
     # generation_config may list further ids, whose text is not known here
     if ending is not None and tokenizer.eos and tokenizer.eos not in ending and len(tokenizer.eos_ids) < 2:
         message = f"the chat template ends a turn with {ending[:40]!r}, generation ends at {tokenizer.eos!r}"
-        cure = f"--rollout-stop {ending.split()[0][:40]!r}, or its id with {_IDS}"
-        yield Found(message, where, *absent(launch, "warning", "likely"), cure=cure)
+        fix = f"--rollout-stop {ending.split()[0][:40]!r}, or its id with {_IDS}"
+        yield Found(message, where, *absent(launch, "warning", "likely"), fix=fix)

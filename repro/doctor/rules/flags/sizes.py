@@ -20,7 +20,7 @@ _HIGH = 0.85
     severity="warning",
     certainty="possible",
     why="what is not given back between sampling and training adds up: the second step runs out of memory",
-    cure="lower --sglang-mem-fraction-static to 0.7 (or 0.6)",
+    fix="lower --sglang-mem-fraction-static to 0.7 (or 0.6)",
     sources=("Miles guide: Debugging", "slime guide: Troubleshooting"),
 )
 def _colocate_memory(launch: Launch) -> Iterator[Found]:
@@ -44,7 +44,7 @@ def _colocate_memory(launch: Launch) -> Iterator[Found]:
             yield Found(
                 message,
                 launch.where("--sglang-mem-fraction-static"),
-                cure=f"--sglang-mem-fraction-static {lower}; down to 0.4 for a large model",
+                fix=f"--sglang-mem-fraction-static {lower}; down to 0.4 for a large model",
             )
 
 
@@ -56,7 +56,7 @@ _NEEDERS = ("--balance-by-flops", "--use-dynamic-global-batch-size")
     severity="warning",
     certainty="certain",
     why="the cap on tokens that was meant to prevent running out of memory does not hold, or the launch is refused",
-    cure="give both: --use-dynamic-batch-size --max-tokens-per-gpu N; start at rollout_max_response_len / cp_size",
+    fix="give both: --use-dynamic-batch-size --max-tokens-per-gpu N; start at rollout_max_response_len / cp_size",
     sources=("Miles FAQ", f"{SLIME_ARGS}:1868", f"{MILES_ARGS}:3156,3167,3174", RELAX_ARGS),
 )
 def _dynamic_batch_size(launch: Launch) -> Iterator[Found]:
@@ -90,7 +90,7 @@ _OTHERS = ("--sglang-config", "--prefill-num-servers", "--rollout-external-engin
     severity="error",
     certainty="certain",
     why="an engine does not start, or GPUs that are waited for stay without one",
-    cure="make --rollout-num-gpus a multiple of --rollout-num-gpus-per-engine",
+    fix="make --rollout-num-gpus a multiple of --rollout-num-gpus-per-engine",
     sources=("Relax guide: Debugging", "Miles FAQ", f"{SLIME_ARGS}:45-60"),
 )
 def _engine_gpus(launch: Launch) -> Iterator[Found]:
@@ -104,11 +104,11 @@ def _engine_gpus(launch: Launch) -> Iterator[Found]:
     what = "nodes x GPUs per node" if shared else _GPUS
     if gpus < engine:
         message = f"{what} {gpus} is less than the {engine} GPUs of one engine: no engine can start"
-        yield Found(message, launch.where(_EACH), cure=f"{_EACH} {gpus}, or more GPUs")
+        yield Found(message, launch.where(_EACH), fix=f"{_EACH} {gpus}, or more GPUs")
         return
     message = f"{what} {gpus} does not divide by {engine} GPUs of an engine: {gpus % engine} are left without one"
     fits = max(n for n in range(1, engine + 1) if gpus % n == 0) if engine <= 4096 else 1
-    yield Found(message, launch.where(_EACH), "warning", cure=f"{_EACH} {fits}, or {gpus // engine * engine} GPUs")
+    yield Found(message, launch.where(_EACH), "warning", fix=f"{_EACH} {fits}, or {gpus // engine * engine} GPUs")
 
 
 _ROLLOUT = "--rollout-num-gpus"
@@ -170,7 +170,7 @@ def _after(argv: tuple[str, ...], name: str) -> str:
     return ""
 
 
-def _cure(launch: Launch, have: int) -> str:
+def _fix(launch: Launch, have: int) -> str:
     train, rollout = ranks(launch) or 0, size(launch, _ROLLOUT) or 0
     if samples(launch) and not launch.has("--colocate") and not launch.asynchronous and max(train, rollout) <= have:
         return "was --colocate forgotten? With it, training and sampling share these GPUs"
@@ -182,7 +182,7 @@ def _cure(launch: Launch, have: int) -> str:
     severity="error",
     certainty="certain",
     why="Ray waits for ever for GPUs that never come: the job hangs at its submission",
-    cure="colocated: nodes x GPUs per node; apart: that plus --rollout-num-gpus",
+    fix="colocated: nodes x GPUs per node; apart: that plus --rollout-num-gpus",
     sources=(
         "Miles FAQ",
         "Relax guide: Debugging",
@@ -196,8 +196,8 @@ def _gpu_count(launch: Launch, machine: Machine | None) -> Iterator[Found]:
         return
     if samples(launch) and not launch.has("--colocate") and not launch.has(_ROLLOUT):
         message = f"neither --colocate nor {_ROLLOUT} is given: sampling has no GPUs"
-        cure = f"give --colocate to sample on the GPUs of training, or {_ROLLOUT} N for GPUs of its own"
-        yield Found(message, Where(str(launch.path), item="--colocate"), *absent(launch, "error"), cure=cure)
+        fix = f"give --colocate to sample on the GPUs of training, or {_ROLLOUT} N for GPUs of its own"
+        yield Found(message, Where(str(launch.path), item="--colocate"), *absent(launch, "error"), fix=fix)
         return
     need = _needed(launch)
     if need is None:
@@ -206,9 +206,9 @@ def _gpu_count(launch: Launch, machine: Machine | None) -> Iterator[Found]:
         if have < need[0]:
             message = f"the launch asks for {need[1]} GPUs, and {what} {have}"
             if what.startswith("ray"):
-                yield Found(message, where, cure=_cure(launch, have))
+                yield Found(message, where, fix=_fix(launch, have))
             else:
-                yield Found(message, where, "warning", "likely", _cure(launch, have))
+                yield Found(message, where, "warning", "likely", _fix(launch, have))
             return
 
 
@@ -221,7 +221,7 @@ _FAR = 16
     severity="note",
     certainty="certain",
     why="too high runs out of memory in training, too low splits every rollout into more micro-batches than needed",
-    cure="start at rollout_max_response_len / cp_size, raise it until memory runs out, then go back by 10%",
+    fix="start at rollout_max_response_len / cp_size, raise it until memory runs out, then go back by 10%",
     sources=("Miles FAQ", f"{SLIME_ARGS}:758", f"{RELAX_ARGS} (max_tokens_per_gpu * context_parallel_size)"),
 )
 def _max_tokens_per_gpu(launch: Launch) -> Iterator[Found]:
@@ -244,11 +244,11 @@ def _max_tokens_per_gpu(launch: Launch) -> Iterator[Found]:
             f"--max-tokens-per-gpu {cap} x CP {context_parallel} = {budget} is below --rollout-max-context-len "
             f"{context:.0f}"
         )
-        cure = (
+        fix = (
             f"--max-tokens-per-gpu {math.ceil(context / context_parallel)}, or a larger --context-parallel-size: "
             "Relax refuses less"
         )
-        yield Found(message, launch.where("--max-tokens-per-gpu"), "error", cure=cure)
+        yield Found(message, launch.where("--max-tokens-per-gpu"), "error", fix=fix)
     response = launch.number("--rollout-max-response-len")
     if response and (start := math.ceil(response / context_parallel)) * _FAR < cap:
         formula = f"response {response:.0f} / CP {context_parallel}"
@@ -280,7 +280,7 @@ _WASTE = 8
     severity="note",
     certainty="certain",
     why="samples of any length are packed into micro-batches; padding costs compute and memory and corrects nothing",
-    cure="--qkv-format thd (the default) with --use-dynamic-batch-size; bshd only for attention that cannot pack",
+    fix="--qkv-format thd (the default) with --use-dynamic-batch-size; bshd only for attention that cannot pack",
     sources=(
         "Miles FAQ",
         f"{MILES_ARGS}:270,3514; miles/backends/training_utils/data.py:83",
@@ -301,7 +301,7 @@ def _padded_manually(launch: Launch) -> Iterator[Found]:
             yield Found("--qkv-format bshd pads each sample of a micro-batch to the longest one", where)
     if dynamic and launch.has("--micro-batch-size"):
         message = "--micro-batch-size is not looked at with --use-dynamic-batch-size"
-        yield Found(message, launch.where("--micro-batch-size"), cure="remove --micro-batch-size")
+        yield Found(message, launch.where("--micro-batch-size"), fix="remove --micro-batch-size")
     multiplier, tensor = size(launch, _MULTIPLIER, _USUAL), size(launch, "--tensor-model-parallel-size")
     cap = launch.number("--max-tokens-per-gpu")
     if dynamic and cap and multiplier and tensor and multiplier > _USUAL and multiplier * tensor * _WASTE > cap:
@@ -309,7 +309,7 @@ def _padded_manually(launch: Launch) -> Iterator[Found]:
         message = (
             f"{_MULTIPLIER} {multiplier} x TP {tensor}: micro-batches of {cap:.0f} tokens get up to {step} of padding"
         )
-        yield Found(message, launch.where(_MULTIPLIER), cure=f"remove it: {_USUAL} is the default")
+        yield Found(message, launch.where(_MULTIPLIER), fix=f"remove it: {_USUAL} is the default")
 
 
 _NODES, _PARALLEL_WORLD_EACH = "--actor-num-nodes", "--actor-num-gpus-per-node"
@@ -323,7 +323,7 @@ _EXPERT_TENSOR = "--expert-tensor-parallel-size"
     severity="error",
     certainty="certain",
     why="Megatron refuses a world that is no multiple of the model's parallel size, after every rank has started",
-    cure="make nodes x GPUs per node a multiple of the product",
+    fix="make nodes x GPUs per node a multiple of the product",
     sources=(
         "NVIDIA/Megatron-LM@d98e8a64d megatron/training/arguments.py:432 (total_model_size)",
         "NVIDIA/Megatron-LM@d98e8a64d megatron/core/parallel_state.py:881 (experts)",
@@ -349,5 +349,5 @@ def _parallel_world(launch: Launch) -> Iterator[Found]:
             nodes, per_node = size(launch, _NODES), size(launch, _PARALLEL_WORLD_EACH, 8)
             message = f"{factors} = {product} does not divide {nodes} nodes x {per_node} GPUs = {world}"
             largest = max(known, key=lambda name: known[name])
-            cure = f"use a multiple of {product} GPUs, or smaller sizes"
-            yield Found(message, launch.where(largest), *sure, cure)
+            fix = f"use a multiple of {product} GPUs, or smaller sizes"
+            yield Found(message, launch.where(largest), *sure, fix)

@@ -23,7 +23,7 @@ _GENERATE = '"POST /generate HTTP/1.1" 200'
     severity="warning",
     certainty="likely",
     why="buffers that no weight sync writes (rotary tables, scales) hold whatever was there: rollouts are gibberish",
-    cure="call resume_memory_occupation for weights and KV cache before generating, and make the model re-create its "
+    fix="call resume_memory_occupation for weights and KV cache before generating, and make the model re-create its "
     "non-persistent buffers; compare a rollout before the first release with one after it",
     sources=(*GUIDES, f"{SLIME} slime/backends/sglang_utils/sglang_engine.py:328"),
     phrases=(_RELEASE, _RESUME, *_REFUSED, *_ERRORS, _GENERATE),
@@ -51,7 +51,7 @@ _SKIPPED = 1
 """Rollouts at the beginning that compile and warm up."""
 
 
-def _cure(launch: Launch | None) -> str:
+def _fix(launch: Launch | None) -> str:
     if launch is not None and launch.asynchronous:
         return "give rollouts more GPUs (--rollout-num-gpus): the trainer is faster than they are"
     return "the trainer idles while engines sample: train_async.py overlaps both, or give rollouts more GPUs"
@@ -62,7 +62,7 @@ def _cure(launch: Launch | None) -> str:
     severity="warning",
     certainty="likely",
     why="GPUs idle meanwhile",
-    cure="tokenize the data beforehand, and keep it on a local disk",
+    fix="tokenize the data beforehand, and keep it on a local disk",
     sources=("slime guide: Troubleshooting", f"{SLIME} slime/observability/train_metric_utils.py:395"),
     phrases=(),
 )
@@ -86,7 +86,7 @@ def _data_wait(log: Log, launch: Launch | None) -> Iterator[Found]:
                 f"{100 * share:.0f}% of the trainer's time {what} (median of {len(shares)} rollouts)",
                 log.series.where("perf", number, name, shares[0][0]),
                 severity="note" if name == "perf/wait_time_ratio" else None,
-                cure="" if name != "perf/wait_time_ratio" else _cure(launch),
+                fix="" if name != "perf/wait_time_ratio" else _fix(launch),
             )
 
 
@@ -105,7 +105,7 @@ _SEEN = (
     severity="error",
     certainty="certain",
     why="rollouts stop, or go on with fewer engines",
-    cure="--use-fault-tolerance restarts engines; then find the cause in the engine's own log: more memory "
+    fix="--use-fault-tolerance restarts engines; then find the cause in the engine's own log: more memory "
     "(--sglang-mem-fraction-static 0.85), --rollout-batch-size 16, and --sglang-disable-cuda-graph to debug",
     sources=(
         "slime guide: Troubleshooting",
@@ -119,21 +119,21 @@ def _engine_crash(log: Log, launch: Launch | None) -> Iterator[Found]:
     now = argument("sglang_mem_fraction_static", launch, log)
     given = f" (now {now})" if now else ""
     tolerant = argument("use_fault_tolerance", launch, log) not in (None, "False")
-    cure = "find its first error in the engine's own log; --sglang-disable-cuda-graph to debug it" if tolerant else ""
+    fix = "find its first error in the engine's own log; --sglang-disable-cuda-graph to debug it" if tolerant else ""
     for hit in said(log, *_SEEN)[:1]:
         near = [*above(log, hit, 40), *below(log, hit, 60)]
         cause = ""
         if any(_SMALL in line for line in near):
             cause = ": its share of memory holds no KV cache"
-            cure = f"raise --sglang-mem-fraction-static{given}, 0.85 for an engine with its own GPUs"
+            fix = f"raise --sglang-mem-fraction-static{given}, 0.85 for an engine with its own GPUs"
         elif any("illegal memory access" in line for line in near):
             cause = " after an illegal memory access"
-            cure = "see `illegal-memory-access`: it is what the engine died of"
+            fix = "see `illegal-memory-access`: it is what the engine died of"
         elif any(word in line for line in near for word in MEMORY):
             cause = ": its GPU's memory ran out"
-            cure = f"lower --sglang-mem-fraction-static{given} to 0.7, then 0.6, or --sglang-cuda-graph-max-bs"
+            fix = f"lower --sglang-mem-fraction-static{given} to 0.7, then 0.6, or --sglang-cuda-graph-max-bs"
         message = f"an inference engine{by(hit)} died or stopped answering{cause}{times(log, *_SEEN)}"
-        yield told(log, hit, message, cure=cure)
+        yield told(log, hit, message, fix=fix)
 
 
 _RUNNING = "#running-req: "
@@ -155,7 +155,7 @@ def _name(prefix: str) -> str:
     severity="warning",
     certainty="possible",
     why="a rollout lasts as long as its fullest engine",
-    cure="another --router-policy, and more, smaller engines: --rollout-num-gpus-per-engine 1",
+    fix="another --router-policy, and more, smaller engines: --rollout-num-gpus-per-engine 1",
     sources=("slime guide: Troubleshooting", "sgl-project/sglang python/sglang/srt/managers/scheduler.py"),
     phrases=(_RUNNING,),
 )
@@ -177,13 +177,13 @@ def _engines_unbalanced(log: Log, launch: Launch | None) -> Iterator[Found]:
     if means[full] < 8 or means[full] < _RATIO * max(means[idle], 1):
         return
     per_engine = argument("rollout_num_gpus_per_engine", launch, log)
-    cure = ""
+    fix = ""
     if per_engine not in (None, "1"):
-        cure = f"more and smaller engines: --rollout-num-gpus-per-engine 1 (now {per_engine}), if the model fits"
+        fix = f"more and smaller engines: --rollout-num-gpus-per-engine 1 (now {per_engine}), if the model fits"
     yield Found(
         f"of {len(means)} engines {full} runs {means[full]:.0f} requests at a time, {idle} only {means[idle]:.0f}",
         Where(str(log.path), middle, "#running-req", f"{means[full]:.0f} and {means[idle]:.0f} on average"),
-        cure=cure,
+        fix=fix,
     )
 
 
@@ -196,7 +196,7 @@ _LIMIT = re.compile(r"context length (?:of |is )?\(?(\d{1,9}) tokens")
     severity="warning",
     certainty="certain",
     why="those samples are cut or fail, and long conversations are what is missing from training",
-    cure="--sglang-context-length 16384, if the model was trained for it; or keep only the last 10 turns",
+    fix="--sglang-context-length 16384, if the model was trained for it; or keep only the last 10 turns",
     sources=("slime guide: Troubleshooting", "sgl-project/sglang python/sglang/srt/managers/tokenizer_manager.py"),
     phrases=(
         "is longer than the model's context length",
@@ -216,16 +216,16 @@ def _multi_turn_too_long(log: Log, launch: Launch | None) -> Iterator[Found]:
     of = f" of {limit}" if limit else ""
     given = argument("sglang_context_length", launch, log)
     now = f" (now {given})" if given else ""
-    cure = ""
+    fix = ""
     if lengths:
-        cure = (
+        fix = (
             f"--sglang-context-length {1 << (max(lengths) - 1).bit_length()}{now}, if the model "
             "was trained for that; or keep only the last turns of a conversation (the last 10)"
         )
     yield Found(
         f"requests exceed the engine's context{of}{longest}{times(log, *_multi_turn_too_long.phrases)}",
         log.where(hits[0]),
-        cure=cure,
+        fix=fix,
     )
 
 
@@ -234,7 +234,7 @@ def _multi_turn_too_long(log: Log, launch: Launch | None) -> Iterator[Found]:
     severity="warning",
     certainty="likely",
     why="the run waits for GPUs that the cluster does not have",
-    cure="--colocate where trainer and engines share GPUs; otherwise the cluster needs actor nodes x GPUs plus "
+    fix="--colocate where trainer and engines share GPUs; otherwise the cluster needs actor nodes x GPUs plus "
     "--rollout-num-gpus; `ray status` shows what it has",
     sources=("Miles FAQ",),
     phrases=(
@@ -289,7 +289,7 @@ def _severity(log: Log, hit: Hit) -> Severity:
     severity="error",
     certainty="likely",
     why="an engine never comes up, and the run waits for it",
-    cure="--rollout-num-gpus-per-engine 8, so that one server runs on a node; and end processes of an earlier run that"
+    fix="--rollout-num-gpus-per-engine 8, so that one server runs on a node; and end processes of an earlier run that"
     " still hold the port",
     sources=("Miles FAQ",),
     phrases=_UNREACHED + _TAKEN,
@@ -303,11 +303,11 @@ def _port_collision(log: Log, launch: Launch | None) -> Iterator[Found]:
     severity, hit = min(hits, key=lambda pair: _SEVERITIES.index(pair[0]))
     per_engine = argument("rollout_num_gpus_per_engine", launch, log)
     per_node = argument("actor_num_gpus_per_node", launch, log) or "8"
-    cure = ""
+    fix = ""
     if per_engine is not None and per_engine.isdecimal() and per_node.isdecimal() and int(per_engine) < int(per_node):
-        cure = (
+        fix = (
             f"--rollout-num-gpus-per-engine {per_node} (now {per_engine}), so that one server runs on a node; "
             "and end processes of an earlier run that still hold the port"
         )
     what = "a server was not reached" if any(p in hit.text for p in _UNREACHED) else "a port is already in use"
-    yield Found(f"{what}{by(hit, ' by ')}{times(log, *_UNREACHED, *_TAKEN)}", log.where(hit), severity, cure=cure)
+    yield Found(f"{what}{by(hit, ' by ')}{times(log, *_UNREACHED, *_TAKEN)}", log.where(hit), severity, fix=fix)

@@ -29,7 +29,7 @@ from repro_golden.base.checks import Found, rule
     severity="error",
     certainty="certain",
     why="a checkpoint or dump that is written then is cut short, and the process that writes it fails",
-    cure="make room where --save, the dumps and Ray's temporary folder (/tmp/ray) lie, and check the newest checkpoint",
+    fix="make room where --save, the dumps and Ray's temporary folder (/tmp/ray) lie, and check the newest checkpoint",
     sources=("ray-project/ray src/ray/util/filesystem_monitor.cc",),
     phrases=("No space left on device", "Disk quota exceeded", "is over 95% full, available space"),
 )
@@ -42,7 +42,7 @@ def _disk_full(log: Log) -> Iterator[Found]:
             + (": /dev/shm, shared memory" if shared else ""),
             log.where(hit),
             severity="warning" if nearly or goes_on(log, hit) else None,
-            cure="a larger /dev/shm: `docker run --shm-size` or --ipc=host" if shared else "",
+            fix="a larger /dev/shm: `docker run --shm-size` or --ipc=host" if shared else "",
         )
 
 
@@ -109,7 +109,7 @@ _FRACTION = re.compile(r"mem_fraction_static=([0-9.]{1,10})")
     severity="error",
     certainty="likely",
     why="the process that says so is dead, and the run hangs or ends with it",
-    cure="one step at a time: lower --sglang-mem-fraction-static to 0.7, then 0.6; CUDA_LAUNCH_BLOCKING=1 to see the "
+    fix="one step at a time: lower --sglang-mem-fraction-static to 0.7, then 0.6; CUDA_LAUNCH_BLOCKING=1 to see the "
     "kernel that fails; CUDA graphs and speculative decoding off, or on; DeepEP off; a CUDA core dump "
     "(CUDA_ENABLE_COREDUMP_ON_EXCEPTION=1) for the kernel's name. What is seen to be done is left out",
     sources=("Miles guide: Debugging", "Miles FAQ", "slime guide: Debugging"),
@@ -119,9 +119,9 @@ def _illegal_memory_access(log: Log, launch: Launch | None) -> Iterator[Found]:
     for hit in said(log, *_ILLEGAL_ACCESS)[:1]:
         taken, left = _ladder(log, launch)
         done = f"; already done: {', '.join(taken)}" if taken else ""
-        cure = "take these steps one at a time: " + "; ".join(f"{n}. {step}" for n, step in enumerate(left, 1))
+        fix = "take these steps one at a time: " + "; ".join(f"{n}. {step}" for n, step in enumerate(left, 1))
         message = f"an illegal memory access{by(hit, ' by ')}{times(log, *_ILLEGAL_ACCESS)}"
-        yield Found(f"{message}, which is usually memory that ran out{done}", log.where(hit), cure=cure)
+        yield Found(f"{message}, which is usually memory that ran out{done}", log.where(hit), fix=fix)
 
 
 _FEWEST = 10
@@ -132,7 +132,7 @@ _FEWEST = 10
     severity="note",
     certainty="certain",
     why="what they had generated is computed again, so rollouts take longer",
-    cure="raise --sglang-mem-fraction-static as far as training leaves room, or fewer requests at a time "
+    fix="raise --sglang-mem-fraction-static as far as training leaves room, or fewer requests at a time "
     "(--sglang-server-concurrency)",
     sources=("sgl-project/sglang python/sglang/srt/managers/scheduler.py",),
     phrases=("KV cache pool is full. Retract requests.", "Decode out of memory happened"),
@@ -141,10 +141,10 @@ def _kv_cache_full(log: Log, launch: Launch | None) -> Iterator[Found]:
     if sum(log.counts.get(phrase, 0) for phrase in _kv_cache_full.phrases) < _FEWEST:
         return
     now = argument("sglang_mem_fraction_static", launch, log)
-    cure = _kv_cache_full.cure.replace("-static", f"-static (now {now})") if now else ""
+    fix = _kv_cache_full.fix.replace("-static", f"-static (now {now})") if now else ""
     for hit in said(log, *_kv_cache_full.phrases)[:1]:
         message = f"engines took requests back for want of KV cache{times(log, *_kv_cache_full.phrases)}"
-        yield Found(message, log.where(hit), cure=cure)
+        yield Found(message, log.where(hit), fix=fix)
 
 
 @rule(
@@ -152,7 +152,7 @@ def _kv_cache_full(log: Log, launch: Launch | None) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="the engine ends, and rollouts stop or go on with fewer engines",
-    cure="lower --sglang-mem-fraction-static, or --sglang-cuda-graph-max-bs",
+    fix="lower --sglang-mem-fraction-static, or --sglang-cuda-graph-max-bs",
     sources=("Miles FAQ", "slime guide: Troubleshooting"),
     phrases=(*MEMORY, SYNC),
 )
@@ -160,9 +160,9 @@ def _oom_engine(log: Log, launch: Launch | None) -> Iterator[Found]:
     for error in memory_errors(log, launch):
         if error.engine and not (colocated(launch, log) and error.rollouts < 2):
             now = argument("sglang_mem_fraction_static", launch, log)
-            cure = f"lower --sglang-mem-fraction-static (now {now}), or --sglang-cuda-graph-max-bs" if now else ""
+            fix = f"lower --sglang-mem-fraction-static (now {now}), or --sglang-cuda-graph-max-bs" if now else ""
             message = f"GPU memory ran out in an inference engine{by(error.hit)}, after {error.steps} optimizer steps"
-            yield told(log, error.hit, message, cure=cure)
+            yield told(log, error.hit, message, fix=fix)
             return
 
 
@@ -171,7 +171,7 @@ def _oom_engine(log: Log, launch: Launch | None) -> Iterator[Found]:
     severity="error",
     certainty="likely",
     why="trainer and engine together never fit: this is not yet the cycle of offload and reload",
-    cure="lower the trainer's own peak first (--max-tokens-per-gpu, --recompute-granularity full), then "
+    fix="lower the trainer's own peak first (--max-tokens-per-gpu, --recompute-granularity full), then "
     "--sglang-mem-fraction-static",
     sources=("slime guide: Debugging", "slime guide: Troubleshooting"),
     phrases=(*MEMORY, SYNC),
@@ -186,7 +186,7 @@ def _oom_first_step(log: Log, launch: Launch | None) -> Iterator[Found]:
     certainty="likely",
     why="the first rollout's training fits, but the trainer's offload and reload does not find its memory again "
     "beside the engine",
-    cure="lower --sglang-mem-fraction-static to 0.7, then 0.6; 0.4 and a shorter --seq-length as last resort",
+    fix="lower --sglang-mem-fraction-static to 0.7, then 0.6; 0.4 and a shorter --seq-length as last resort",
     sources=("Miles guide: Debugging", "slime guide: Debugging", "slime guide: Troubleshooting"),
     phrases=(*MEMORY, SYNC),
 )
@@ -224,7 +224,7 @@ def _oom_training_ladder(launch: Launch | None, log: Log) -> str:
     severity="error",
     certainty="certain",
     why="the rank ends, and the run with it",
-    cure="--recompute-activations, --micro-batch-size 1, --sequence-parallel, a smaller --max-tokens-per-gpu",
+    fix="--recompute-activations, --micro-batch-size 1, --sequence-parallel, a smaller --max-tokens-per-gpu",
     sources=("slime guide: Troubleshooting", "Miles FAQ"),
     phrases=(*MEMORY, SYNC),
 )
@@ -234,7 +234,7 @@ def _oom_training(log: Log, launch: Launch | None) -> Iterator[Found]:
             continue
         when = " in a backward pass" if error.backward else ""
         message = f"GPU memory ran out{when}{by(error.hit, ' on ')}, after {error.steps} optimizer steps"
-        yield told(log, error.hit, message, cure=_oom_training_ladder(launch, log))
+        yield told(log, error.hit, message, fix=_oom_training_ladder(launch, log))
         return
 
 
@@ -247,7 +247,7 @@ _NAME = re.compile(r"\bname=([^,\s]{1,120})")
     severity="error",
     certainty="certain",
     why="CPU memory ran out, which GPU settings do not change, and Ray ended the newest task for it",
-    cure="give the node more memory, or need less: fewer samples at a time, no CPU copy of weights that nobody uses, a"
+    fix="give the node more memory, or need less: fewer samples at a time, no CPU copy of weights that nobody uses, a"
     " smaller object store; RAY_memory_usage_threshold only moves the limit",
     sources=("ray-project/ray doc/source/ray-core/scheduling/ray-oom-prevention.rst",),
     phrases=(
@@ -271,7 +271,7 @@ def _ray_oom(log: Log) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="it is gone without an exception, so others only see that it does not answer",
-    cure="the innermost Python frame names the library; compare its version with what the trainer's image pins; "
+    fix="the innermost Python frame names the library; compare its version with what the trainer's image pins; "
     "PYTHONFAULTHANDLER=1 where no frame is shown",
     sources=("python/cpython Doc/library/faulthandler.rst",),
     phrases=(

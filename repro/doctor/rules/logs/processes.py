@@ -38,7 +38,7 @@ def _found(log: Log, hit: Hit, severity: Severity | None) -> Found:
     severity="error",
     certainty="possible",
     why="a worker that reads a half-written file fails, now and then",
-    cure="--model-name with the model's id, so that workers do not resolve the path again; where every worker fails, "
+    fix="--model-name with the model's id, so that workers do not resolve the path again; where every worker fails, "
     "the path itself is wrong",
     sources=("Miles FAQ",),
     phrases=(*_UNREAD, _DYNAMIC),
@@ -67,7 +67,7 @@ _DATA_KEY_ERROR_NEAR = ("utils/data.py", "data_source.py", "rollout/data_buffer"
     severity="error",
     certainty="certain",
     why="the run ends when it reads its data",
-    cure="--input-key and --label-key must be keys of every row; `repro doctor` on the data names those without",
+    fix="--input-key and --label-key must be keys of every row; `repro doctor` on the data names those without",
     sources=("slime guide: Troubleshooting", f"{SLIME} slime/utils/data.py:272"),
     phrases=("KeyError: ",),
 )
@@ -96,7 +96,7 @@ _HTTP = ("401 Client Error", "403 Client Error")
     severity="error",
     certainty="likely",
     why="the process that needs it ends",
-    cure="download it beforehand and give the folder",
+    fix="download it beforehand and give the folder",
     sources=("huggingface/huggingface_hub src/huggingface_hub/errors.py",),
     phrases=(*_DENIED, *_OFFLINE, _NO_PATH, *_HTTP),
 )
@@ -107,14 +107,14 @@ def _hf_download(log: Log) -> Iterator[Found]:
         return
     hit = hits[0]
     if _NO_PATH in hit.text:
-        what, cure = "a model's path does not exist, and is no name of a model either", "correct the path on every node"
+        what, fix = "a model's path does not exist, and is no name of a model either", "correct the path on every node"
     elif any(phrase in hit.text for phrase in _OFFLINE):
-        what, cure = "a model could not be downloaded: the hub was not reached", (
+        what, fix = "a model could not be downloaded: the hub was not reached", (
             "download it beforehand and give the folder, or set HF_ENDPOINT; HF_HUB_OFFLINE=1 forbids downloads"
         )  # fmt: skip
     else:
-        what, cure = "a model could not be downloaded: access was denied", "set HF_TOKEN in Ray's runtime environment"
-    yield told(log, hit, f"{what}{by(hit, ' by ')}{times(log, *_DENIED, *_OFFLINE, _NO_PATH)}", cure=cure)
+        what, fix = "a model could not be downloaded: access was denied", "set HF_TOKEN in Ray's runtime environment"
+    yield told(log, hit, f"{what}{by(hit, ' by ')}{times(log, *_DENIED, *_OFFLINE, _NO_PATH)}", fix=fix)
 
 
 _INDUCTOR = ("_inductor", "InductorError", "torch._dynamo.exc.BackendCompilerFailed")
@@ -125,7 +125,7 @@ _INDUCTOR = ("_inductor", "InductorError", "torch._dynamo.exc.BackendCompilerFai
     severity="error",
     certainty="likely",
     why="compilation fails on every start until the cache is gone",
-    cure="set TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 in Ray's runtime environment, or delete /tmp/torchinductor_$USER",
+    fix="set TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 in Ray's runtime environment, or delete /tmp/torchinductor_$USER",
     sources=("Miles guide: Debugging", "Miles FAQ"),
     phrases=("JSONDecodeError",),
 )
@@ -134,15 +134,15 @@ def _inductor_cache(log: Log, launch: Launch | None) -> Iterator[Found]:
         near = [*above(log, hit, 80), *below(log, hit, 10)]
         if any(word in line for line in near for word in _INDUCTOR):
             variable = None if launch is None else launch.env.get("TORCHINDUCTOR_FORCE_DISABLE_CACHES")
-            cure = ""
+            fix = ""
             if variable is not None and variable.value == "1" and variable.origin != "runtime-env":
-                cure = "the launch sets TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 where Ray's workers may not see it: " + (
+                fix = "the launch sets TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 where Ray's workers may not see it: " + (
                     "put it into the runtime environment, or delete the cache"
                 )
             yield Found(
                 f"torch's compiler could not read its cache: JSONDecodeError{times(log, 'JSONDecodeError')}",
                 log.where(hit),
-                cure=cure,
+                fix=fix,
             )
             return
 
@@ -162,7 +162,7 @@ _SLOW = "No completed rollout groups for "
     severity="error",
     certainty="certain",
     why="training waits for samples that nobody makes, or trains on those that happen not to fail",
-    cure="read the exception below that line. `Continuous async rollout worker started` is printed by older versions "
+    fix="read the exception below that line. `Continuous async rollout worker started` is printed by older versions "
     "only: slime and Miles have no such line today, so its absence means nothing",
     sources=(
         "Miles guide: Debugging",
@@ -206,7 +206,7 @@ _IGNORED = (
     severity="error",
     certainty="certain",
     why="the run does not start, or without what the flag asks for",
-    cure="`repro doctor` on the launch script with the trainer's `--help` beside it names the flags that do not exist",
+    fix="`repro doctor` on the launch script with the trainer's `--help` beside it names the flags that do not exist",
     sources=(f"{SLIME} slime/backends/sglang_utils/sglang_engine.py:615", f"{SLIME_ARGS}:1657"),
     phrases=_FATAL + _IGNORED,
 )
@@ -232,7 +232,7 @@ _PLACE = re.compile(r"Rank (\d{1,6}), node (\S{1,80}), device (\d{1,4}), iterati
     severity="error",
     certainty="certain",
     why="the step cannot be applied, and the run ends",
-    cure="look at that rollout's dump for non-finite log-probs, empty responses and a template applied twice; "
+    fix="look at that rollout's dump for non-finite log-probs, empty responses and a template applied twice; "
     "--no-check-for-nan-in-loss-and-grad skips such steps only for the time of the search",
     sources=("Miles FAQ", "NVIDIA/Megatron-LM megatron/core/distributed/param_and_grad_buffer.py"),
     phrases=_SEEN,
@@ -287,7 +287,7 @@ def _cause(facts: dict[str, str], lines: Sequence[str]) -> str:
     severity="error",
     certainty="certain",
     why="its group cannot go on without it",
-    cure="read the end of that process's own log (logs/worker-*-PID.err in Ray's session folder) and `dmesg` of its "
+    fix="read the end of that process's own log (logs/worker-*-PID.err in Ray's session folder) and `dmesg` of its "
     "node for the OOM killer",
     sources=("Miles guide: Debugging", "ray-project/ray python/ray/exceptions.py"),
     phrases=(
@@ -341,7 +341,7 @@ _NO_GCS = "Failed to connect to GCS"
     severity="error",
     certainty="likely",
     why="whoever takes the address of a cluster that was killed tries again until its time is up",
-    cure="`ray stop --force` and `rm -f /tmp/ray/ray_current_cluster` (or below --temp-dir), which names the cluster "
+    fix="`ray stop --force` and `rm -f /tmp/ray/ray_current_cluster` (or below --temp-dir), which names the cluster "
     "that is gone; unset RAY_ADDRESS; start again. Where it should be there, its gcs_server.out says why it ended",
     sources=(
         "ray-project/ray src/ray/rpc/gcs/gcs_rpc_client.h",
@@ -370,7 +370,7 @@ _FAULT = re.compile(r"error|exception|timed? ?out|\bnan\b|killed|died", re.IGNOR
     severity="note",
     certainty="certain",
     why="which ranks failed, and which did not, is not to be seen in the job's output",
-    cure="RAY_DEDUP_LOGS=0 in the environment of `ray job submit` and of `ray start` while looking for the fault",
+    fix="RAY_DEDUP_LOGS=0 in the environment of `ray job submit` and of `ray start` while looking for the fault",
     sources=("Miles guide: Debugging",),
     phrases=(_FOLDED,),
 )
@@ -408,7 +408,7 @@ def _last_line(lines: list[str]) -> str:
     severity="warning",
     certainty="possible",
     why="it may be what ended the run; where training goes on behind it, it may be harmless",
-    cure="read the frames above it; the first exception of a run is the one that matters, later ones follow from it",
+    fix="read the frames above it; the first exception of a run is the one that matters, later ones follow from it",
     sources=("Miles guide: Debugging",),
     phrases=(_HEAD,),
 )

@@ -66,7 +66,7 @@ def _another(log: Log, loaded: list[Hit], load: str | None, ref: str | None, sav
             log.where(min(loaded)),
             severity="note" if first else None,
             certainty="likely",
-            cure=f"to resume, {load} must hold latest_checkpointed_iteration.txt; leave --load out for a fresh run",
+            fix=f"to resume, {load} must hold latest_checkpointed_iteration.txt; leave --load out for a fresh run",
         )
 
 
@@ -81,7 +81,7 @@ def _same(path: str, other: str) -> bool:
     severity="warning",
     certainty="possible",
     why="a model that was never loaded is random: rollouts are gibberish from the first one on",
-    cure="name a folder with latest_checkpointed_iteration.txt in --load and --ref-load; the log of rank 0 says "
+    fix="name a folder with latest_checkpointed_iteration.txt in --load and --ref-load; the log of rank 0 says "
     "`successfully loaded checkpoint from`",
     sources=(
         *GUIDES,
@@ -124,7 +124,7 @@ _FILE = "could not find the metadata file "
     severity="error",
     certainty="likely",
     why="post-training of a random model: rollouts are gibberish and nothing else says so",
-    cure="let --load and --ref-load name a folder with latest_checkpointed_iteration.txt; convert a Hugging Face model"
+    fix="let --load and --ref-load name a folder with latest_checkpointed_iteration.txt; convert a Hugging Face model"
     " with the trainer's tool first",
     sources=(
         "Miles FAQ",
@@ -159,7 +159,7 @@ _BOUND = 1.0
     severity="warning",
     certainty="likely",
     why="the policy that samples is not the one that is trained",
-    cure="quantize both sides alike (the same scales and blocks), or sample in BF16 to see whether FP8 is the cause",
+    fix="quantize both sides alike (the same scales and blocks), or sample in BF16 to see whether FP8 is the cause",
     sources=("Miles guide: Debugging",),
     phrases=("forward_logp_max_diff",),
 )
@@ -241,7 +241,7 @@ def _ends_in_sync(log: Log) -> Iterator[Found]:
         log.where(begun),
         severity="warning",
         certainty="possible",
-        cure="where the run is not still in it: `py-spy dump` of a trainer and of an engine shows which of them waits; "
+        fix="where the run is not still in it: `py-spy dump` of a trainer and of an engine shows which of them waits; "
         "NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=COLL,P2P show which rank is late",
     )
 
@@ -251,7 +251,7 @@ def _ends_in_sync(log: Log) -> Iterator[Found]:
     severity="error",
     certainty="likely",
     why="trainer and engines wait for each other until the timeout ends the run",
-    cure="NCCL_TIMEOUT=900, then 1800; NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=COLL,P2P show which rank is late",
+    fix="NCCL_TIMEOUT=900, then 1800; NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=COLL,P2P show which rank is late",
     sources=("Miles guide: Debugging", "slime guide: Troubleshooting"),
     phrases=_TIMEOUTS,
 )
@@ -279,7 +279,7 @@ def _weight_sync_hang(log: Log, launch: Launch | None) -> Iterator[Found]:
     message = (
         f"a collective timed out{seconds}{by(hit, ' on ')} while weights were synchronised{times(log, *_TIMEOUTS)}"
     )
-    yield told(log, hit, message, cure="; ".join(steps))
+    yield told(log, hit, message, fix="; ".join(steps))
 
 
 _CLOSED = "Connection closed by peer"
@@ -304,7 +304,7 @@ def _counts(log: Log, hit: Hit) -> bool:
     severity="error",
     certainty="likely",
     why="all ranks of the group end with it",
-    cure="find the first rank that failed, by its time: the others only lost it; NCCL_DEBUG=INFO says why it did, and "
+    fix="find the first rank that failed, by its time: the others only lost it; NCCL_DEBUG=INFO says why it did, and "
     "NCCL_SOCKET_IFNAME names the interface where the nodes have several",
     sources=("slime guide: Troubleshooting", "Miles guide: Debugging"),
     phrases=_ERRORS + _TIMEOUTS,
@@ -318,8 +318,8 @@ def _nccl_error(log: Log, launch: Launch | None) -> Iterator[Found]:
     last = next((line for line in below(log, hit, 12) if "Last error" in line), "")
     have = launch is not None and "NCCL_DEBUG" in launch.env
     message = f"{what}{by(hit, ' on ')}{times(log, *_ERRORS, *_TIMEOUTS)}{': ' + last[:160] if last else ''}"
-    cure = "find the first rank that failed, by its time: the others only lost it" if have else ""
-    yield told(log, hit, message, cure=cure)
+    fix = "find the first rank that failed, by its time: the others only lost it" if have else ""
+    yield told(log, hit, message, fix=fix)
 
 
 _SKIPPED = (
@@ -334,7 +334,7 @@ _FILTERED = "Filtered stale group (staleness="
     severity="warning",
     certainty="likely",
     why="the policy is trained on what another policy wrote, and diverges from it",
-    cure="--update-weights-interval 1, fewer groups in flight, and Miles' --max-weight-staleness; or correct for it "
+    fix="--update-weights-interval 1, fewer groups in flight, and Miles' --max-weight-staleness; or correct for it "
     "with --use-tis",
     sources=(
         "slime guide: Troubleshooting",
@@ -389,7 +389,7 @@ _WEIGHT_SYNC_FAILED_PATH = re.compile(r"/(?:update_weights_from_\w+|init_weights
     severity="error",
     certainty="certain",
     why="the engines go on sampling with other weights than those that are trained, or half of them",
-    cure="read the engine's own log at that time; across nodes set NCCL_DEBUG=INFO and NCCL_SOCKET_IFNAME",
+    fix="read the engine's own log at that time; across nodes set NCCL_DEBUG=INFO and NCCL_SOCKET_IFNAME",
     sources=(
         "slime guide: Troubleshooting",
         "sgl-project/sglang python/sglang/srt/model_executor/model_runner.py",
@@ -409,10 +409,10 @@ def _weight_sync_failed(log: Log, launch: Launch | None) -> Iterator[Found]:
         for name, value in (("NCCL_DEBUG", "INFO"), ("NCCL_SOCKET_IFNAME", "eth0"), ("NCCL_IB_DISABLE", "0"))
         if launch is None or name not in launch.env
     ]
-    cure = "read the engine's own log at that time"
+    fix = "read the engine's own log at that time"
     if missing:
-        cure += f"; across nodes set {', '.join(missing)} (with the interface that the nodes share)"
-    yield Found(f"weights of the trainer were not taken{by(hits[0], ' by ')}{more}", log.where(hits[0]), cure=cure)
+        fix += f"; across nodes set {', '.join(missing)} (with the interface that the nodes share)"
+    yield Found(f"weights of the trainer were not taken{by(hits[0], ' by ')}{more}", log.where(hits[0]), fix=fix)
 
 
 _NAME = re.compile(r"\bname=(\S{1,200}) max_abs_err=(\S{1,40})")
@@ -423,7 +423,7 @@ _NAME = re.compile(r"\bname=(\S{1,200}) max_abs_err=(\S{1,40})")
     severity="error",
     certainty="certain",
     why="the engine samples from another model than the one that is trained",
-    cure="a tensor that is zero was quantized by mistake or is missing from the checkpoint: check "
+    fix="a tensor that is zero was quantized by mistake or is missing from the checkpoint: check "
     "`quantization_config.ignore` and the shards; others are mapped or split wrongly on the way",
     sources=(
         "slime guide: Debugging",

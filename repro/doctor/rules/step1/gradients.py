@@ -39,7 +39,7 @@ _PLACES: tuple[tuple[Kind, str], ...] = (("step", "entropy_loss"), ("rollout", "
     severity="warning",
     certainty="likely",
     why="all samples of a prompt become one, groups have one reward, and nothing more is learned",
-    cure="raise --entropy-coef or --eps-clip-high (0.28), and look whether the reward can be had by one fixed answer",
+    fix="raise --entropy-coef or --eps-clip-high (0.28), and look whether the reward can be had by one fixed answer",
     sources=("slime guide: Troubleshooting", "Relax guide: Debugging"),
 )
 def _entropy_collapse(series: Series) -> Iterator[Found]:
@@ -68,7 +68,7 @@ _USUAL_CLIP = 1.0
     severity="warning",
     certainty="likely",
     why="clipped or not, updates now follow a few samples, and the run seldom comes back by itself",
-    cure="check the chat template first: data that has it already, fed to a run that applies it again, does this; then"
+    fix="check the chat template first: data that has it already, fed to a run that applies it again, does this; then"
     " --clip-grad 1.0, a lower --lr (1e-6), and the rewards of the rollouts before it; `repro bisect` finds the "
     "commit where the same run did not do it before",
     sources=("Miles FAQ", "slime guide: Troubleshooting", "Relax guide: Debugging"),
@@ -96,7 +96,7 @@ _ANY_TRAINERS = (
     severity="error",
     certainty="certain",
     why="the update is lost, or makes the weights NaN, after which every rollout is garbage",
-    cure="check the chat template of the prompts and empty responses, and overflow of activations in FP8; "
+    fix="check the chat template of the prompts and empty responses, and overflow of activations in FP8; "
     "--no-check-for-nan-in-loss-and-grad skips such updates for the time being, then look for the sample in the "
     "dumps of that rollout",
     sources=("Miles guide: Debugging", "Miles FAQ"),
@@ -115,7 +115,7 @@ def _gradient_not_finite(series: Metrics, launch: Launch | None) -> Iterator[Fou
                 series.where("step", bad[0].number, metric, bad[0].value),
                 # in fp16 many trainers find their loss scale by updates that overflow, and are left out
                 severity="warning" if any_trainers and math.isfinite(norms[-1].value) else None,
-                cure=f"activations may overflow in FP8 ({fp8}): try once without it; then {_gradient_not_finite.cure}"
+                fix=f"activations may overflow in FP8 ({fp8}): try once without it; then {_gradient_not_finite.fix}"
                 if fp8
                 else _ANY_TRAINERS
                 if any_trainers
@@ -128,7 +128,7 @@ def _gradient_not_finite(series: Metrics, launch: Launch | None) -> Iterator[Fou
     severity="warning",
     certainty="certain",
     why="the update changes nothing: all advantages are 0 (every group has one reward), or the loss mask is",
-    cure="look at rewards by group (`reward-constant`) and at the loss masks of the dump; "
+    fix="look at rewards by group (`reward-constant`) and at the loss masks of the dump; "
     "--dynamic-sampling-filter-path leaves out groups with one reward",
     sources=("slime guide: Debugging", f"{SLIME} slime/ray/rollout.py:609"),
 )
@@ -156,7 +156,7 @@ def _garbled(dump: RolloutDump) -> Garble | None:
     severity="warning",
     certainty="likely",
     why="the weights were right at first, so training has diverged",
-    cure="go through each step's rewards, gradient norms and clip fractions before it; lower --lr, raise "
+    fix="go through each step's rewards, gradient norms and clip fractions before it; lower --lr, raise "
     "--kl-loss-coef; where an older commit did not do this, `repro bisect` finds the one that began it",
     sources=("Relax guide: Debugging", "Miles guide: Debugging"),
 )
@@ -188,7 +188,7 @@ _LEAST_FIRST = 10.0
     severity="warning",
     certainty="likely",
     why="the policy leaves what the rollouts were sampled with, and a loss that explodes ends in NaN",
-    cure="lower --lr (1e-6), keep --clip-grad 1.0, look in the data of the rollouts before it for empty prompts and "
+    fix="lower --lr (1e-6), keep --clip-grad 1.0, look in the data of the rollouts before it for empty prompts and "
     "responses and for rewards far from the others, train in bf16",
     sources=("slime guide: Troubleshooting",),
 )
@@ -209,7 +209,7 @@ def _loss_explodes(series: Series, launch: Launch | None) -> Iterator[Found]:
         f"{metric} leaves its level of {rise.level:.3g} (absolute) at update {rise.at.number} and reaches "
         f"{rise.top:.3g}{also}",
         series.where("step", rise.at.number, metric, series.steps[rise.at.number][metric]),
-        cure=f"train in bf16 instead of fp16 (drop --fp16); then {_loss_explodes.cure}" if fp16 else "",
+        fix=f"train in bf16 instead of fp16 (drop --fp16); then {_loss_explodes.fix}" if fp16 else "",
     )
 
 
@@ -222,15 +222,15 @@ _ALSO = ("ppo_kl", "log_probs", "ref_log_probs", "rollout_log_probs", "advantage
     severity="error",
     certainty="certain",
     why="from there on the weights are NaN, or every update is skipped",
-    cure="look for empty prompts and responses, rewards that are NaN, and log-probs of -inf in the dump of that "
+    fix="look for empty prompts and responses, rewards that are NaN, and log-probs of -inf in the dump of that "
     "rollout; lower --lr (1e-6), keep --clip-grad 1.0, train in bf16",
     sources=("slime guide: Troubleshooting", "Miles guide: Debugging"),
     any_program=True,
 )
 def _loss_not_finite(series: Metrics, launch: Launch | None) -> Iterator[Found]:
     fp16 = switched_on(setting(launch, series, "--fp16"))
-    cure = f"train in bf16 instead of fp16 (drop --fp16); then {_loss_not_finite.cure}" if fp16 else ""
-    cure = cure if isinstance(series, Series) else _ANY_TRAINERS
+    fix = f"train in bf16 instead of fp16 (drop --fp16); then {_loss_not_finite.fix}" if fp16 else ""
+    fix = fix if isinstance(series, Series) else _ANY_TRAINERS
     kinds: tuple[tuple[Literal["step", "rollout"], Mapping[int, Mapping[str, float]]], ...] = (
         ("rollout", series.rollouts), ("step", series.steps),
     )  # fmt: skip
@@ -248,7 +248,7 @@ def _loss_not_finite(series: Metrics, launch: Launch | None) -> Iterator[Found]:
             yield Found(
                 f"{metric} is {value} {how} {unit} {at}, and not finite {how} {count[metric]} of {len(table)} {unit}s",
                 series.where(kind, at, metric, value),
-                cure=cure,
+                fix=fix,
             )
 
 
@@ -263,7 +263,7 @@ _METRIC = "train_rollout_logprob_abs_diff"
     severity="warning",
     certainty="likely",
     why="trainer and engine send tokens to other experts, so the gradient is of a model that did not sample",
-    cure="add --use-rollout-routing-replay (R3), and record again from a checkpoint before the collapse",
+    fix="add --use-rollout-routing-replay (R3), and record again from a checkpoint before the collapse",
     sources=("Miles guide: Debugging",),
 )
 def _moe_collapse(series: Series, launch: Launch | None) -> Iterator[Found]:
@@ -271,7 +271,7 @@ def _moe_collapse(series: Series, launch: Launch | None) -> Iterator[Found]:
         return
     replayed = replays_routing(launch, series)
     state = "routing is replayed (R3)" if replayed else "R3 is not on"
-    cure = (
+    fix = (
         "look whether every sample has routed experts of all layers in the dumps (`dump-routed-experts-missing`), also "
         "after a partial rollout, a restart of an engine, or a radix cache hit" if replayed else ""
     )  # fmt: skip
@@ -283,7 +283,7 @@ def _moe_collapse(series: Series, launch: Launch | None) -> Iterator[Found]:
             f"a model with experts: reward falls from {fall.level:.3g} to {fall.now:.3g} at rollout {fall.since}; "
             f"{state}",
             series.where("rollout", fall.since, "raw_reward", value),
-            cure=cure,
+            fix=fix,
         )
     gaps = [point for point in curve(series, "step", _METRIC) if math.isfinite(point.value)]
     if len(gaps) > _AFTER:
@@ -294,7 +294,7 @@ def _moe_collapse(series: Series, launch: Launch | None) -> Iterator[Found]:
                 f"a model with experts: trainer and engine drift apart, from {before:.3g} to {now:.3g} nats per token; "
                 f"{state}",
                 series.where("step", last.number, _METRIC, last.value),
-                cure=cure,
+                fix=fix,
             )
 
 
@@ -310,7 +310,7 @@ _NEXT = 10
     why="with one update a rollout, the ratio is 1 and the KL term's gradient is 0, so only advantages are left, "
     "whose mean is 0: a first norm above the clip and ten times the next ones is an error of a kernel, of the "
     "weights or of the reward, and it turns the first update into one of that error's direction",
-    cure="check the rewards (is --label-key the column with the answers, --reward-key the right one?), the loss mask, "
+    fix="check the rewards (is --label-key the column with the answers, --reward-key the right one?), the loss mask, "
     "and known bugs of the installed Megatron and Transformer Engine; MoE models need --moe-permute-fusion",
     sources=GUIDES,
 )
@@ -331,5 +331,5 @@ def _step1_grad_norm(series: Series, launch: Launch | None) -> Iterator[Found]:
     yield Found(
         f"the gradient norm of update 0 is {first:.4g}, and {beside}",
         series.where("step", 0, "grad_norm", first),
-        cure="add --moe-permute-fusion, which MoE models need; then " + _step1_grad_norm.cure if moe else "",
+        fix="add --moe-permute-fusion, which MoE models need; then " + _step1_grad_norm.fix if moe else "",
     )

@@ -26,7 +26,7 @@ _LARGE = 1.5
     certainty="likely",
     why="prompts in another form than the model was tuned on make its answers less sure, so training first teaches "
     "the form",
-    cure="give `repro doctor` a rollout dump and the tokenizer's folder: it says whether the template was applied "
+    fix="give `repro doctor` a rollout dump and the tokenizer's folder: it says whether the template was applied "
     "once, twice or not at all; then set or drop --apply-chat-template, or fix the data. A base model, or a cold "
     "start on other data, is right to be so",
     sources=GUIDES,
@@ -57,7 +57,7 @@ _CONFIGURATION = 1.0
     severity="warning",
     certainty="likely",
     why="policy and reference compute the same weights differently, so the KL penalty acts on an error from the start",
-    cure="add --attention-backend flash; then compare precision (bf16, fp8) and parallelism of policy and reference, "
+    fix="add --attention-backend flash; then compare precision (bf16, fp8) and parallelism of policy and reference, "
     "dropout (0), and whether --load already holds trained weights",
     sources=("Miles guide: Debugging", "slime guide: Debugging"),
 )
@@ -73,7 +73,7 @@ def _kl_between(series: Series, launch: Launch | None) -> Iterator[Found]:
     severity="error",
     certainty="likely",
     why="the run trains towards, or from, weights that are not those it was meant to start with",
-    cure="check that --load and --ref-load hold the same weights and were converted with this model's arguments "
+    fix="check that --load and --ref-load hold the same weights and were converted with this model's arguments "
     "(rotary base, layer numbers at pipeline stages, tied embeddings), then parallelism and precision",
     sources=GUIDES,
 )
@@ -99,7 +99,7 @@ _ROUNDING = 1e-8
     severity="note",
     certainty="likely",
     why="two passes over the same weights gave other bits, so no run can be reproduced bit by bit",
-    cure="nothing, if runs need not be reproduced; else --attention-backend flash and --deterministic-mode",
+    fix="nothing, if runs need not be reproduced; else --attention-backend flash and --deterministic-mode",
     sources=(*GUIDES, f"{SLIME} slime/backends/megatron_utils/model.py:900"),
 )
 def _kl_jitter(series: Series, launch: Launch | None) -> Iterator[Found]:
@@ -121,7 +121,7 @@ _LOG_PROBS_LARGE_ROUNDING = 1e-6
     certainty="likely",
     why="text that its own model finds so unlikely comes of weights that were not loaded, of prompts that the model "
     "does not know, or of a high temperature: rewards then reward noise",
-    cure="look for the line that says which checkpoint was loaded, check the chat template and --rollout-temperature; "
+    fix="look for the line that says which checkpoint was loaded, check the chat template and --rollout-temperature; "
     "a model that was never trained is right to be so",
     sources=(
         "slime guide: Debugging",
@@ -149,7 +149,7 @@ def _log_probs_large(series: Series) -> Iterator[Found]:
         yield Found(
             f"{text}, and the engine that sampled them says {engine:.3g}: the trainer's weights are others",
             where,
-            cure="check the conversion of the checkpoint that --load or --ref-load names (rotary base, layer numbers "
+            fix="check the conversion of the checkpoint that --load or --ref-load names (rotary base, layer numbers "
             "at pipeline stages), and that the log says that it was loaded",
         )
     else:
@@ -168,7 +168,7 @@ _BOUND = 5e-3
     certainty="likely",
     why="the reference routes for itself, which moves the mean a little; more than that means that the replayed "
     "routing is not the rollout's, or that the reference is another model",
-    cure="check that the dumps' rollout_routed_experts have the model's layers and top-k, and that --load and "
+    fix="check that the dumps' rollout_routed_experts have the model's layers and top-k, and that --load and "
     "--ref-load hold the same weights",
     sources=(f"{MILES} miles/backends/training_utils/log_utils.py:262",),
 )
@@ -191,7 +191,7 @@ def _r3_log_probs(step: TrainStep, launch: Launch | None) -> Iterator[Found]:
     certainty="likely",
     why="policy and reference are the same weights before the first update: what differs is numerics or another "
     "model, and the KL penalty pulls towards it",
-    cure="add --attention-backend flash (fused attention of some Transformer Engine versions is not deterministic "
+    fix="add --attention-backend flash (fused attention of some Transformer Engine versions is not deterministic "
     "under context parallelism); where the gap is large, check that --load and --ref-load hold the same weights, "
     "and parallelism and precision of both",
     sources=(*GUIDES, f"{SLIME} slime/observability/train_metric_utils.py:222"),
@@ -254,7 +254,7 @@ def _gap(series: Series) -> tuple[Kind, str, float] | None:
     certainty="likely",
     why="the policy that is trained is not the one that sampled, so the gradient is of another distribution; above 1 "
     "they are other weights",
-    cure="above 1: compare the weights that the engine has with the checkpoint (--check-weight-update-equal), and "
+    fix="above 1: compare the weights that the engine has with the checkpoint (--check-weight-update-equal), and "
     "--rollout-temperature with the trainer's; below: precision of both sides (fp8, quantised KV cache), "
     "--use-tis corrects for the rest",
     sources=(f"{SLIME_ARGS}:1529", f"{MILES} miles/backends/training_utils/log_utils.py:281"),
@@ -266,7 +266,7 @@ def _train_rollout_gap(series: Series, launch: Launch | None) -> Iterator[Found]
     kind, name, gap = measured
     severity: Severity = "error" if gap > _OTHER else "warning" if gap > _LIKELY else "note"
     moe = is_moe(launch, series) and not replays_routing(launch, series)
-    cure = (
+    fix = (
         "--use-rollout-routing-replay makes training route as the engine did; then as for dense models: " if moe else ""
     )
     yield Found(
@@ -274,5 +274,5 @@ def _train_rollout_gap(series: Series, launch: Launch | None) -> Iterator[Found]
         + ("" if gap <= _LIKELY else f", and slime's CI takes {_LIKELY:g} at most"),
         series.where(kind, 0, name, gap),
         severity,
-        cure=cure + _train_rollout_gap.cure if cure else "",
+        fix=fix + _train_rollout_gap.fix if fix else "",
     )

@@ -30,7 +30,7 @@ def _beside(series: Series, since: int) -> str:
     severity="warning",
     certainty="likely",
     why="the policy has left what it could do, and what it writes now rewards nothing that it could learn from",
-    cure="go back to a checkpoint before it; raise --kl-loss-coef (0.01), --n-samples-per-prompt (4 and more), lower "
+    fix="go back to a checkpoint before it; raise --kl-loss-coef (0.01), --n-samples-per-prompt (4 and more), lower "
     "--lr; test the reward function by itself; read the rollout dumps around it",
     sources=("slime guide: Troubleshooting", "Relax guide: Debugging"),
 )
@@ -56,7 +56,7 @@ _BY_GROUP = (None, "grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
     severity="warning",
     certainty="certain",
     why="advantages are relative to the group, so they are all 0 and nothing is learned from the rollout",
-    cure="test the reward on answers known to be right and wrong; check --rm-type, --label-key and --reward-key, and "
+    fix="test the reward on answers known to be right and wrong; check --rm-type, --label-key and --reward-key, and "
     "whether the prompts are far too easy or too hard",
     sources=("Miles guide: Debugging", "Relax guide: Debugging", f"{SLIME} slime/ray/rollout.py:609"),
 )
@@ -92,7 +92,7 @@ _LEAST = 4
     severity="warning",
     certainty="likely",
     why="a reward that does not depend on the answers teaches nothing",
-    cure="test the reward on answers known to be right and wrong; check --rm-type, --label-key and --reward-key",
+    fix="test the reward on answers known to be right and wrong; check --rm-type, --label-key and --reward-key",
     sources=("Miles guide: Debugging", "Relax guide: Debugging"),
 )
 def _reward_flat(series: Series) -> Iterator[Found]:
@@ -125,12 +125,12 @@ def _dicts(rollout: Rollout, dump: RolloutDump, launch: Launch | None) -> Found 
             if launch is None:
                 return Found(f"rewards are dicts of {keys}: the launch must say which with {flag}", where, "note")
             if key is None:
-                cure = f"add {flag} with one of {keys}"
-                return Found(f"rewards are dicts of {keys}, and there is no {flag}", where, cure=cure)
+                fix = f"add {flag} with one of {keys}"
+                return Found(f"rewards are dicts of {keys}, and there is no {flag}", where, fix=fix)
             if key not in reward:
-                return Found(f"{flag} is {key}, and the reward has {keys}", where, cure=f"set {flag} to one of {keys}")
+                return Found(f"{flag} is {key}, and the reward has {keys}", where, fix=f"set {flag} to one of {keys}")
         elif key is not None and isinstance(reward, (int, float)):
-            return Found(f"{flag} is {key}, and rewards are plain numbers", where, cure=f"take {flag} away")
+            return Found(f"{flag} is {key}, and rewards are plain numbers", where, fix=f"take {flag} away")
     return None
 
 
@@ -159,7 +159,7 @@ def _labelled(label: object) -> bool:
     severity="error",
     certainty="certain",
     why="the trainer takes the reward for a number: it fails on the first rollout, or learns from zeros",
-    cure="set --reward-key to the entry of the reward, --label-key to the column of the answers",
+    fix="set --reward-key to the entry of the reward, --label-key to the column of the answers",
     sources=("Miles guide: Debugging", f"{SLIME} slime/utils/types.py:247"),
 )
 def _reward_key_data(rollout: Rollout, launch: Launch | None) -> Iterator[Found]:

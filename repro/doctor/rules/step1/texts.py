@@ -39,7 +39,7 @@ _SOURCES = (
     severity="warning",
     certainty="likely",
     why="an instruct model goes on with a bare question as with any text: answers wander, and hardly end",
-    cure=f"add {_APPLY}, with messages as data (a text becomes one message of the user); a base model is right to "
+    fix=f"add {_APPLY}, with messages as data (a text becomes one message of the user); a base model is right to "
     "be without",
     sources=_SOURCES,
 )
@@ -71,7 +71,7 @@ def _chat_template_missing(rollout: Rollout, tokenizer: Tokenizer, launch: Launc
     certainty="certain",
     why="the model sees marks of turns where a question should stand, which it never saw in training: gradients grow,"
     " rewards fall",
-    cure=f"give messages as data and {_APPLY}, or rendered text without it, not both",
+    fix=f"give messages as data and {_APPLY}, or rendered text without it, not both",
     sources=_SOURCES,
 )
 def _chat_template_twice(rollout: Rollout, tokenizer: Tokenizer, launch: Launch | None) -> Iterator[Found]:
@@ -87,12 +87,12 @@ def _chat_template_twice(rollout: Rollout, tokenizer: Tokenizer, launch: Launch 
         "inside a user's message",
         Where(str(rollout.path), item=f"sample {nested[0][0]} prompt", value=shown(nested[0][2])),
         severity,
-        cure=f"take {_APPLY} away, or give data whose prompts are messages" if applied else "",
+        fix=f"take {_APPLY} away, or give data whose prompts are messages" if applied else "",
     )
 
 
 _LEAST = 4
-_CURE = (
+_FIX = (
     "look for the line that says which checkpoint was loaded (fix --load, --ref-load); compare the engine's weights "
     "with the checkpoint's (--check-weight-update-equal), layer numbers at pipeline stages above all; then the chat "
     "template, buffers that SGLang releases, and the engine alone with --debug-rollout-only"
@@ -108,7 +108,7 @@ _WHY = (
     severity="warning",
     certainty="likely",
     why=_WHY,
-    cure=_CURE,
+    fix=_FIX,
     sources=GUIDES,
 )
 def _garbled_first_rollout(rollout: Rollout) -> Iterator[Found]:
@@ -179,7 +179,7 @@ def _text(line: str) -> str:
     severity="warning",
     certainty="likely",
     why=_WHY,
-    cure=_CURE,
+    fix=_FIX,
     sources=(*GUIDES, "THUDM/slime@624b824a8 slime/rollout/sglang_rollout.py:421"),
     phrases=_PHRASES,
 )
@@ -252,7 +252,7 @@ def _single_turn(sample: object) -> bool:
     certainty="likely",
     why="every response runs to the limit: rollouts cost the most that they can, and rewards are of answers without "
     "an end",
-    cure="set --rollout-stop or --rollout-stop-token-ids to the end of a turn in the model's chat template; if the "
+    fix="set --rollout-stop or --rollout-stop-token-ids to the end of a turn in the model's chat template; if the "
     "responses are sound and merely long, raise --rollout-max-response-len",
     sources=("Miles FAQ",),
 )
@@ -275,9 +275,9 @@ def _never_eos(rollout: Rollout, launch: Launch | None, tokenizer: Tokenizer | N
         detail = ", and none holds an end token"
     else:
         detail = ""
-    cure = ""
+    fix = ""
     if ids:
-        cure = f"--rollout-stop-token-ids {' '.join(map(str, sorted(ids)))}; then {_never_eos.cure}"
+        fix = f"--rollout-stop-token-ids {' '.join(map(str, sorted(ids)))}; then {_never_eos.fix}"
     yield Found(
         f"{seen.truncated} of {seen.samples} responses were cut at the limit{detail}",
         Where(
@@ -285,7 +285,7 @@ def _never_eos(rollout: Rollout, launch: Launch | None, tokenizer: Tokenizer | N
             item=f"sample {seen.place} status",
             value=f"truncated at {seen.longest} tokens" + (f", --rollout-max-response-len {limit}" if limit else ""),
         ),
-        cure=cure,
+        fix=fix,
     )
 
 
@@ -304,7 +304,7 @@ _OPENED = re.compile(
     severity="error",
     certainty="likely",
     why="the model sees a conversation that it was never trained on: log-probs are high, and gradients explode",
-    cure="leave --apply-chat-template out where the data is templated already, or store messages in the data",
+    fix="leave --apply-chat-template out where the data is templated already, or store messages in the data",
     sources=("Miles FAQ (exploding gradients)", "Miles guide: Debugging (chat template)"),
 )
 def _prompt_marks_doubled(rollout: Rollout, tokenizer: Tokenizer | None) -> Iterator[Found]:
@@ -335,7 +335,7 @@ def _cut(dump: RolloutDump) -> tuple[int, int] | None:
     severity="warning",
     certainty="certain",
     why="an answer that is cut has no reward for what it would have said: long answers are punished for their length",
-    cure="raise --rollout-max-response-len, or look whether responses loop (`garbled-first-rollout`) or go on after "
+    fix="raise --rollout-max-response-len, or look whether responses loop (`garbled-first-rollout`) or go on after "
     "their end (`never-eos`)",
     sources=("Miles FAQ", f"{SLIME} slime/observability/rollout_metrics.py:151"),
 )

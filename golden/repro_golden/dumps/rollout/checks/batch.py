@@ -22,7 +22,7 @@ _VERSIONS = 5
     severity="error",
     certainty="certain",
     why="rows are joined on it across ranks, and a sample that is there twice counts twice",
-    cure="give each sample its own index, and siblings of one execution one rollout_id",
+    fix="give each sample its own index, and siblings of one execution one rollout_id",
     sources=(SAMPLE,),
 )
 def _duplicated(batch: TrainBatch) -> Iterator[Found]:
@@ -56,7 +56,7 @@ def _groups(batch: Batch) -> dict[Any, set[Any]]:
     severity="error",
     certainty="certain",
     why="advantages are relative to the group, and some code cuts the batch by its size",
-    cure="look at filters, and at --load-debug-rollout-data-subsample, which cuts groups",
+    fix="look at filters, and at --load-debug-rollout-data-subsample, which cuts groups",
     sources=(GROUPS,),
 )
 def _group_size(batch: TrainBatch) -> Iterator[Found]:
@@ -78,7 +78,7 @@ def _group_size(batch: TrainBatch) -> Iterator[Found]:
     severity="warning",
     certainty="certain",
     why="advantages are relative to the group, and some code cuts the batch by its size",
-    cure="look at filters, and at --load-debug-rollout-data-subsample, which cuts groups",
+    fix="look at filters, and at --load-debug-rollout-data-subsample, which cuts groups",
     sources=(GROUPS,),
 )
 def _group_sizes(batch: TrainBatch) -> Iterator[Found]:
@@ -94,7 +94,7 @@ def _group_sizes(batch: TrainBatch) -> Iterator[Found]:
     severity="warning",
     certainty="likely",
     why="rewards that are normalised by position mix groups",
-    cure="sort the samples by index",
+    fix="sort the samples by index",
     sources=(GROUPS,),
 )
 def _scattered(batch: TrainBatch) -> Iterator[Found]:
@@ -114,7 +114,7 @@ def _scattered(batch: TrainBatch) -> Iterator[Found]:
     severity="note",
     certainty="certain",
     why="a response that was sampled with several weights is off-policy from the switch on",
-    cure="expected of partial and asynchronous rollouts; --mask-offpolicy-in-partial-rollout masks the older part",
+    fix="expected of partial and asynchronous rollouts; --mask-offpolicy-in-partial-rollout masks the older part",
     sources=(STALE,),
 )
 def _versions_in_sample(batch: TrainBatch) -> Iterator[Found]:
@@ -129,7 +129,7 @@ def _versions_in_sample(batch: TrainBatch) -> Iterator[Found]:
     severity="warning",
     certainty="certain",
     why="part of the batch was sampled with older weights",
-    cure="expected of asynchronous rollouts alone; else look at the weight update",
+    fix="expected of asynchronous rollouts alone; else look at the weight update",
     sources=(STALE,),
 )
 def _versions(batch: TrainBatch) -> Iterator[Found]:
@@ -159,7 +159,7 @@ def _place(version: str) -> tuple[int, int, str]:
     severity="warning",
     certainty="certain",
     why="an aborted, failed or pending sample is trained on as it is",
-    cure="filter it, or set remove_sample",
+    fix="filter it, or set remove_sample",
     sources=(SAMPLE,),
 )
 def _unfinished(batch: TrainBatch) -> Iterator[Found]:
@@ -175,7 +175,7 @@ def _unfinished(batch: TrainBatch) -> Iterator[Found]:
     severity="note",
     certainty="certain",
     why="most responses hit the limit of length",
-    cure="look at --rollout-max-response-len, --rollout-stop and the chat template",
+    fix="look at --rollout-max-response-len, --rollout-stop and the chat template",
     sources=(SAMPLE,),
 )
 def _truncated(batch: Batch) -> Iterator[Found]:
@@ -190,7 +190,7 @@ def _truncated(batch: Batch) -> Iterator[Found]:
     severity="warning",
     certainty="certain",
     why="there is nothing to train on, and some code divides by the length",
-    cure="look at samples that were aborted before the first token",
+    fix="look at samples that were aborted before the first token",
     sources=(EMPTY,),
 )
 def _empty_response(batch: Batch) -> Iterator[Found]:
@@ -205,7 +205,7 @@ def _empty_response(batch: Batch) -> Iterator[Found]:
     severity="note",
     certainty="certain",
     why="they take their place in the batch and teach nothing",
-    cure="nothing, where a filter means it",
+    fix="nothing, where a filter means it",
     sources=(SAMPLE,),
 )
 def _removed(batch: TrainBatch) -> Iterator[Found]:

@@ -22,7 +22,7 @@ _EXPANDED = ("mm_vision_num_patches", "mm_audio_num_tokens")
     severity="error",
     certainty="certain",
     why="routing cannot be replayed",
-    cure="start the engine with --enable-return-routed-experts",
+    fix="start the engine with --enable-return-routed-experts",
     sources=("Miles guide: Debugging (R3)",),
 )
 def _missing(batch: TrainBatch) -> Iterator[Found]:
@@ -39,7 +39,7 @@ def _missing(batch: TrainBatch) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="tokens are routed by another token's or layer's experts",
-    cure="look at --num-layers and --moe-router-topk, and at tokens that were appended or stripped without theirs",
+    fix="look at --num-layers and --moe-router-topk, and at tokens that were appended or stripped without theirs",
     sources=(EXPERTS,),
 )
 def _shape(batch: Batch) -> Iterator[Found]:
@@ -69,7 +69,7 @@ def _expansion(sample: dict[str, object]) -> int:
     severity="error",
     certainty="certain",
     why="there is no such expert: a row was never filled",
-    cure="capture the rollout again",
+    fix="capture the rollout again",
     sources=(EXPERTS,),
 )
 def _negative(batch: Batch) -> Iterator[Found]:
@@ -99,7 +99,7 @@ def _zero_in_all(batch: Batch) -> set[int]:
     severity="error",
     certainty="certain",
     why="every token of that layer is replayed on expert 0",
-    cure="look at pipeline stages of the engine, whose captures were not put together",
+    fix="look at pipeline stages of the engine, whose captures were not put together",
     sources=(EXPERTS,),
 )
 def _layer_lost(batch: Batch) -> Iterator[Found]:
@@ -115,7 +115,7 @@ def _layer_lost(batch: Batch) -> Iterator[Found]:
     severity="warning",
     certainty="possible",
     why="right for dense layers; else every token of that layer is replayed on expert 0",
-    cure="compare with the model's dense layers (first_k_dense_replace, --moe-layer-freq)",
+    fix="compare with the model's dense layers (first_k_dense_replace, --moe-layer-freq)",
     sources=(EXPERTS,),
 )
 def _layer_zero(batch: Batch) -> Iterator[Found]:

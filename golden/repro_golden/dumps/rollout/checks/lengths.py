@@ -18,7 +18,7 @@ __all__ = ["RULES"]
     severity="error",
     certainty="certain",
     why="there is nothing to train on",
-    cure="record the rollout again",
+    fix="record the rollout again",
     sources=(SAMPLE,),
 )
 def _empty(batch: Batch) -> Iterator[Found]:
@@ -32,7 +32,7 @@ def _empty(batch: Batch) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="the response is the last response_length tokens, so log-probs and mask shift",
-    cure="count the response's tokens anew where it is made (generate function, tool calls)",
+    fix="count the response's tokens anew where it is made (generate function, tool calls)",
     sources=(SAMPLE,),
 )
 def _response_length(batch: Batch) -> Iterator[Found]:
@@ -50,7 +50,7 @@ def _response_length(batch: Batch) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="a per-token column of another length stops the trainer, or shifts against the tokens",
-    cure="append to all per-token columns together: tokens, loss_mask, log-probs, top-p offsets",
+    fix="append to all per-token columns together: tokens, loss_mask, log-probs, top-p offsets",
     sources=(SAMPLE,),
 )
 def _per_token(batch: Batch) -> Iterator[Found]:
@@ -74,7 +74,7 @@ def _per_token(batch: Batch) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="an id below 0, or no id, has no embedding",
-    cure="look at the tokenizer and at padding",
+    fix="look at the tokenizer and at padding",
     sources=(SAMPLE,),
 )
 def _tokens(batch: Batch) -> Iterator[Found]:
@@ -94,7 +94,7 @@ def _tokens(batch: Batch) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="the loss is weighted by the mask, and tokens are counted by its sum",
-    cure="make loss_mask a list of the numbers 0 and 1",
+    fix="make loss_mask a list of the numbers 0 and 1",
     sources=(SAMPLE,),
 )
 def _mask_values(batch: Batch) -> Iterator[Found]:
@@ -113,7 +113,7 @@ def _mask_values(batch: Batch) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="the ids of a token's nucleus are ids[offsets[i]:offsets[i + 1]]",
-    cure="let the sample's own append_response_tokens merge them",
+    fix="let the sample's own append_response_tokens merge them",
     sources=(SAMPLE,),
 )
 def _top_p(batch: Batch) -> Iterator[Found]:

@@ -58,7 +58,7 @@ def _every(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     severity="error",
     certainty="certain",
     why="a NaN reaches every parameter even from a masked token, and Miles' metrics hide it",
-    cure="look at what the engine returns (-inf of a forbidden token, temperature 0) and at what appends it",
+    fix="look at what the engine returns (-inf of a forbidden token, temperature 0) and at what appends it",
     sources=(NAN,),
 )
 def _finite(batch: Batch) -> Iterator[Found]:
@@ -90,7 +90,7 @@ def _real(value: Any) -> bool:
     severity="error",
     certainty="certain",
     why="a probability above 1: these are no log-probs",
-    cure="look at what is appended: a reward, a sign, or a log-prob before the softmax",
+    fix="look at what is appended: a reward, a sign, or a log-prob before the softmax",
     sources=(SAMPLE,),
 )
 def _positive(batch: Batch) -> Iterator[Found]:
@@ -109,7 +109,7 @@ def _positive(batch: Batch) -> Iterator[Found]:
     severity="warning",
     certainty="certain",
     why="trainers ask the first sample whether there is such a column, and take it from all",
-    cure="set the field in every sample, or in none",
+    fix="set the field in every sample, or in none",
     sources=(SAMPLE,),
 )
 def _partly(batch: Batch) -> Iterator[Found]:
@@ -126,7 +126,7 @@ def _partly(batch: Batch) -> Iterator[Found]:
     severity="note",
     certainty="certain",
     why="no importance ratio and no mismatch of train and rollout can be computed",
-    cure="return log-probs from the engine (return_logprob), and append them",
+    fix="return log-probs from the engine (return_logprob), and append them",
     sources=(SAMPLE,),
 )
 def _none(batch: TrainBatch) -> Iterator[Found]:
@@ -144,7 +144,7 @@ def _none(batch: TrainBatch) -> Iterator[Found]:
     severity="warning",
     certainty="certain",
     why="the sample takes its place in the batch and teaches nothing",
-    cure="leave it out (--dynamic-sampling-filter-path), or set remove_sample on purpose",
+    fix="leave it out (--dynamic-sampling-filter-path), or set remove_sample on purpose",
     sources=(SAMPLE,),
 )
 def _mask_zero(batch: TrainBatch) -> Iterator[Found]:
@@ -160,7 +160,7 @@ def _mask_zero(batch: TrainBatch) -> Iterator[Found]:
     severity="warning",
     certainty="likely",
     why="tokens of a tool or of the environment are trained on as if the model had said them",
-    cure="append them with trainable=False, which masks them",
+    fix="append them with trainable=False, which masks them",
     sources=("slime guide: Troubleshooting (tool responses included in loss)",),
 )
 def _tool_tokens(batch: TrainBatch) -> Iterator[Found]:
@@ -196,7 +196,7 @@ def _longest(flags: Array) -> tuple[int, int]:
     severity="error",
     certainty="certain",
     why="there is no advantage without a reward",
-    cure="look at the reward function, and at samples that were aborted before it",
+    fix="look at the reward function, and at samples that were aborted before it",
     sources=("Miles guide: Debugging (rewards)",),
 )
 def _reward_missing(batch: TrainBatch) -> Iterator[Found]:
@@ -213,7 +213,7 @@ def _reward_missing(batch: TrainBatch) -> Iterator[Found]:
     severity="error",
     certainty="certain",
     why="one NaN or infinity makes every advantage of its group one",
-    cure="look at the reward function",
+    fix="look at the reward function",
     sources=("Miles guide: Debugging (rewards)",),
 )
 def _reward_finite(batch: Batch) -> Iterator[Found]:
@@ -229,7 +229,7 @@ def _reward_finite(batch: Batch) -> Iterator[Found]:
     severity="warning",
     certainty="certain",
     why="advantages relative to a group are all 0: nothing is learned",
-    cure="look at --rm-type, --label-key and --reward-key",
+    fix="look at --rm-type, --label-key and --reward-key",
     sources=(SAMPLE,),
 )
 def _reward_equal(batch: TrainBatch) -> Iterator[Found]:

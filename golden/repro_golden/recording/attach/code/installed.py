@@ -167,15 +167,15 @@ def said(copy: Copy, name: str, path: str, place: str, *, tests: bool) -> str | 
         other = _beside(copy, top, twin)
     if other is None:
         return None
-    cure = f"let a relative path name the code, as PYTHONPATH={os.path.relpath(os.path.dirname(twin), real(place))}"  # noqa: PTH120
+    fix = f"let a relative path name the code, as PYTHONPATH={os.path.relpath(os.path.dirname(twin), real(place))}"  # noqa: PTH120
     if os.path.basename(twin) != top:  # noqa: PTH119 - no path makes that a package of its name
-        cure = (
+        fix = (
             "let subject.setup of a case install it into each worktree ({python} -m pip install --no-deps "
             f"--target=built ./{os.path.relpath(copy.project, real(place))}), with PYTHONPATH=built"
         )
     return (
         f"{what} was imported from a copy of this repository that was installed, not from the commit under test, where "
-        f"{os.path.relpath(other, real(place))} is not the same: {cure} before repro or in subject.env of a case"
+        f"{os.path.relpath(other, real(place))} is not the same: {fix} before repro or in subject.env of a case"
     )
 
 

@@ -320,9 +320,9 @@ class Gathering:
         if self._enough() or len({*made.values()}) == 1:
             return ""
         unknown = any(rank.end and rank.end.get("failed", False) is None for rank in self._ranks)
-        cure = "; end them by sys.exit(CODE): that of a raised SystemExit is not known" if unknown else ""
+        fix = "; end them by sys.exit(CODE): that of a raised SystemExit is not known" if unknown else ""
         steps = ", ".join(f"{made[k]} on rank {k}" for k in sorted(made))
-        return f"ranks recorded different numbers of steps: {steps}{cure}"
+        return f"ranks recorded different numbers of steps: {steps}{fix}"
 
     def _fill_up(self) -> bool:
         """Whether some ranks made more steps than others, and none was lost; in those, others have only their end.
