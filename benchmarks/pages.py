@@ -47,7 +47,7 @@ READY = """() => new Promise(done => {
 
 def built(folder: Path) -> dict[str, Any]:
     """Make the results and the site; seconds and bytes."""
-    made = site_kit.nights(cases=CASES, machines=MACHINES, days=DAYS, metrics=METRICS, sizes=48)
+    made = site_kit.runs(cases=CASES, machines=MACHINES, days=DAYS, metrics=METRICS, sizes=48)
     if not (folder / "nights").exists():
         site_kit.write(folder / "nights", made)
     began = time.perf_counter()
@@ -58,7 +58,7 @@ def built(folder: Path) -> dict[str, Any]:
     replace(folder / "site", files)
     ended = time.perf_counter()
     return {
-        "nights": len(results.nights),
+        "nights": len(results.runs),
         "comparisons": len(results.comparisons),
         "files": len(files),
         "bytes": sum(map(len, files.values())),

@@ -6,7 +6,7 @@ from typing import Any
 
 from conftest import Repo
 
-from repro.nightly.records import Baseline, Check, Night, Summary
+from repro.nightly.records import Baseline, Check, NightlyRun, Summary
 
 COMMIT = "a" * 40
 TREE = "b" * 40
@@ -18,7 +18,7 @@ def flat(value: float) -> Summary:
     return Summary(value, value, value, value, value)
 
 
-def night(**given: Any) -> Night:
+def nightly_run(**given: Any) -> NightlyRun:
     """A green night of case ``t``, apart from what is given; `commit` may be an id alone."""
     commit = given.pop("commit", COMMIT)
     facts = {"commit": commit, "author": "A <a@b>", "date": "2026-11-22T01:00:00Z", "subject": "Words", "parents": []}
@@ -41,7 +41,7 @@ def night(**given: Any) -> Night:
         "version": "1",
         "reproduce": "repro report nightly t --at aaaaaaaaaa",
     }
-    return Night(**fields | given)
+    return NightlyRun(**fields | given)
 
 
 def approve(repo: Repo, machine: str, case: str = "toy", text: str = "") -> str:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from repro.nightly.records import Baseline, Check, Night, Status, Summary
+from repro.nightly.records import Baseline, Check, NightlyRun, Status, Summary
 from repro.pulls.pair import Compared, PairResult
 from repro.report.plot_data import Cell, PlotData, Tokens
 from repro_bisect.axes.axis import PointInfo
@@ -24,7 +24,7 @@ from repro_golden.base.machine.usage import Usage
 from repro_golden.compare.traces import Divergence
 from repro_golden.trace.tensor_difference import TensorDifference
 
-__all__ = ["EVIL", "METRICS", "compared", "culprit", "night", "nights", "point", "pull", "write"]
+__all__ = ["EVIL", "METRICS", "compared", "culprit", "nightly_run", "nightly_runs", "point", "pull", "write"]
 
 EVIL = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=2>&\u2028'\"|${7*7}{{7*7}}"
 """A name that is a program where anything forgets to escape it."""
@@ -116,11 +116,13 @@ def culprit(number: int, *, text: str = "") -> Culprit:
     return Culprit(point(number), divergence, None, ["torch 2.12.0 became 2.13.0"], explanation)
 
 
-def night(case: str = "demo", *, number: int = 0, machine: str = MACHINES[0], at: str = "", **given: Any) -> Night:
+def nightly_run(
+    case: str = "demo", *, number: int = 0, machine: str = MACHINES[0], at: str = "", **given: Any
+) -> NightlyRun:
     """One green night; `given` changes any of its fields."""
     commit = asdict(point(number)) | {"parents": list(point(number).parents)}
     summary = Summary(0.5, 0.75, 0.25, 1.0, 0.6)
-    made = Night(
+    made = NightlyRun(
         case=case, machine=machine, at=at or f"2026-11-{1 + number:02d}T03:12:45Z", commit=commit,
         tree=point(number).commit[::-1], key="k" * 32, rollouts="r" * 32,
         identity={"host": {}, "environment": {}, "layout": {}}, status="green", steps=12,
@@ -133,9 +135,9 @@ def night(case: str = "demo", *, number: int = 0, machine: str = MACHINES[0], at
     return replace(made, **given)
 
 
-def nights(
+def nightly_runs(
     seed: int = 0, *, cases: int = 3, machines: int = 2, days: int = 60, metrics: int = 20, sizes: int = 60
-) -> Iterator[Night]:
+) -> Iterator[NightlyRun]:
     """A history of every case on every machine: changes, flaky nights, failures, and nights without a run.
 
     Args:
@@ -185,7 +187,7 @@ def nights(
                 searched = {"range": "aa11bb22cc..dd33ee44ff", "outcome": "found"}
                 searched["reproduce"] = f"repro bisect aa11bb22cc..dd33ee44ff --case {case}"
                 spent = Usage([900_000, int(4e5 * (1 + rng.random() / 9))], int(9e8 + 1e7 * rng.random()), 0)
-                yield night(
+                yield nightly_run(
                     case, number=commit, machine=machine, at=at, status=status,
                     chain="" if broken else chain, metrics={} if broken else values,
                     kl={} if broken else {"k1": 0.0, "k3": 4e-7 * rng.random() * (generation % 2)},
@@ -227,7 +229,9 @@ def pull(number: int = 5, *, case: str = "tiny-grpo", verdict: str = "moved", od
 
 
 def write(
-    folder: Path, made: Iterator[Night] | Sequence[Night], pulls: Mapping[Path, Sequence[PairResult]] | None = None
+    folder: Path,
+    made: Iterator[NightlyRun] | Sequence[NightlyRun],
+    pulls: Mapping[Path, Sequence[PairResult]] | None = None,
 ) -> Path:
     """Write results where `repro report publish` reads them."""
     for one in made:

@@ -15,9 +15,9 @@ from typing import Any
 
 import site_kit
 import warm_kit
-from site_kit import EVIL, culprit, night, pull
+from site_kit import EVIL, culprit, nightly_run, pull
 
-from repro.nightly.records import Night, Summary
+from repro.nightly.records import NightlyRun, Summary
 from repro.report.palette import css
 from repro.site.build import Options, build
 from repro.site.results import Results, read_results
@@ -61,7 +61,7 @@ def data(files: Mapping[str, bytes], name: str) -> Any:
 
 def made(folder: Path, **given: Any) -> Results:
     pulls = {folder / "report.json": [pull(), pull(7, case="pull-only", verdict="identical")]}
-    site_kit.write(folder / "nights", site_kit.nights(**given), pulls)
+    site_kit.write(folder / "nights", site_kit.nightly_runs(**given), pulls)
     return read_results(folder / "nights", list(pulls))
 
 
@@ -77,8 +77,8 @@ def style(scheme: str) -> dict[str, str]:
     return matches if scheme == "light" else matches | dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6})", blocks[1]))
 
 
-def case_page(nights: list[Night], tmp_path: Path, **options: Any) -> str:
-    folder = site_kit.write(tmp_path / "nights", nights)
+def case_page(nightly_runs: list[NightlyRun], tmp_path: Path, **options: Any) -> str:
+    folder = site_kit.write(tmp_path / "nights", nightly_runs)
     built = build(read_results(folder, ()), replace(OPTIONS, **options))
     return built["cases/demo.html"].decode()
 
@@ -94,7 +94,7 @@ def evil_results(folder: Path, text: str = EVIL) -> Results:
     keep = {"commit", "point", "at", "verdict", "status", "hunk", "base", "head"}
     pair = evil(json.loads(json.dumps(pull().to_mapping() | {"base": {"commit": text}, "head": {"commit": text}})))
     (folder / "report.json").write_text(json.dumps(pair))
-    one = night(number=4, case=text, machine=text, chain="b", status="changed", reproduce=text, version=text)
+    one = nightly_run(number=4, case=text, machine=text, chain="b", status="changed", reproduce=text, version=text)
     summary = Summary(1.0, math.nan, 1.0, 1.0, 1.0)
     one = replace(
         one,

@@ -17,11 +17,11 @@ import torch
 from conftest import Repo
 from hypothesis import given
 from hypothesis import strategies as st
-from nightly_kit import night
+from nightly_kit import nightly_run
 from rollout_engines_kit import FAULTS, LosesMemory, RefusesSeeds, Sound, ulps
 
 from repro.nightly.checks import finding_check, rollout_checks
-from repro.nightly.records import Night
+from repro.nightly.records import NightlyRun
 from repro_bisect.axes.commits import resolve
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case, find_case
@@ -368,8 +368,8 @@ def test_findings_are_checks_of_a_night(name: str, outcome: Any, status: str) ->
     check = finding_check(EngineCheck(name, outcome, CHECKS[name], "words", like))
     assert (check.name, check.status) == (f"rollout {name}", status)
     assert ("first at prompt 3, token 0, log-probs: 1 (8388608 ULP)" in check.text) == (outcome == "differs")
-    kept = night(checks=[check])
-    assert Night.from_mapping(json.loads(json.dumps(kept.to_mapping()))).checks == [check]
+    kept = nightly_run(checks=[check])
+    assert NightlyRun.from_mapping(json.loads(json.dumps(kept.to_mapping()))).checks == [check]
 
 
 def asked(case: Case, value: Any) -> Case:

@@ -14,7 +14,7 @@ from conftest import Repo
 from history_kit import CASE, edit, note, start
 from test_bad_input import only_line
 
-from repro.nightly.nightly import Asked, night_of
+from repro.nightly.nightly import Asked, nightly_run_of
 from repro.pulls.pair import compare_commits
 from repro_bisect.axes.commits import History
 from repro_bisect.driver.session import Options, commits_of
@@ -336,8 +336,8 @@ def test_a_path_that_nothing_has_is_an_error(tmp_path: Path) -> None:
         with pytest.raises(ReproError, match=r"^trian.py is neither in .*: correct subject.path") as caught:
             ask()
         assert caught.value.exit_code == 2
-    night = night_of(checkout, case, repo.git("rev-parse", "HEAD"), [], print, Asked("", "1"))
-    assert [(check.status, check.text.partition(" is ")[0]) for check in night.checks] == [("error", "trian.py")]
+    run = nightly_run_of(checkout, case, repo.git("rev-parse", "HEAD"), [], print, Asked("", "1"))
+    assert [(check.status, check.text.partition(" is ")[0]) for check in run.checks] == [("error", "trian.py")]
     assert repo.repro("init").returncode == 0
     for arguments in (("report", "pr", "HEAD~1..HEAD"), ("bisect", "HEAD~1..HEAD"), ("golden", "record", "toy")):
         done = repo.repro(*arguments)

@@ -23,9 +23,9 @@ from torch.utils.tensorboard import SummaryWriter
 from trace_kit import write
 
 from repro.nightly.checks import events_check
-from repro.nightly.records import Baseline, Check, Night
+from repro.nightly.records import Baseline, Check, NightlyRun
 from repro.nightly.records import Summary as Values
-from repro.nightly.tensorboard import STATUS_TEXT, write_nights, write_pulls
+from repro.nightly.tensorboard import STATUS_TEXT, write_nightly_runs, write_pulls
 from repro.pulls.pair import Compared, PairResult, compare_traces
 from repro_bisect.axes.axis import PointInfo
 from repro_golden.base.errors import ReproError
@@ -385,8 +385,10 @@ def test_what_of_a_baseline_of_events_was_not_compared() -> None:
 # -- writing
 
 
-def night(at: str, *, case: str = "toy", machine: str = "here", status: str = "green", **metrics: Values) -> Night:
-    return Night(
+def nightly_run(
+    at: str, *, case: str = "toy", machine: str = "here", status: str = "green", **metrics: Values
+) -> NightlyRun:
+    return NightlyRun(
         case=case, machine=machine, at=at, commit={"commit": "c" * 40}, tree="", key="", rollouts="", identity={},
         status=status, steps=3, chain="", checks=[Check("run-to-run", "green", "")], baseline=Baseline("none"),  # type: ignore[arg-type]
         metrics=metrics, kl={"k1": -0.1, "k3": 0.3}, spent=Usage([9, 1_000_000, 2_000_000], 1, 0).to_mapping(),
@@ -406,12 +408,12 @@ def wall_times(folder: Path) -> dict[int, float]:
 def test_nights_are_written_by_machine_and_case(tmp_path: Path) -> None:
     """Each machine and case is a run: one point a night, numbered by time, with the night's own wall time."""
     loss = Values(first=1.0, last=0.1, low=-math.inf, high=math.nan, median=0.5)
-    nights = [
-        night("2026-11-22T03:12:45Z", status="changed", loss=loss),
-        night("2026-11-21T03:00:00Z", loss=loss),
-        night("2026-11-21T04:00:00Z", machine="there"),
+    nightly_runs = [
+        nightly_run("2026-11-22T03:12:45Z", status="changed", loss=loss),
+        nightly_run("2026-11-21T03:00:00Z", loss=loss),
+        nightly_run("2026-11-21T04:00:00Z", machine="there"),
     ]
-    write_nights(nights, tmp_path)
+    write_nightly_runs(nightly_runs, tmp_path)
     events = read_events(tmp_path / "here" / "toy")
     assert sorted(events) == [0, 1] and list(read_events(tmp_path / "there" / "toy")) == [0]
     assert [events[n]["night/status"] for n in (0, 1)] == [0.0, 3.0] and "3 is changed" in STATUS_TEXT
@@ -428,10 +430,10 @@ def test_writing_again_replaces(tmp_path: Path) -> None:
     """The same nights give the same bytes, other nights replace them, and a stranger's event file stays."""
     other = log(tmp_path / "here" / "toy", {0: {"mine": 1.0}})
     for at in ("2026-11-21T03:00:00Z", "2026-11-22T03:00:00Z"):
-        write_nights([night(at)], tmp_path)
+        write_nightly_runs([nightly_run(at)], tmp_path)
     (ours,) = other.glob("*.repro")
     content = ours.read_bytes()
-    write_nights([night("2026-11-22T03:00:00Z")], tmp_path)
+    write_nightly_runs([nightly_run("2026-11-22T03:00:00Z")], tmp_path)
     assert ours.read_bytes() == content
     assert list(wall_times(tmp_path / "here" / "toy").values()) == [1795316400.0]
     assert read_events(other)[0]["mine"] == 1.0
@@ -447,7 +449,7 @@ def test_any_name_is_a_sane_tag(tmp_path_factory: pytest.TempPathFactory, names:
     folder = tmp_path_factory.mktemp("tags")
     metrics = {name: Values(n, n, n, n, n) for n, name in enumerate(names)}
     runs = [(machine, "..") for machine in names] or [("m", "../../c")]
-    write_nights([night("2026-11-21T03:00:00Z", machine=m, case=c, **metrics) for m, c in runs], folder)
+    write_nightly_runs([nightly_run("2026-11-21T03:00:00Z", machine=m, case=c, **metrics) for m, c in runs], folder)
     files = [p for p in folder.rglob("*") if p.is_file()]
     assert len(files) == len(runs) and all(len(p.relative_to(folder).parts) == 3 for p in files)
     for path in files:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from nightly_kit import night
+from nightly_kit import nightly_run
 from pull_kit import flat, pair, report, trace, with_step
 from test_beside import rows
 from test_beside import trace as trace_of_rows
@@ -123,12 +123,12 @@ def test_nothing_is_no_agreement(tmp_path: Path) -> None:
 def test_a_night_says_what_it_looked_at(tmp_path: Path) -> None:
     """One line a case, in text and reports; of a replay that failed nothing, of an earlier version's result none."""
     coverage = Coverage(parameters=2, unread={"file x": "it is not `torch`'s"})
-    nights = [night(looked_at=coverage.to_mapping()), night(chain="", status="error"), night()]
+    runs = [nightly_run(looked_at=coverage.to_mapping()), nightly_run(chain="", status="error"), nightly_run()]
     files = [tmp_path / "x.json"] * 3
     said = "looked at 2 parameters; seen but not looked at: file x (it is not `torch`'s)"
-    shown = nightly_text(nights, files).splitlines()
+    shown = nightly_text(runs, files).splitlines()
     assert [line for line in shown if "looked at" in line] == [f"  {said}", "  looked at nothing"]
-    text, page = (path.read_text() for path in write_report(nights, files, tmp_path, "again"))
+    text, page = (path.read_text() for path in write_report(runs, files, tmp_path, "again"))
     assert "\nlooked at 2 parameters; seen but" in text and "\nlooked at nothing.\n" in text
     assert page.count("looked at 2 parameters; seen but") == page.count("looked at nothing.") == 1
     assert text.count("| metrics |") == text.count("| baseline |") - 3

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from conftest import Repo
 from mismatch_kit import NAN, Sample, column, step_rows, traced
-from nightly_kit import night
+from nightly_kit import nightly_run
 from pull_kit import point
 from pull_kit import report as pull_report
 
@@ -341,13 +341,13 @@ def test_a_night_judges_and_shows_it(tmp_path: Path) -> None:
     assert check.status == "changed" and "sample 0, position 1" in check.text and "stand-ins: torchvision" in check.text
     assert mismatch_check(Case(case=Experiment(name="t", steps=1, rollouts="r")), b, "") == []
     compared = json.loads(json.dumps(compare_traces(a, b, Compare()).to_mapping(), allow_nan=False))
-    tonight = night(status="changed", checks=[check, Check("baseline", "changed", "x")], compared=compared)
+    tonight = nightly_run(status="changed", checks=[check, Check("baseline", "changed", "x")], compared=compared)
     path = tmp_path / "n.json"
     shown = nightly_text([tonight], [path])
     markdown, html = (p.read_text() for p in write_report([tonight], [path], tmp_path / "out", "repro report nightly"))
     assert "gap max, nats" in shown and "| gap max, nats | 0.125 | 2 | x16 |" in markdown
     assert "<td>gap max, nats</td><td>0.125</td><td>2</td><td>x16</td>" in html
-    old = night(compared={k: v for k, v in compared.items() if k != "mismatch"})
+    old = nightly_run(compared={k: v for k, v in compared.items() if k != "mismatch"})
     assert "gap" not in nightly_text([old], [path]), "results of nights before there was a mismatch are still shown"
 
 

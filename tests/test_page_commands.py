@@ -173,7 +173,7 @@ def unrecorded(template: Path, folder: Path) -> Repo:
     return repo
 
 
-def nights(template: Path, folder: Path) -> Repo:
+def nightly_runs(template: Path, folder: Path) -> Repo:
     """The same with a night and a report on a pull request."""
     repo = trainer(template, folder)
     run(repo, "repro report nightly --no-bisect", {0, 1})
@@ -233,7 +233,7 @@ PLACES: Sequence[tuple[str, str, Place]] = (
         r"^repro (golden|rollout) record": r"rm -rf golden/rollouts/mini*; repro \1 record",
         "diff A B": "diff golden/runs/*/mini golden/runs/*/mini",
     })),
-    ("how-to/site.md", ".", Place(nights, {"--pull other/report.json": ""})),
+    ("how-to/site.md", ".", Place(nightly_runs, {"--pull other/report.json": ""})),
     ("how-to/slime.md", ".", foreign("slime")),
     ("how-to/trl.md", ".", Place(lambda _, folder: grpo(folder))),
     ("reference/axes.md", "case qwen", Place(lambda _, folder: program(folder, case=True), {"case qwen": "case toy"})),

@@ -15,10 +15,10 @@ import pytest
 import site_kit
 from hypothesis import given
 from hypothesis import strategies as st
-from site_kit import MACHINES, culprit, night, point, pull
+from site_kit import MACHINES, culprit, nightly_run, point, pull
 from site_pages_kit import OPTIONS, Page, case_page, data, made, pages, style
 
-from repro.nightly.records import Night, Summary
+from repro.nightly.records import NightlyRun, Summary
 from repro.site.build import build
 from repro.site.changes import changes, together
 from repro.site.charts import unit_of
@@ -44,7 +44,7 @@ def files(results: Results) -> dict[str, bytes]:
 def test_every_case_and_comparison_has_a_page_and_no_link_is_dead(files: dict[str, bytes], results: Results) -> None:
     """Pages for each case and each comparison; whatever a page names of the site is there."""
     assert {"index.html", "nights.html", "cases/tiny-grpo.html", "cases/qwen-0.5b-replay.html"} <= set(files)
-    compared = sum(night.compared is not None for night in results.nights)
+    compared = sum(nightly_run.compared is not None for nightly_run in results.runs)
     assert sum(name.startswith("comparisons/") for name in files) == compared + 2 and compared > 2
     for name, page in pages(files):
         for tag, attributes in page.elements:
@@ -78,12 +78,12 @@ def test_each_status_has_a_colour_of_its_own() -> None:
 
 def test_several_results_of_a_date_show_the_worst() -> None:
     """A cell of two results of one day is the worst of them and says how many there were."""
-    nights = [
-        night(at="2026-11-20T03:00:00Z", status="flaky"),
-        night(at="2026-11-20T09:00:00Z", number=1),
-        night(at="2026-11-21T03:00:00Z", machine="other", number=2),
+    runs = [
+        nightly_run(at="2026-11-20T03:00:00Z", status="flaky"),
+        nightly_run(at="2026-11-20T09:00:00Z", number=1),
+        nightly_run(at="2026-11-21T03:00:00Z", machine="other", number=2),
     ]
-    table = matrix(Results(nights, (), Path()))
+    table = matrix(Results(runs, (), Path()))
     cells = {row.machine: row.cells for row in table.rows}
     assert [cell.status for cell in cells[MACHINES[0]]] == ["no run", "flaky"]
     cell = cells[MACHINES[0]][1]
@@ -97,21 +97,21 @@ def test_several_results_of_a_date_show_the_worst() -> None:
 def test_runs_of_one_day_do_not_contradict_each_other(tmp_path: Path) -> None:
     """The overview says what a later run of the day found; the case's page lists the day's runs, newest first."""
     red = {"chain": "b", "status": "changed"}
-    nights = [
-        night(at="2026-11-20T03:00:00Z", number=1),
-        night(at="2026-11-20T09:10:00Z", number=2, **red),
-        night(at="2026-11-20T12:40:00Z", number=3, chain="b"),
-        night(at="2026-11-20T13:00:00Z", number=4, chain="c", status="changed"),
-        night(at="2026-11-20T14:30:00Z", number=4, chain="c"),
+    runs = [
+        nightly_run(at="2026-11-20T03:00:00Z", number=1),
+        nightly_run(at="2026-11-20T09:10:00Z", number=2, **red),
+        nightly_run(at="2026-11-20T12:40:00Z", number=3, chain="b"),
+        nightly_run(at="2026-11-20T13:00:00Z", number=4, chain="c", status="changed"),
+        nightly_run(at="2026-11-20T14:30:00Z", number=4, chain="c"),
     ]
-    page = case_page(nights, tmp_path)
+    page = case_page(runs, tmp_path)
     lead = page[page.index("The last night, newest run first:") : page.index("<noscript>")]
     shown = re.findall(r"</span> (\w+)</span> <time datetime=\"[^\"]+\">2026-11-20 (\d\d:\d\d)</time>", lead)
     assert shown == [("green", "14:30"), ("changed", "13:00"), ("green", "12:40"), ("changed", "09:10"),
                      ("green", "03:00")]  # fmt: skip
     table = page[page.index('id="changes"') : page.index('id="series"')]
     assert re.findall(r">2026-11-20 (\d\d:\d\d)</time></td>", table) == ["13:00", "09:10"]
-    raw = build(Results(nights, (), Path()), OPTIONS)["index.html"].decode()
+    raw = build(Results(runs, (), Path()), OPTIONS)["index.html"].decode()
     assert "<b>1</b> changed (1 green since)" in raw
     assert '<small aria-hidden="true">✓</small><b>changed, then green</b>' in raw
 
@@ -142,20 +142,20 @@ def test_every_page_says_what_it_was_built_from(files: dict[str, bytes]) -> None
 # -- changes
 
 
-def kinds(nights: list[Night]) -> list[tuple[str, str, int]]:
-    return [(change.night.at[8:10], change.kind, change.nights) for change in changes(nights)]
+def kinds(runs: list[NightlyRun]) -> list[tuple[str, str, int]]:
+    return [(change.run.at[8:10], change.kind, change.runs) for change in changes(runs)]
 
 
 def test_changes_are_where_bits_or_judgements_change() -> None:
     """Other bits, a failed check with the same bits, and another case are three kinds; a verdict that stays is none."""
     history = [
-        night(number=0),
-        night(number=1),
-        night(number=2, chain="b", status="changed"),
-        night(number=3, chain="b", status="changed"),
-        night(number=4, chain="b"),
-        night(number=5, chain="b", status="changed"),
-        night(number=6, chain="c", key="other"),
+        nightly_run(number=0),
+        nightly_run(number=1),
+        nightly_run(number=2, chain="b", status="changed"),
+        nightly_run(number=3, chain="b", status="changed"),
+        nightly_run(number=4, chain="b"),
+        nightly_run(number=5, chain="b", status="changed"),
+        nightly_run(number=6, chain="c", key="other"),
     ]
     assert kinds(history) == [("03", "numbers", 3), ("06", "judged", 1), ("07", "case", 1)]
 
@@ -163,37 +163,40 @@ def test_changes_are_where_bits_or_judgements_change() -> None:
 def test_flaky_and_broken_nights_are_no_change() -> None:
     """Bits that do not reproduce, and nights without a trace, are passed over: the next is compared with the last."""
     history = [
-        night(number=0),
-        night(number=1, chain="x", status="flaky"),
-        night(number=2, chain="", status="error"),
-        night(number=3),
-        night(number=4, chain="y", status="flaky"),
-        night(number=5, chain="b", status="changed"),
+        nightly_run(number=0),
+        nightly_run(number=1, chain="x", status="flaky"),
+        nightly_run(number=2, chain="", status="error"),
+        nightly_run(number=3),
+        nightly_run(number=4, chain="y", status="flaky"),
+        nightly_run(number=5, chain="b", status="changed"),
     ]
     (only,) = changes(history)
-    assert only.night is history[5] and only.before is history[3]
+    assert only.run is history[5] and only.before is history[3]
     assert only.span == (point(3).commit, point(5).commit)
 
 
 def test_a_red_that_goes_on_is_told_once() -> None:
     """Nights without a trace, and flaky ones, between red nights of one chain do not make the red begin again."""
-    green, red = night(number=1), {"chain": "b", "status": "changed"}
-    between = [night(number=3, chain="", status="error"), night(number=4, chain="c", status="flaky")]
-    changed = changes([green, night(number=2, **red), *between, night(number=5, **red)])
-    assert [change.night.commit["commit"] for change in changed] == [point(2).commit]
+    green, red = nightly_run(number=1), {"chain": "b", "status": "changed"}
+    between = [nightly_run(number=3, chain="", status="error"), nightly_run(number=4, chain="c", status="flaky")]
+    changed = changes([green, nightly_run(number=2, **red), *between, nightly_run(number=5, **red)])
+    assert [change.run.commit["commit"] for change in changed] == [point(2).commit]
 
 
 def test_machines_are_compared_with_themselves_and_told_together() -> None:
     """Two machines with bits of their own do not change each other; one change on both is one line."""
     history = [
-        night(number=number, machine=machine, chain=f"{machine} {number > 1}")
+        nightly_run(number=number, machine=machine, chain=f"{machine} {number > 1}")
         for number in range(4)
         for machine in ("a", "b")
     ]
     changed = changes(history)
-    assert [(change.night.machine, change.night.at[8:10]) for change in changed] == [("a", "03"), ("b", "03")]
+    assert [(change.run.machine, change.run.at[8:10]) for change in changed] == [
+        ("a", "03"),
+        ("b", "03"),
+    ]
     (group,) = together(changed)
-    assert [change.night.machine for change in group] == ["a", "b"]
+    assert [change.run.machine for change in group] == ["a", "b"]
     assert changes([]) == []
 
 
@@ -202,15 +205,15 @@ def test_machines_are_compared_with_themselves_and_told_together() -> None:
 )
 def test_every_change_of_bits_is_told(given: list[tuple[str, Any]]) -> None:
     """Whatever the history: among the nights that count, a change stands exactly where the bits are not the last's."""
-    history = [night(number=n, chain="" if s == "error" else c, status=s) for n, (c, s) in enumerate(given)]
-    counted = [night for night in history if night.chain and night.status != "flaky"]
+    history = [nightly_run(number=n, chain="" if s == "error" else c, status=s) for n, (c, s) in enumerate(given)]
+    counted = [nightly_run for nightly_run in history if nightly_run.chain and nightly_run.status != "flaky"]
     wanted = [b for a, b in pairwise(counted) if a.chain != b.chain]
-    assert [change.night for change in changes(history) if change.kind == "numbers"] == wanted
+    assert [change.run for change in changes(history) if change.kind == "numbers"] == wanted
 
 
 def test_culprits_are_listed_where_they_are_known(tmp_path: Path) -> None:
     """A named culprit stands with its explanation; without one the range does; with one commit alone, no commit."""
-    before, after = night(number=1), night(number=4, chain="b", status="changed")
+    before, after = nightly_run(number=1), nightly_run(number=4, chain="b", status="changed")
     known = case_page([before, replace(after, culprits=[culprit(3).to_mapping()])], tmp_path / "a")
     assert f"{point(3).commit[:10]}</code> {point(3).subject}" in known and "stands where" in known
     span = case_page([before, after], tmp_path / "b")
@@ -234,7 +237,7 @@ def test_decisive_metrics_come_first() -> None:
     """grad_norm, KL, loss and the log-prob gap lead, under whatever folder they were logged; cost comes last."""
     summary = Summary(1.0, 1.0, 1.0, 1.0, 1.0)
     names = ("a", "train/loss", "train/grad_norm", "kl_loss", "train_rollout_logprob_abs_diff")
-    plots = figures([night(metrics=dict.fromkeys(names, summary))])
+    plots = figures([nightly_run(metrics=dict.fromkeys(names, summary))])
     assert [(figure.name, figure.group) for figure in plots] == [
         ("train/grad_norm", "first"), ("KL k3", "first"), ("kl_loss", "first"), ("train/loss", "first"),
         ("train_rollout_logprob_abs_diff", "first"), ("a", "other"), ("KL k1", "other"),
@@ -247,11 +250,11 @@ def test_decisive_metrics_come_first() -> None:
 def test_what_is_not_finite_is_kept() -> None:
     """NaN and both infinities stay in the data as words, a night without the metric as null; -0.0 and 1e-310 stay."""
     odd = [math.nan, math.inf, -math.inf, 1e-310, 0.1 + 0.2]
-    nights = [night(number=n, metrics={"m": Summary(v, v, v, v, v)}) for n, v in enumerate(odd)] + [
-        night(number=9, metrics={})
+    runs = [nightly_run(number=n, metrics={"m": Summary(v, v, v, v, v)}) for n, v in enumerate(odd)] + [
+        nightly_run(number=9, metrics={})
     ]
-    drawn = figures(nights)
-    data = case_data(Results(nights, (), Path()), nights, (), drawn)
+    drawn = figures(runs)
+    data = case_data(Results(runs, (), Path()), runs, (), drawn)
     assert data["charts"]["m"]["values"]["last"] == ["NaN", "Infinity", "-Infinity", 1e-310, 0.3, None]
     names = {layer.get("name") for layer in drawn[0].spec["layer"]}
     assert {"edge_nan", "edge_above", "edge_below", "changes", "marks"} <= names
@@ -269,8 +272,8 @@ def test_what_is_not_finite_is_kept() -> None:
 )
 def test_log_scale_is_offered_where_it_serves(values: tuple[float, float], wanted: bool) -> None:
     """Only for values above 0 that span a factor of ten."""
-    nights = [night(number=n, metrics={"m": Summary(v, v, v, v, v)}) for n, v in enumerate(values)]
-    assert next(figure.log for figure in figures(nights) if figure.name == "m") is wanted
+    runs = [nightly_run(number=n, metrics={"m": Summary(v, v, v, v, v)}) for n, v in enumerate(values)]
+    assert next(figure.log for figure in figures(runs) if figure.name == "m") is wanted
 
 
 def test_charts_name_their_axes_and_describe_themselves(files: dict[str, bytes]) -> None:

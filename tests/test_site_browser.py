@@ -36,7 +36,7 @@ def browser() -> Iterator[Any]:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     pulls = {folder / "report.json": [site_kit.pull(odd=True)]}
-    site_kit.write(folder / "nights", site_kit.nights(cases=2, days=40, metrics=6), pulls)
+    site_kit.write(folder / "nights", site_kit.nightly_runs(cases=2, days=40, metrics=6), pulls)
     replace(folder / "site", build(read_results(folder / "nights", list(pulls)), Options("Numbers", "n", [], "")))
     return folder / "site"
 
@@ -98,8 +98,8 @@ def visit(browser: Any) -> Iterator[Any]:
 
 
 def every_kind(site: Path) -> list[Path]:
-    night, request = (next(iter(sorted((site / "comparisons").glob(f"*{end}*")))) for end in ("tiny", "21T150000Z"))
-    return [site / "index.html", site / "nights.html", site / CASE, night, request]
+    run, request = (next(iter(sorted((site / "comparisons").glob(f"*{end}*")))) for end in ("tiny", "21T150000Z"))
+    return [site / "index.html", site / "nights.html", site / CASE, run, request]
 
 
 def test_every_page_is_drawn_without_errors_or_network(visit: Any, site: Path) -> None:
@@ -146,14 +146,14 @@ def test_axes_are_titled_and_their_labels_do_not_overlap(visit: Any, site: Path)
 def test_values_that_are_not_finite_are_marks(visit: Any, tmp_path: Path) -> None:
     """NaN and both infinities are drawn at the edge and told; a metric that is never finite still has its marks."""
     values = [1.0, float("nan"), float("inf"), float("-inf"), 2.0]
-    nights = [
-        site_kit.night(
+    runs = [
+        site_kit.nightly_run(
             number=n,
             metrics={name: site_kit.Summary(*[v] * 5) for name, v in (("grad_norm", value), ("never", float("nan")))},
         )
         for n, value in enumerate(values)
     ]
-    folder = site_kit.write(tmp_path / "nights", nights)
+    folder = site_kit.write(tmp_path / "nights", runs)
     replace(tmp_path / "site", build(read_results(folder, ()), Options("Numbers", "n", [], "")))
     page = visit(tmp_path / "site/cases/demo.html")
     page.draw()
@@ -252,24 +252,24 @@ def test_controls_change_the_charts_and_their_tables(visit: Any, site: Path) -> 
     page.page.wait_for_selector("figure .data tbody tr")
     table = "() => [...document.querySelectorAll('figure:first-of-type .data')].slice(0, 1).flatMap(d => [...d.querySelectorAll('tbody tr')].map(r => [...r.cells].map(c => c.textContent)))"  # noqa: E501
     rows = page(table)
-    nights = page("() => window.reproData['case:tiny-grpo'].nights.at.length")
-    assert len(rows) == nights > 60 and {row[1] for row in rows} == set(MACHINES)
+    runs = page("() => window.reproData['case:tiny-grpo'].nights.at.length")
+    assert len(rows) == runs > 60 and {row[1] for row in rows} == set(MACHINES)
     page.page.select_option("#statistic", "median")
     page.until("old => document.querySelector('.data tbody td:nth-child(4)').textContent !== old", rows[0][3])
     page.page.select_option("#span", "30")
-    page.until("old => document.querySelectorAll('figure:first-of-type .data tbody tr').length < old", nights)
+    page.until("old => document.querySelectorAll('figure:first-of-type .data tbody tr').length < old", runs)
     assert len({row[0][:10] for row in page(table)}) == 30 and page.said == []
 
 
 def test_a_log_scale_is_drawn(visit: Any, tmp_path: Path) -> None:
     """Where it is offered, pressing it redraws with powers of ten; elsewhere there is no button."""
-    nights = [
-        site_kit.night(
+    runs = [
+        site_kit.nightly_run(
             number=n, metrics={"wide": site_kit.Summary(*[10.0**n] * 5), "flat": site_kit.Summary(*[1.0 + n] * 5)}
         )
         for n in range(5)
     ]
-    folder = site_kit.write(tmp_path / "nights", nights)
+    folder = site_kit.write(tmp_path / "nights", runs)
     replace(tmp_path / "site", build(read_results(folder, ()), Options("Numbers", "n", [], "")))
     page = visit(tmp_path / "site/cases/demo.html")
     page.draw()

@@ -16,13 +16,13 @@ import pytest
 import site_kit
 from hypothesis import given
 from hypothesis import strategies as st
-from site_kit import EVIL, compared, night, point, pull
+from site_kit import EVIL, compared, nightly_run, point, pull
 from site_pages_kit import OPTIONS, Page, case_page, data, evil_results, made, pages, published, style
 
-from repro.nightly.records import Nights
+from repro.nightly.records import NightlyRuns
 from repro.site.build import Options, build
 from repro.site.changes import changes, together
-from repro.site.folder import MARKER, night_key, number, page_name, script
+from repro.site.folder import MARKER, nightly_key, number, page_name, script
 from repro.site.folder import replace as put
 from repro.site.matrix import matrix
 from repro.site.results import Results, read_results
@@ -95,10 +95,10 @@ def test_repository_must_be_a_web_address(bad: str) -> None:
 
 def test_commits_are_links_only_with_a_repository(tmp_path: Path) -> None:
     """With an address full ids are links to it; without one they are plain text."""
-    nights = [night(number=1), night(number=2, chain="b", status="changed")]
-    linked = case_page(nights, tmp_path / "a", repository="https://example.org/o/r/")
+    runs = [nightly_run(number=1), nightly_run(number=2, chain="b", status="changed")]
+    linked = case_page(runs, tmp_path / "a", repository="https://example.org/o/r/")
     assert f'href="https://example.org/o/r/commit/{point(2).commit}"' in linked
-    plain = case_page(nights, tmp_path / "b")
+    plain = case_page(runs, tmp_path / "b")
     assert "https://" not in plain and f'<code class="commit">{point(2).commit[:10]}</code>' in plain
 
 
@@ -148,7 +148,7 @@ def test_names_that_differ_in_case_alone_and_devices_are_kept_apart() -> None:
 @pytest.mark.whole
 def test_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     """Another process, folder, hash seed and time: not one byte differs; the command that pages show makes them too."""
-    site_kit.write(tmp_path / "golden/nights", site_kit.nights(cases=1, machines=2, days=5))
+    site_kit.write(tmp_path / "golden/nights", site_kit.nightly_runs(cases=1, machines=2, days=5))
     outs = []
     for name in ("one", "two"):
         done = published("--out", name, cwd=tmp_path)
@@ -212,7 +212,7 @@ def test_an_interrupted_build_leaves_the_earlier_site(tmp_path: Path) -> None:
 def test_command_prints_counts_and_paths(tmp_path: Path) -> None:
     """--json has the counts and every path; the text names the page and the command that makes it again."""
     pulls = {tmp_path / "report.json": [pull()]}
-    site_kit.write(tmp_path / "golden/nights", [night(number=n) for n in range(3)], pulls)
+    site_kit.write(tmp_path / "golden/nights", [nightly_run(number=n) for n in range(3)], pulls)
     done = published("--out", "site", "--pull", "report.json", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
@@ -247,7 +247,7 @@ def test_without_results_one_line_names_the_cure(tmp_path: Path) -> None:
 )
 def test_a_damaged_night_is_named(tmp_path: Path, harm: dict[str, Any]) -> None:
     """Whatever part is damaged or newer: one ReproError that names the file, or the case and its folder."""
-    folder = site_kit.write(tmp_path / "nights", [night(), night(number=1, chain="b", status="changed")])
+    folder = site_kit.write(tmp_path / "nights", [nightly_run(), nightly_run(number=1, chain="b", status="changed")])
     path = sorted(folder.rglob("*.json"))[1]
     path.write_text(json.dumps(json.loads(path.read_text()) | harm))
     with pytest.raises(ReproError, match=r"demo") as caught:
@@ -298,11 +298,11 @@ def test_two_nights_of_one_second_have_a_page_and_a_place_each(tmp_path: Path) -
     """The second is not shown by the first one's comparison, nor told by its row."""
     for seed, status in ((1, "green"), (2, "changed"), (1, "changed")):
         moved = {} if status == "green" else {"compared": compared(seed).to_mapping()}
-        Nights(tmp_path).write(night(status=status, **moved))
+        NightlyRuns(tmp_path).write(nightly_run(status=status, **moved))
     results = read_results(tmp_path, [])
-    names = [results.page_of(each) for each in results.nights]
+    names = [results.page_of(each) for each in results.runs]
     assert names[0] == "" and all(names[1:]) and len(set(names)) == len(results.comparisons) + 1 == 3
-    assert len({night_key(each) for each in results.nights}) == 3
+    assert len({nightly_key(each) for each in results.runs}) == 3
     built = build(results, OPTIONS)
     assert {f"comparisons/{name}.html" for name in names[1:]} <= built.keys()
 
@@ -336,8 +336,8 @@ def test_work_grows_with_the_nights_and_no_faster() -> None:
     """Twice the nights make at most twice the calls, and a little: nothing looks at every pair."""
 
     def calls(days: int) -> int:
-        nights = list(site_kit.nights(cases=1, days=days, metrics=3))
-        results = Results(nights, (), Path())
+        runs = list(site_kit.nightly_runs(cases=1, days=days, metrics=3))
+        results = Results(runs, (), Path())
         count = 0
 
         def counted(*_: object) -> None:
@@ -347,11 +347,11 @@ def test_work_grows_with_the_nights_and_no_faster() -> None:
         sys.setprofile(counted)
         try:
             matrix(results)
-            changed = changes(nights)
+            changed = changes(runs)
             together(changed)
-            drawn = figures(nights)
+            drawn = figures(runs)
             _ = [figure.log for figure in drawn]
-            case_data(results, nights, changed, ())
+            case_data(results, runs, changed, ())
         finally:
             sys.setprofile(None)
         return count

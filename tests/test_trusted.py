@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nightly_kit import COMMIT, flat, night
+from nightly_kit import COMMIT, flat, nightly_run
 
-from repro.nightly.records import STATUSES, Baseline, Night, Summary
+from repro.nightly.records import STATUSES, Baseline, NightlyRun, Summary
 from repro.nightly.trusted import Judged, judge, judge_metrics, metrics_check, nonfinite, summarise, trusted
 from repro_golden.case.file import Bound
 from repro_golden.case.tables import NightlyTable
@@ -192,10 +192,10 @@ def test_a_judgement_reads_as_one_line() -> None:
 # -- which nights are trusted
 
 
-def by(nights: list[Night], baseline: Baseline, since: Collection[str] = (COMMIT,)) -> list[int]:
+def by(runs: list[NightlyRun], baseline: Baseline, since: Collection[str] = (COMMIT,)) -> list[int]:
     """Which of them are trusted, by their place."""
-    trust = trusted(nights, ("m1", "key", "rollouts", 3), baseline, since)
-    return [k for k, n in enumerate(nights) if any(n is f for f in trust)]
+    trust = trusted(runs, ("m1", "key", "rollouts", 3), baseline, since)
+    return [k for k, n in enumerate(runs) if any(n is f for f in trust)]
 
 
 @pytest.mark.parametrize(
@@ -203,12 +203,12 @@ def by(nights: list[Night], baseline: Baseline, since: Collection[str] = (COMMIT
 )
 def test_another_experiment_is_not_trusted(other: dict[str, Any]) -> None:
     """Other machines, cases, rollouts, lengths, and commits outside of the epoch say nothing."""
-    assert by([night(), night(**other)], Baseline("last green")) == [0]
+    assert by([nightly_run(), nightly_run(**other)], Baseline("last green")) == [0]
 
 
 def test_only_green_nights_are_trusted() -> None:
     """Whatever else a night was."""
-    assert by([night(status=status) for status in STATUSES], Baseline("last green")) == [STATUSES.index("green")]
+    assert by([nightly_run(status=status) for status in STATUSES], Baseline("last green")) == [STATUSES.index("green")]
 
 
 def test_the_history_begins_anew_with_an_approval() -> None:
@@ -217,8 +217,8 @@ def test_the_history_begins_anew_with_an_approval() -> None:
         Baseline("approved", "1", "x"), Baseline("last green", "2", "x"), Baseline("golden", "3", "x"),
         Baseline("golden", "4", "y"), Baseline("golden", "5", "y"),
     ]  # fmt: skip
-    nights = [night(baseline=kind) for kind in kinds]
-    assert by(nights, Baseline("golden", "", "y")) == [3, 4]
-    assert by(nights, Baseline("golden", "", "z")) == []
-    assert by(nights, Baseline("last green", "9", "q")) == [0, 1]
-    assert by(nights, Baseline("approved", "9", "q"), since=set()) == []
+    runs = [nightly_run(baseline=kind) for kind in kinds]
+    assert by(runs, Baseline("golden", "", "y")) == [3, 4]
+    assert by(runs, Baseline("golden", "", "z")) == []
+    assert by(runs, Baseline("last green", "9", "q")) == [0, 1]
+    assert by(runs, Baseline("approved", "9", "q"), since=set()) == []

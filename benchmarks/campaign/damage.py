@@ -21,7 +21,7 @@ from rollout_dump_kit import full_dump
 from test_rollouts import example
 from trace_kit import SMALL, content, exact, write
 
-from repro.nightly.records import Nights
+from repro.nightly.records import NightlyRuns
 from repro.site import folder as site
 from repro_bisect.probe import left
 from repro_bisect.probe.journal import Entry, Journal
@@ -156,7 +156,7 @@ def _formats() -> Iterator[Format]:
     yield Format("the index of recorded rollouts", _rollouts, "r/index.json", _of_rollouts)
     yield Format("a rollout dump", _rollout_dump, "3.pt", _of_rollout_dump)
     yield Format("a train dump", _tensors, "3_0.pt", lambda place: exact_of(read_archive(place / "3_0.pt")))
-    yield Format("a night's results", _nights, "night.json", _of_nights)
+    yield Format("a night's results", _runs, "night.json", _of_runs)
     for file in ("state.safetensors", "trainer.json"):
         yield Format(f"a state's {file}", _state, f"s/{file}", _of_state)
     for file in ("rank-00000.jsonl", "digest"):
@@ -285,17 +285,17 @@ def _tensors(folder: Path) -> None:
     saved(folder / "3_0.pt", columns)
 
 
-def _nights(folder: Path) -> None:
-    path = Nights(folder).write(nightly_kit.night())
+def _runs(folder: Path) -> None:
+    path = NightlyRuns(folder).write(nightly_kit.nightly_run())
     path.rename(folder / "night.json")
 
 
-def _of_nights(folder: Path) -> Any:
+def _of_runs(folder: Path) -> Any:
     home = folder / "nights" / "m1" / "t"
     shutil.rmtree(folder / "nights", ignore_errors=True)
     home.mkdir(parents=True)
     shutil.copyfile(folder / "night.json", home / "night.json")
-    return [exact(night.to_mapping()) for night in Nights(folder / "nights").read()]
+    return [exact(nightly_run.to_mapping()) for nightly_run in NightlyRuns(folder / "nights").read()]
 
 
 def _state(folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from repro.nightly.checks import failure, line
 from repro.nightly.lineage import Lineage, newest_green, recorded
-from repro.nightly.records import EVENTS, Baseline, Check, Night, Status, Summary
+from repro.nightly.records import EVENTS, Baseline, Check, NightlyRun, Status, Summary
 from repro.nightly.trusted import trusted
 from repro.pulls.cases import ROLLOUTS, CommittedCases, differences, in_words, of_checkout
 from repro.pulls.pair import Compared, compare_traces
@@ -57,7 +57,7 @@ class Tonight:
         trace: Its first replay.
         metrics: Of that.
         past: The commits before it.
-        nights: Earlier nights of the case, of all machines, oldest first.
+        runs: Earlier nights of the case, of all machines, oldest first.
         version: Of repro.
         options: How to replay.
         watch: Called with every line of progress.
@@ -73,64 +73,64 @@ class Tonight:
     trace: Trace
     metrics: Mapping[str, Summary]
     past: Lineage
-    nights: Sequence[Night]
+    runs: Sequence[NightlyRun]
     version: str
     options: Options
     watch: Watch
 
-    def trusted(self, baseline: Baseline) -> list[Night]:
+    def trusted(self, baseline: Baseline) -> list[NightlyRun]:
         """The nights that tonight's numbers may be judged by, oldest first."""
         since = self.past.order if baseline.kind == "golden" else self.past.since
-        return trusted(self.nights, (self.machine, *self._asked), baseline, since)
+        return trusted(self.runs, (self.machine, *self._asked), baseline, since)
 
     @property
     def _asked(self) -> tuple[str, str, int]:
         return self.case.digest, self.rollouts, len(self.trace.steps)
 
     @property
-    def last_green(self) -> Night | None:
+    def last_green(self) -> NightlyRun | None:
         """The green night since the newest approval that tonight may be compared with: this machine's, else any.
 
         Not one of another case, other rollouts or steps, nor one that was only within bounds: from night to night they
         add up. After a red night that stands, of another machine's only one of what that red night was compared with,
         or of what came before: this machine's numbers changed since, and that they did not elsewhere approves nothing.
         """
-        exact = [n for n in self.nights if n.compared is None and self._asks_the_same(n) and self._since(n)]
+        exact = [n for n in self.runs if n.compared is None and self._asks_the_same(n) and self._since(n)]
         here, red = [n for n in exact if n.machine == self.machine], self._red()
-        known = [self._known_before(night) for night in red]
-        changed = {night.tree for night in red}
+        known = [self._known_before(run) for run in red]
+        changed = {run.tree for run in red}
         others = [n for n in exact if n.tree not in changed and all(n.commit["commit"] in before for before in known)]
         return newest_green(here, self.past) or newest_green(others, self.past)
 
-    def _since(self, night: Night) -> bool:
-        return night.commit["commit"] in self.past.since
+    def _since(self, run: NightlyRun) -> bool:
+        return run.commit["commit"] in self.past.since
 
-    def _asks_the_same(self, night: Night) -> bool:
-        return (night.key, night.rollouts, night.steps) == self._asked
+    def _asks_the_same(self, run: NightlyRun) -> bool:
+        return (run.key, run.rollouts, run.steps) == self._asked
 
-    def _red(self) -> list[Night]:
+    def _red(self) -> list[NightlyRun]:
         """The nights of this machine, since the newest approval, that found a change and still stand.
 
         Whatever else befell such a night, and whatever the case was then. A later green one, of tonight's case, lifts
         those of its code and of the commits that its own holds. One that was flaky or failed has judged nothing. Other
         numbers than some event files have are no change of the code: the files are no commit's.
         """
-        red: list[Night] = []
-        for night in self.nights:
-            if night.machine != self.machine or not self._since(night):
+        red: list[NightlyRun] = []
+        for run in self.runs:
+            if run.machine != self.machine or not self._since(run):
                 continue
-            if any(check.status == "changed" for check in night.checks if check.name != EVENTS):
-                red.append(night)
+            if any(check.status == "changed" for check in run.checks if check.name != EVENTS):
+                red.append(run)
             elif (
                 red
-                and self._asks_the_same(night)
-                and any((check.name, check.status) == ("baseline", "green") for check in night.checks)
+                and self._asks_the_same(run)
+                and any((check.name, check.status) == ("baseline", "green") for check in run.checks)
             ):
-                held = self.past.held_by(night.commit["commit"])
-                red = [r for r in red if r.tree != night.tree and r.commit["commit"] not in held]
+                held = self.past.held_by(run.commit["commit"])
+                red = [r for r in red if r.tree != run.tree and r.commit["commit"] not in held]
         return red
 
-    def _known_before(self, red: Night) -> frozenset[str]:
+    def _known_before(self, red: NightlyRun) -> frozenset[str]:
         """The commits before the change that a red night found: what it was compared with, and what that holds."""
         known = self.past.held_by(red.baseline.commit)
         return known if red.commit["commit"] not in known else frozenset()
@@ -452,15 +452,15 @@ def _same_code(tonight: Tonight, baseline: Baseline, name: str) -> Judgement:
     return _judgement("changed", f"other bits than on the green night of {then.at}; {_UNRECORDED}", baseline)
 
 
-def _before(tonight: Tonight, baseline: Baseline, tree: str | None, trace: Trace) -> Night | None:
+def _before(tonight: Tonight, baseline: Baseline, tree: str | None, trace: Trace) -> NightlyRun | None:
     """The last trusted night of some code under the identity that a trace of it has.
 
     In bounds mode the first of this version of repro: what each night may move adds up.
     """
     identity = dict(trace.header.identity)
-    nights = [n for n in tonight.trusted(baseline) if n.tree == tree and dict(n.identity) == identity]
-    alike = [n for n in nights if n.version == tonight.version] if tonight.case.compare.mode == "bounds" else []
-    return alike[0] if alike else nights[-1] if nights else None
+    runs = [n for n in tonight.trusted(baseline) if n.tree == tree and dict(n.identity) == identity]
+    alike = [n for n in runs if n.version == tonight.version] if tonight.case.compare.mode == "bounds" else []
+    return alike[0] if alike else runs[-1] if runs else None
 
 
 def _left(then: Mapping[str, Summary], now: Mapping[str, Summary], bounds: Mapping[str, Bound]) -> str:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from repro.nightly.records import Night
+from repro.nightly.records import NightlyRun
 from repro_golden.repository.checkout import Checkout
 from repro_golden.repository.git import Git
 from repro_golden.store.pulled import CODE, Noted, noted, relabelled
@@ -180,7 +180,7 @@ def _holding(parents: dict[str, list[str]], commit: str) -> set[str]:
     return holding
 
 
-def newest_green(nights: Sequence[Night], past: Lineage) -> Night | None:
+def newest_green(nightly_runs: Sequence[NightlyRun], past: Lineage) -> NightlyRun | None:
     """The green night of the newest commit, of any machine; of several of that commit the last."""
-    green = [night for night in nights if night.status == "green" and night.commit["commit"] in past.order]
-    return min(reversed(green), key=lambda night: past.order[night.commit["commit"]], default=None)
+    green = [run for run in nightly_runs if run.status == "green" and run.commit["commit"] in past.order]
+    return min(reversed(green), key=lambda run: past.order[run.commit["commit"]], default=None)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from repro.nightly.baseline import Judgement, Tonight, baseline_of
 from repro.nightly.checks import events_check, layout_checks, line, mismatch_check, rollout_checks, run_to_run
 from repro.nightly.lineage import lineage
-from repro.nightly.records import Baseline, Check, Night, Status, Summary, worst
+from repro.nightly.records import Baseline, Check, NightlyRun, Status, Summary, worst
 from repro.nightly.trusted import metrics_check, nonfinite, summarise
 from repro.pulls.pair import now
 from repro_bisect.axes.axis import short
@@ -31,7 +31,7 @@ from repro_golden.store.rollouts import sampled_by
 from repro_golden.subjects import identity_of
 from repro_golden.trace import Trace
 
-__all__ = ["Asked", "exit_code", "night_of", "night_without_case", "overall"]
+__all__ = ["Asked", "exit_code", "nightly_run_of", "nightly_run_without_case", "overall"]
 
 
 @dataclass(frozen=True)
@@ -68,48 +68,50 @@ def overall(checks: Sequence[Check]) -> Status:
     return worst([*counted, baseline])
 
 
-def exit_code(nights: Sequence[Night]) -> Literal[0, 1, 2, 3]:
+def exit_code(runs: Sequence[NightlyRun]) -> Literal[0, 1, 2, 3]:
     """1 where anything changed or a metric is not finite; else 2 for any other error; else 3 for what is no pass."""
-    checks = [check for night in nights for check in night.checks]
+    checks = [check for run in runs for check in run.checks]
     if any(c.status == "changed" or (c.name == "metrics" and c.status == "error") for c in checks):
         return 1
     if any(c.status == "error" for c in checks):
         return 2
-    return 0 if all(night.status == "green" for night in nights) and nights else 3
+    return 0 if all(run.status == "green" for run in runs) and runs else 3
 
 
-def night_of(checkout: Checkout, case: Case, commit: str, nights: Sequence[Night], watch: Watch, asked: Asked) -> Night:
+def nightly_run_of(
+    checkout: Checkout, case: Case, commit: str, runs: Sequence[NightlyRun], watch: Watch, asked: Asked
+) -> NightlyRun:
     """Judge a case on one commit. What fails is said in the night, which there is always one of.
 
     Args:
         checkout: The repository; nothing in it changes.
         case: The case.
         commit: Full id.
-        nights: Earlier nights of the case, of all machines, oldest first.
+        runs: Earlier nights of the case, of all machines, oldest first.
         watch: Called with every line of progress.
         asked: How.
 
     Raises:
         MachineFailureError: the machine failed.
     """
-    night = _Night(checkout, case, commit, nights, watch, asked)
+    run = _NightlyRun(checkout, case, commit, runs, watch, asked)
     try:
-        night.judge()
+        run.judge()
     except MachineFailureError:
         raise
     except ReproError as error:
-        night.checks.append(_failed("baseline" if night.trace else "run-to-run", error))
-    return night.night()
+        run.checks.append(_failed("baseline" if run.trace else "run-to-run", error))
+    return run.run()
 
 
 def _failed(check: str, error: ReproError) -> Check:
     return Check(check, "not judged" if isinstance(error, NotVerifiableError) else "error", line(error))
 
 
-def night_without_case(checkout: Checkout, name: str, why: ReproError, commit: str, asked: Asked) -> Night:
+def nightly_run_without_case(checkout: Checkout, name: str, why: ReproError, commit: str, asked: Asked) -> NightlyRun:
     """The night of a case that is guarded and whose file is gone or cannot be used: nothing can judge it."""
     check = _failed("baseline", why)
-    return Night(
+    return NightlyRun(
         case=name, machine="unknown", at=now(), commit=_info(checkout, commit), tree="", key="", rollouts="",
         identity={}, status=overall([check]), steps=0, chain="", checks=[check], baseline=Baseline("none"), metrics={},
         kl={}, reproduce=asked.reproduce, version=asked.version,
@@ -117,13 +119,13 @@ def night_without_case(checkout: Checkout, name: str, why: ReproError, commit: s
 
 
 @dataclass
-class _Night:
+class _NightlyRun:
     """One night, as far as it is made."""
 
     checkout: Checkout
     case: Case
     commit: str
-    nights: Sequence[Night]
+    runs: Sequence[NightlyRun]
     watch: Watch
     asked: Asked
     at: str = field(default_factory=now)
@@ -163,7 +165,7 @@ class _Night:
         tonight = Tonight(
             checkout=checkout, case=case, commit=self.commit, tree=self.tree, paths=paths, machine=self.machine,
             rollouts=self.rollouts, trace=trace, metrics=self.metrics, past=lineage(checkout, case.name, self.commit),
-            nights=self.nights, version=self.asked.version, options=replace(options, fresh=False), watch=self.watch,
+            runs=self.runs, version=self.asked.version, options=replace(options, fresh=False), watch=self.watch,
         )  # fmt: skip
         spared = "the case does not reproduce itself tonight" if check.status == "flaky" else ""
         judgement = Judgement(Check("baseline", "not judged", spared)) if spared else baseline_of(tonight)
@@ -192,7 +194,7 @@ class _Night:
     def _metrics(self, tonight: Tonight, baseline: Baseline, spared: str) -> Check:
         table = self.case.nightly
         table = table.model_copy(update={"history": self.asked.last}) if self.asked.last else table
-        history = [] if spared else [night.metrics for night in tonight.trusted(baseline)]
+        history = [] if spared else [run.metrics for run in tonight.trusted(baseline)]
         where: dict[str, int] = {}
         for index, record in reversed([*enumerate(tonight.trace.steps)]):
             where |= dict.fromkeys(tonight.trace.nonfinite_numbers(index), record.step)
@@ -228,12 +230,12 @@ class _Night:
         history = commits_of(self.checkout, self.case, between, options)
         return bisect_range(self.checkout, self.case, history, self.watch, options)
 
-    def night(self) -> Night:
+    def run(self) -> NightlyRun:
         """All of it."""
         judgement = self.judgement
         compared = judgement.compared if judgement else None
         spent = spent_of(self.trace.end) if self.trace else None
-        return Night(
+        return NightlyRun(
             case=self.case.name,
             machine=self.machine,
             at=self.at,

@@ -19,7 +19,18 @@ from repro_golden.base.canonical import check_format, decode_float, mapping_of, 
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.trace.model import checked, to_checked_line
 
-__all__ = ["EVENTS", "FORMAT", "STATUSES", "Baseline", "Check", "Night", "Nights", "Status", "Summary", "worst"]
+__all__ = [
+    "EVENTS",
+    "FORMAT",
+    "STATUSES",
+    "Baseline",
+    "Check",
+    "NightlyRun",
+    "NightlyRuns",
+    "Status",
+    "Summary",
+    "worst",
+]
 
 FORMAT = 2
 """1 has no digest of itself."""
@@ -88,7 +99,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Night:
+class NightlyRun:
     """What a night found of a case on a machine.
 
     Attributes:
@@ -165,7 +176,7 @@ class Night:
         return mapping_of(self, "number", format=FORMAT)
 
     @classmethod
-    def from_mapping(cls, raw: Mapping[str, Any]) -> Night:
+    def from_mapping(cls, raw: Mapping[str, Any]) -> NightlyRun:
         """The inverse of `to_mapping`; KeyError, TypeError or ValueError where a part is missing or is none."""
         fields = dict(raw)
         fields.pop("format")
@@ -186,47 +197,47 @@ class Night:
         return cls(**fields | parsed)
 
 
-class Nights:
+class NightlyRuns:
     """A folder of results: ``MACHINE/CASE/TIME-COMMIT.json``. Files are added and never changed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def write(self, night: Night) -> Path:
+    def write(self, run: NightlyRun) -> Path:
         """Add a night and return its file; a second one of the same second and commit gets a number behind its name.
 
         Raises:
             MachineFailureError: the disk is full or the folder cannot be written.
         """
-        folder = self.folder / night.machine / night.case
-        raw = json.loads(to_checked_line(night.to_mapping()))  # with a digest of itself: a flipped digit is no night
+        folder = self.folder / run.machine / run.case
+        raw = json.loads(to_checked_line(run.to_mapping()))  # with a digest of itself: a flipped digit is no night
         text = json.dumps(raw, sort_keys=True, indent=1, allow_nan=False) + "\n"
         whole = folder / f".{uuid.uuid4().hex}"
         write_atomic(whole, text)
         try:
-            return _linked(whole, folder / night.name)
+            return _linked(whole, folder / run.name)
         finally:
             whole.unlink(missing_ok=True)
 
-    def read(self, machine: str = "*", case: str = "*") -> list[Night]:
+    def read(self, machine: str = "*", case: str = "*") -> list[NightlyRun]:
         """Every night, oldest first; of one machine or case where that is named.
 
         Raises:
             ReproError: a file is damaged, or of a newer format.
         """
-        nights = []
+        runs = []
         for path in sorted(self.folder.glob("*/*/*.json")):
             if machine not in ("*", path.parent.parent.name) or case not in ("*", path.parent.name):
                 continue
             raw = read_json(path, "result of a night")
             check_format(raw.get("format"), FORMAT, f"the result {path}")
             try:
-                night = Night.from_mapping(checked(raw))
-                again = re.fullmatch(r"-(\d+)", path.stem.removeprefix(night.name.removesuffix(".json")))
-                nights.append(replace(night, number=int(again[1])) if again else night)
+                run = NightlyRun.from_mapping(checked(raw))
+                again = re.fullmatch(r"-(\d+)", path.stem.removeprefix(run.name.removesuffix(".json")))
+                runs.append(replace(run, number=int(again[1])) if again else run)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ReproError(f"{path} is damaged ({error}): restore it from git or DVC, or remove it") from None
-        return sorted(nights, key=lambda night: (night.at, night.machine, night.case, night.number))
+        return sorted(runs, key=lambda run: (run.at, run.machine, run.case, run.number))
 
 
 def _linked(whole: Path, wanted: Path) -> Path:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import click
 
-from repro.nightly.records import STATUSES, Night, Status, worst
+from repro.nightly.records import STATUSES, NightlyRun, Status, worst
 from repro.report.mismatch import HEAD, mismatch_rows, mismatch_text, mismatch_title
 from repro.report.pieces import clean, written
 from repro.text import count, utc
@@ -31,17 +31,17 @@ _LEVELS: Mapping[Status, Literal["error", "warning"]] = {
 _WIDTH = max(map(len, STATUSES))
 
 
-def headline(nights: Sequence[Night]) -> str:
+def headline(runs: Sequence[NightlyRun]) -> str:
     """The verdict in one line, the worst first."""
-    counts = Counter(night.status for night in nights)
+    counts = Counter(run.status for run in runs)
     parts = [f"{counts[status]} {status}" for status in reversed(STATUSES) if counts[status]]
-    return f"{count(len(nights), 'case')}: {', '.join(parts)}"
+    return f"{count(len(runs), 'case')}: {', '.join(parts)}"
 
 
-def culprit_lines(night: Night) -> list[str]:
+def culprit_lines(run: NightlyRun) -> list[str]:
     """Who changed the numbers, where and why; or what came of the search. Clean text."""
     lines = []
-    for culprit in night.culprits:
+    for culprit in run.culprits:
         commit, at = culprit["commit"], culprit["divergence"]
         lines.append(f"{short(commit['commit'])} {commit['subject']} ({commit['author']}, {utc(commit['date'])})")
         if at:
@@ -54,78 +54,78 @@ def culprit_lines(night: Night) -> list[str]:
             lines.append(f"  not explained: {culprit['unexplained']}")
         if culprit["environment"]:
             lines.append(f"  its environment changed, which may be the cause: {'; '.join(culprit['environment'])}")
-    if night.bisect and night.bisect.get("why"):
-        lines.append(f"bisected {night.bisect['range']}: {night.bisect['why']}")
+    if run.bisect and run.bisect.get("why"):
+        lines.append(f"bisected {run.bisect['range']}: {run.bisect['why']}")
     return [line[: len(line) - len(line.lstrip())] + clean(line) for line in lines]
 
 
-def _mismatch(night: Night) -> Mapping[str, Any] | None:
+def _mismatch(run: NightlyRun) -> Mapping[str, Any] | None:
     """The train/rollout mismatch of the baseline and of tonight; None where all is equal or nothing was compared."""
-    mismatch: Mapping[str, Any] | None = (night.compared or {}).get("mismatch")
+    mismatch: Mapping[str, Any] | None = (run.compared or {}).get("mismatch")
     return mismatch
 
 
-def looked_line(night: Night) -> str:
+def looked_line(run: NightlyRun) -> str:
     """By what the night was judged; empty where it does not say it. Clean text."""
-    return clean(f"looked at {night.looked}") if night.looked else ""
+    return clean(f"looked at {run.looked}") if run.looked else ""
 
 
-def _fix(night: Night) -> str:
+def _fix(run: NightlyRun) -> str:
     """What to do about numbers that changed on purpose."""
-    if not any(check.status == "changed" and check.name in ("baseline", "metrics") for check in night.checks):
+    if not any(check.status == "changed" and check.name in ("baseline", "metrics") for check in run.checks):
         return ""
-    return f"if that is meant: repro golden approve {night.case} --reason ..., then commit golden/runs"
+    return f"if that is meant: repro golden approve {run.case} --reason ..., then commit golden/runs"
 
 
 def _styled(status: Status, text: str, *, colour: bool) -> str:
     return click.style(text, fg=COLOURS[status]) if colour else text
 
 
-def nightly_text(nights: Sequence[Night], files: Sequence[Path], *, colour: bool = False) -> str:
+def nightly_text(runs: Sequence[NightlyRun], files: Sequence[Path], *, colour: bool = False) -> str:
     """The result for a terminal.
 
     Args:
-        nights: One for each case.
+        runs: One for each case.
         files: Where each was written.
         colour: Whether the terminal shows colours.
     """
-    total = worst([night.status for night in nights])
-    lines = [_styled(total, headline(nights), colour=colour)]
-    for night, path in zip(nights, files, strict=True):
-        title = f"{night.case} at {short(night.commit['commit'])}: {night.status}"
-        lines += ["", _styled(night.status, clean(title), colour=colour)]
-        for check in night.checks:
+    total = worst([run.status for run in runs])
+    lines = [_styled(total, headline(runs), colour=colour)]
+    for run, path in zip(runs, files, strict=True):
+        title = f"{run.case} at {short(run.commit['commit'])}: {run.status}"
+        lines += ["", _styled(run.status, clean(title), colour=colour)]
+        for check in run.checks:
             word = _styled(check.status, f"{check.status:{_WIDTH}}", colour=colour)
             lines.append(f"  {word}  {clean(check.name)}: {clean(check.text)}")
-        lines += [f"  {looked}"] if (looked := looked_line(night)) else []
-        lines += [f"  {line}" for line in culprit_lines(night)]
-        lines += [f"  {row}" for row in mismatch_text(_mismatch(night)).splitlines()]
-        lines += [f"  {fix}"] if (fix := _fix(night)) else []
+        lines += [f"  {looked}"] if (looked := looked_line(run)) else []
+        lines += [f"  {line}" for line in culprit_lines(run)]
+        lines += [f"  {row}" for row in mismatch_text(_mismatch(run)).splitlines()]
+        lines += [f"  {fix}"] if (fix := _fix(run)) else []
         lines.append(f"  result: {clean(str(path))}")
     return "\n".join(lines)
 
 
-def annotate(nights: Sequence[Night]) -> None:
+def annotate(runs: Sequence[NightlyRun]) -> None:
     """A note in the log of GitHub's runner for every case that is not green; nothing elsewhere."""
     from repro.pulls.github import annotation
 
-    for night in nights:
-        if night.status == "green":
+    for run in runs:
+        if run.status == "green":
             continue
-        texts = [f"{check.name}: {check.text}" for check in night.checks if check.status == night.status]
+        texts = [f"{check.name}: {check.text}" for check in run.checks if check.status == run.status]
         # without its own baseline check a night is not judged although nothing says so
-        text = "; ".join([*texts, *(line.strip() for line in culprit_lines(night))]) or "nothing to compare with"
-        annotation(_LEVELS[night.status], f"{night.case}: {night.status}", clean(text))
+        text = "; ".join([*texts, *(line.strip() for line in culprit_lines(run))]) or "nothing to compare with"
+        annotation(_LEVELS[run.status], f"{run.case}: {run.status}", clean(text))
 
 
-def _context(nights: Sequence[Night], files: Sequence[Path], command: str) -> dict[str, Any]:
+def _context(runs: Sequence[NightlyRun], files: Sequence[Path], command: str) -> dict[str, Any]:
     cases = [
         {
-            "night": night,
-            "mark": MARKS[night.status],
-            "kind": night.status.replace(" ", "-"),
-            "commit": short(str(night.commit["commit"])),
-            "subject": clean(str(night.commit["subject"])),
+            "night": run,
+            "mark": MARKS[run.status],
+            "kind": run.status.replace(" ", "-"),
+            "commit": short(str(run.commit["commit"])),
+            "subject": clean(str(run.commit["subject"])),
             "checks": [
                 {
                     "mark": MARKS[check.status],
@@ -134,30 +134,30 @@ def _context(nights: Sequence[Night], files: Sequence[Path], command: str) -> di
                     "name": clean(check.name),
                     "text": clean(check.text),
                 }
-                for check in night.checks
+                for check in run.checks
             ],
-            "looked": looked_line(night),
-            "mismatch": mismatch_rows(mismatch) if (mismatch := _mismatch(night)) else [],
+            "looked": looked_line(run),
+            "mismatch": mismatch_rows(mismatch) if (mismatch := _mismatch(run)) else [],
             "of": mismatch_title(mismatch) if mismatch else "",
-            "culprits": "\n".join(culprit_lines(night)),
-            "search": (night.bisect or {}).get("reproduce", ""),
-            "cure": _fix(night),
-            "at": utc(night.at),
+            "culprits": "\n".join(culprit_lines(run)),
+            "search": (run.bisect or {}).get("reproduce", ""),
+            "cure": _fix(run),
+            "at": utc(run.at),
             "file": str(path),
         }
-        for night, path in zip(nights, files, strict=True)
+        for run, path in zip(runs, files, strict=True)
     ]
-    total = worst([night.status for night in nights])
+    total = worst([run.status for run in runs])
     return {
-        "headline": headline(nights),
+        "headline": headline(runs),
         "mark": MARKS[total],
         "cases": cases,
-        "seconds": round(sum(night.seconds for night in nights)),
+        "seconds": round(sum(run.seconds for run in runs)),
         "command": command,
         "gap_head": HEAD,
     }
 
 
-def write_report(nights: Sequence[Night], files: Sequence[Path], folder: Path, command: str) -> Iterator[Path]:
+def write_report(runs: Sequence[NightlyRun], files: Sequence[Path], folder: Path, command: str) -> Iterator[Path]:
     """Write ``report.md`` and ``report.html`` (self-contained): each path once it is there."""
-    return written("nightly", folder, lambda _: _context(nights, files, command))
+    return written("nightly", folder, lambda _: _context(runs, files, command))

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from repro.nightly.records import STATUSES, Night
+from repro.nightly.records import STATUSES, NightlyRun
 from repro_golden.base.canonical import digest, write_atomic
 from repro_golden.base.errors import ReproError
 from repro_golden.base.extras import require
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from repro.pulls.pair import PairResult
     from repro_bisect.driver.drift import Drift, Moved
 
-__all__ = ["write_nights", "write_pulls"]
+__all__ = ["write_nightly_runs", "write_pulls"]
 
 _FILE = "events.out.tfevents.0.repro"
 """One name, so that a later call replaces the file. TensorBoard looks for ``tfevents`` in it."""
@@ -34,7 +34,7 @@ _LONGEST = 120
 STATUS_TEXT = "`night/status`: " + ", ".join(f"{number} is {status}" for number, status in enumerate(STATUSES))
 
 
-def write_nights(nights: Sequence[Night], folder: Path) -> None:
+def write_nightly_runs(nightly_runs: Sequence[NightlyRun], folder: Path) -> None:
     """Write one run ``MACHINE/CASE`` for each machine and case, one point a night.
 
     Step is the night's number among those given, from 0, in the order of time, and wall time is the night's own. Of
@@ -43,36 +43,36 @@ def write_nights(nights: Sequence[Night], folder: Path) -> None:
     and ``night/seconds``. What a night does not know has no point. A run's file of an earlier call is replaced.
 
     Args:
-        nights: In any order.
+        nightly_runs: In any order.
         folder: TensorBoard's ``--logdir``; made where it is missing.
 
     Raises:
         ReproError: TensorBoard is not installed.
         MachineFailureError: a file cannot be written.
     """
-    runs: dict[tuple[str, str], list[Night]] = {}
-    for night in sorted(nights, key=lambda n: n.at):
-        runs.setdefault((night.machine, night.case), []).append(night)
+    runs: dict[tuple[str, str], list[NightlyRun]] = {}
+    for nightly_run in sorted(nightly_runs, key=lambda n: n.at):
+        runs.setdefault((nightly_run.machine, nightly_run.case), []).append(nightly_run)
     for (machine, case), history in runs.items():
         tags = _Tags()
         run = _Run(_seconds(history[0].at))
         run.text("night/statuses", STATUS_TEXT, _seconds(history[0].at))
-        for number, night in enumerate(history):
-            for place, name, value in _night(night):
-                run.scalar(tags.of(name, place), number, value, _seconds(night.at))
+        for number, nightly_run in enumerate(history):
+            for place, name, value in _run(nightly_run):
+                run.scalar(tags.of(name, place), number, value, _seconds(nightly_run.at))
         run.write(folder / _folder(machine) / _folder(case))
 
 
-def _night(night: Night) -> Iterator[tuple[str, str, float]]:
+def _run(nightly_run: NightlyRun) -> Iterator[tuple[str, str, float]]:
     """(place, name, value) of everything a night knows; a metric's place is below its name, our own have a group."""
-    yield "", "night/status", float(STATUSES.index(night.status))
-    yield "", "night/seconds", night.seconds
-    seconds = Usage(**night.spent).step_seconds if night.spent else None
+    yield "", "night/status", float(STATUSES.index(nightly_run.status))
+    yield "", "night/seconds", nightly_run.seconds
+    seconds = Usage(**nightly_run.spent).step_seconds if nightly_run.spent else None
     if seconds is not None:
         yield "", "night/step_seconds", seconds
-    for name, value in night.kl.items():
+    for name, value in nightly_run.kl.items():
         yield "", f"kl/{name}", value
-    for name, summary in night.metrics.items():
+    for name, summary in nightly_run.metrics.items():
         yield "last", name, summary.last
         yield "low", name, summary.low
         yield "high", name, summary.high

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from repro.nightly.records import Baseline, Check, Night, Summary
+from repro.nightly.records import Baseline, Check, NightlyRun, Summary
 from repro.text import as_float
 from repro_golden.base.observed import bounded
 from repro_golden.case.file import Bound
@@ -58,8 +58,8 @@ class Judged:
         if self.verdict == "not finite":
             return where
         if self.verdict == "unknown":
-            return f"{where}: only {_nights(self.count)} to judge it by"
-        return f"{where}, {_nights(self.count)} had {self.median!r} +- {self.limit:.3g}"
+            return f"{where}: only {_runs(self.count)} to judge it by"
+        return f"{where}, {_runs(self.count)} had {self.median!r} +- {self.limit:.3g}"
 
 
 def judge(value: float, history: Sequence[float], *, mads: float, least: int, bound: Bound | None = None) -> Judged:
@@ -104,10 +104,10 @@ def judge_metrics(
         bounds: The case's, by metric; each holds for whatever tells its metric (`bounded`).
     """
     judged = []
-    nights = history[-table.history :]
+    runs = history[-table.history :]
     judges = bounded(bounds, tonight)
     for name, summary in tonight.items():
-        seen = [night[name] for night in nights if name in night]
+        seen = [run[name] for run in runs if name in run]
         for place in _PLACES:
             if place != "last" and all(getattr(s, place) == s.last for s in (summary, *seen)):
                 continue  # it says what the last step says
@@ -139,12 +139,12 @@ def metrics_check(
         return Check("metrics", "error", f"not finite: {_listed(steps)}")
     if not tonight:
         return Check("metrics", "not judged", "the trainer reports none: [observe] metrics finds them in its output")
-    nights = history[-table.history :]
+    runs = history[-table.history :]
     judged = judge_metrics(tonight, history, table, bounds)
-    gone = sorted({name for night in nights for name in night} - tonight.keys())
+    gone = sorted({name for run in runs for name in run} - tonight.keys())
     outside = [j for j in judged if j.verdict == "outside"]
-    if len(nights) < table.least:
-        return Check("metrics", "not judged", f"{_nights(len(nights))} of {table.least} that it takes")
+    if len(runs) < table.least:
+        return Check("metrics", "not judged", f"{_runs(len(runs))} of {table.least} that it takes")
     if outside or gone:
         texts = [str(j) + (_STABLE if j.limit == 0 else "") for j in outside] + [f"{name} is gone" for name in gone]
         return Check("metrics", "changed", _listed(texts, "; "))
@@ -152,7 +152,7 @@ def metrics_check(
     if not known:
         return Check("metrics", "not judged", f"no metric has a value in {table.least} trusted nights")
     young = sorted(tonight.keys() - known)
-    text = f"{len(known)} as in {_nights(len(nights))}" + (f"; too young to judge: {_listed(young)}" if young else "")
+    text = f"{len(known)} as in {_runs(len(runs))}" + (f"; too young to judge: {_listed(young)}" if young else "")
     return Check("metrics", "green", text)
 
 
@@ -183,8 +183,8 @@ def _summary(values: Sequence[float]) -> Summary:
 
 
 def trusted(
-    nights: Sequence[Night], asked: tuple[str, str, str, int], baseline: Baseline, since: Collection[str]
-) -> list[Night]:
+    runs: Sequence[NightlyRun], asked: tuple[str, str, str, int], baseline: Baseline, since: Collection[str]
+) -> list[NightlyRun]:
     """The nights by which tonight's metrics may be judged, in the order given.
 
     They are green, of the same machine, case and rollouts, and of the same epoch. An epoch ends where somebody approved
@@ -192,18 +192,18 @@ def trusted(
     one it is the nights that were not compared with a golden run, of commits that hold the newest approval.
 
     Args:
-        nights: Any.
+        runs: Any.
         asked: Tonight's machine, the digests of the case and of its rollouts, and how many steps were made.
         baseline: What tonight's numbers are compared with.
         since: The commits up to tonight's that hold the newest approval; all up to tonight's where there is none.
     """
     return [
-        night
-        for night in nights
-        if night.status == "green"
-        and (night.machine, night.key, night.rollouts, night.steps) == asked
-        and night.commit["commit"] in since
-        and _same_epoch(night.baseline, baseline)
+        run
+        for run in runs
+        if run.status == "green"
+        and (run.machine, run.key, run.rollouts, run.steps) == asked
+        and run.commit["commit"] in since
+        and _same_epoch(run.baseline, baseline)
     ]
 
 
@@ -213,7 +213,7 @@ def _same_epoch(then: Baseline, now: Baseline) -> bool:
     return True
 
 
-def _nights(count: int) -> str:
+def _runs(count: int) -> str:
     return f"{count} trusted night" + ("" if count == 1 else "s")
 
 

@@ -11,7 +11,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from repro import __version__
-from repro.nightly.records import Night
+from repro.nightly.records import NightlyRun
 from repro.report.palette import css
 from repro.report.pieces import seen
 from repro.site.changes import Change, changes, together
@@ -87,14 +87,14 @@ def build(results: Results, options: Options) -> dict[str, bytes]:
     files = {f"assets/{name}": assets.joinpath(name).read_bytes() for name in _ASSETS}
     files["assets/page.css"] = css().encode() + files["assets/page.css"]
     pages = _Pages(results, options)
-    cases: dict[str, list[Night]] = {}
-    for night in results.nights:
-        cases.setdefault(night.case, []).append(night)
+    cases: dict[str, list[NightlyRun]] = {}
+    for run in results.runs:
+        cases.setdefault(run.case, []).append(run)
     every: list[Change] = []
-    for case, nights in cases.items():
+    for case, runs in cases.items():
         with damaged(f"a result of {case} in {results.folder}"):
-            case_changes = changes(nights)
-            files |= pages.case(case, nights, case_changes)
+            case_changes = changes(runs)
+            files |= pages.case(case, runs, case_changes)
         every += case_changes
     for comparison in results.comparisons:
         with damaged(comparison.source):
@@ -154,14 +154,14 @@ def _time(at: object) -> str:
 class _Pages:
     def __init__(self, results: Results, options: Options) -> None:
         self._results = results
-        nights = results.nights
+        runs = results.runs
         self._facts: dict[str, Any] = {
             "site": options.title,
             "command": options.command,
             "version": __version__,
             "newest": results.newest,
-            "nights": len(nights),
-            "oldest": nights[0].at if nights else results.newest,
+            "nights": len(runs),
+            "oldest": runs[0].at if runs else results.newest,
             "pulls": len(results.pulls),
             "repository": options.repository.rstrip("/"),
         }
@@ -178,7 +178,7 @@ class _Pages:
             "changed": len(latest),
             "pairs": self._results.pulls[::-1],
         }
-        dates = len({night.at[:10] for night in self._results.nights})
+        dates = len({run.at[:10] for run in self._results.runs})
         pages = {"index.html": SHOWN} | ({"nights.html": None} if dates > SHOWN else {})
         return {
             name: self._page(
@@ -187,9 +187,9 @@ class _Pages:
             for name, last in pages.items()
         }
 
-    def case(self, case: str, nights: Sequence[Night], changes: Sequence[Change]) -> dict[str, bytes]:
+    def case(self, case: str, runs: Sequence[NightlyRun], changes: Sequence[Change]) -> dict[str, bytes]:
         """A case's page and its data."""
-        drawn = figures(nights)
+        drawn = figures(runs)
         name = page_name(case)
         key = f"case:{name}"
         page = self._page(
@@ -197,15 +197,15 @@ class _Pages:
             "../",
             case=case,
             key=key,
-            own=nights,
-            last=[night for night in nights[::-1] if night.at[:10] == nights[-1].at[:10]],
-            machines=sorted({night.machine for night in nights}),
+            own=runs,
+            last=[run for run in runs[::-1] if run.at[:10] == runs[-1].at[:10]],
+            machines=sorted({run.machine for run in runs}),
             found=[_told(self._results, group) for group in together(changes)],
             figures=drawn,
             statistics=STATISTICS,
             data=f"../data/{name}.js",
         )
-        data = script(key, case_data(self._results, nights, changes, drawn))
+        data = script(key, case_data(self._results, runs, changes, drawn))
         return {f"cases/{name}.html": page, f"data/{name}.js": data.encode()}
 
     def comparison(self, comparison: Comparison) -> dict[str, bytes]:
@@ -228,7 +228,7 @@ class _Pages:
             culprits=list(explanations(comparison.culprits)),
             spent=spent_rows(comparison.spent),
             data=f"../data/comparisons/{comparison.name}.js" if drawn else "",
-            has_case=any(night.case == comparison.case for night in self._results.nights),
+            has_case=any(run.case == comparison.case for run in self._results.runs),
         )
         files = {f"comparisons/{comparison.name}.html": page}
         if drawn:
@@ -242,8 +242,8 @@ def _told(results: Results, group: Sequence[Change]) -> Mapping[str, Any]:
     change = group[0]
     return {
         "change": change,
-        "night": change.night,
-        "machines": [(member.night.machine, results.page_of(member.night), member.nights) for member in group],
+        "night": change.run,
+        "machines": [(member.run.machine, results.page_of(member.run), member.runs) for member in group],
         "commits": [culprit["commit"] for culprit in change.culprits],
         "texts": [(culprit.get("explanation") or {}).get("text", "") for culprit in change.culprits],
         "same": change.span is not None and change.same_code,

@@ -81,7 +81,7 @@ def _series() -> str:
     machine = alt.Color("machine:N", title=None, legend=None)
     tooltip = [alt.Tooltip(f"{name}:N", title=name) for name in ("night", "machine", "status", "commit")]
     tooltip.insert(1, alt.Tooltip("shown:N", title="@label"))
-    nights = alt.Chart(alt.NamedData("nights"))
+    runs = alt.Chart(alt.NamedData("nights"))
 
     rules = (
         alt.Chart(alt.NamedData("changes"), name="changes")
@@ -94,9 +94,9 @@ def _series() -> str:
             tooltip=[alt.Tooltip("night:N", title="changed"), alt.Tooltip("what:N", title="by")],
         )
     )
-    lines = nights.mark_line(strokeWidth=1.75, strokeJoin="round", aria=False).encode(x=time, y=value, color=machine)
+    lines = runs.mark_line(strokeWidth=1.75, strokeJoin="round", aria=False).encode(x=time, y=value, color=machine)
     marks = (
-        nights.properties(name="marks")
+        runs.properties(name="marks")
         .transform_filter("isValid(datum.value)")
         .mark_point(filled=True, size=42, strokeWidth=0)
         .encode(
@@ -114,7 +114,7 @@ def _series() -> str:
         )
     )
     edges = [
-        nights.properties(name=name)
+        runs.properties(name=name)
         .transform_filter(f"datum.special == '{special}'")
         .mark_point(
             shape=shape,

@@ -14,12 +14,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from repro.nightly.records import Night
+from repro.nightly.records import NightlyRun
 from repro_golden.base.canonical import digest, parse_json
 from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.files import exchanged
 
-__all__ = ["MARKER", "check", "comparison_name", "night_key", "number", "page_name", "replace", "script"]
+__all__ = ["MARKER", "check", "comparison_name", "nightly_key", "number", "page_name", "replace", "script"]
 
 MARKER = "repro-site.json"
 """Lists the files of a site, so that nothing else is ever removed."""
@@ -150,9 +150,9 @@ def page_name(text: str) -> str:
     return f"{plain or 'case'}~{digest(text)[:8]}"
 
 
-def night_key(night: Night) -> str:
+def nightly_key(run: NightlyRun) -> str:
     """Ten digits that name a night on its case's page."""
-    return digest(*night.place)[:10]
+    return digest(*run.place)[:10]
 
 
 def comparison_name(case: str, machine: str, at: str, before: str, *after: str) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from repro.nightly.records import STATUSES, Night, worst
-from repro.site.folder import night_key, page_name
+from repro.nightly.records import STATUSES, NightlyRun, worst
+from repro.site.folder import nightly_key, page_name
 from repro.site.results import Results, when
 
 __all__ = ["SHOWN", "SYMBOLS", "Cell", "Matrix", "Row", "matrix"]
@@ -89,10 +89,10 @@ class Matrix:
 
 def matrix(results: Results, last: int | None = None) -> Matrix:
     """The overview of the last so many dates, or of all."""
-    by_row: dict[tuple[str, str], dict[str, list[Night]]] = {}
-    for night in results.nights:
-        by_row.setdefault((night.case, night.machine), {}).setdefault(night.at[:10], []).append(night)
-    dates = sorted({night.at[:10] for night in results.nights}, reverse=True)[:last]
+    by_row: dict[tuple[str, str], dict[str, list[NightlyRun]]] = {}
+    for run in results.runs:
+        by_row.setdefault((run.case, run.machine), {}).setdefault(run.at[:10], []).append(run)
+    dates = sorted({run.at[:10] for run in results.runs}, reverse=True)[:last]
     rows = [
         Row(case, page_name(case), machine, [_cell(results, by_date.get(date, ())) for date in dates])
         for (case, machine), by_date in sorted(by_row.items())
@@ -114,22 +114,22 @@ _ORDER = ("changed", "flaky", "error", "not judged", "green")
 assert set(_ORDER) == set(STATUSES)
 
 
-def _cell(results: Results, nights: Sequence[Night]) -> Cell:
+def _cell(results: Results, runs: Sequence[NightlyRun]) -> Cell:
     """Of several on a date, the worst; of equally bad ones the last."""
-    if not nights:
+    if not runs:
         return Cell("no run")
-    status = worst([night.status for night in nights])
-    night = [night for night in nights if night.status == status][-1]
-    page = results.page_of(night)
-    href = f"comparisons/{page}.html" if page else f"cases/{page_name(night.case)}.html#n-{night_key(night)}"
-    reason = next((check.text for check in night.checks if check.status == status and status != "green"), "")
-    last = nights[-1]
+    status = worst([run.status for run in runs])
+    run = [run for run in runs if run.status == status][-1]
+    page = results.page_of(run)
+    href = f"comparisons/{page}.html" if page else f"cases/{page_name(run.case)}.html#n-{nightly_key(run)}"
+    reason = next((check.text for check in run.checks if check.status == status and status != "green"), "")
+    last = runs[-1]
     since = last.status if last.status != status else ""
     then = f"; the last, {_minute(last)}, {last.status}" if since else ""
-    more = f" (the worst of {len(nights)} that day{then})" if len(nights) > 1 else ""
-    text = f"{night.at[:10]} {_minute(night)} {status}{more}{': ' if reason else ''}{reason[:160]}"
+    more = f" (the worst of {len(runs)} that day{then})" if len(runs) > 1 else ""
+    text = f"{run.at[:10]} {_minute(run)} {status}{more}{': ' if reason else ''}{reason[:160]}"
     return Cell(status, href, text, since)
 
 
-def _minute(night: Night) -> str:
-    return f"{when(night.at):%H:%M} UTC"
+def _minute(run: NightlyRun) -> str:
+    return f"{when(run.at):%H:%M} UTC"

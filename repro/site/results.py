@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from repro.nightly.records import Night, Nights
+from repro.nightly.records import NightlyRun, NightlyRuns
 from repro.site.folder import comparison_name
 from repro_golden.base.canonical import check_format, read_json
 from repro_golden.base.errors import ReproError
@@ -41,7 +41,7 @@ class Comparison:
         notes: Lines that a reader should know: reasons, checks.
         spent: By side, `repro_golden.base.machine.usage.Usage` as JSON.
         reproduce: The command that does it again.
-        night: The night, of a night.
+        run: The night, of a night.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Comparison:
     notes: Sequence[str]
     spent: Mapping[str, Any]
     reproduce: str
-    night: Night | None = None
+    run: NightlyRun | None = None
 
 
 @dataclass(frozen=True)
@@ -68,20 +68,20 @@ class Results:
     """All that was found.
 
     Attributes:
-        nights: Oldest first.
+        runs: Oldest first.
         comparisons: Of nights whose numbers differ from their baseline's, and of pull requests, oldest first.
         folder: Where the nights lie.
         by_night: The names of nights' comparisons, by `Night.place`.
     """
 
-    nights: Sequence[Night]
+    runs: Sequence[NightlyRun]
     comparisons: Sequence[Comparison]
     folder: Path
-    by_night: Mapping[tuple[str, ...], str] = field(default_factory=dict)
+    by_run: Mapping[tuple[str, ...], str] = field(default_factory=dict)
 
-    def page_of(self, night: Night) -> str:
+    def page_of(self, run: NightlyRun) -> str:
         """The name of a night's comparison; empty where it has none."""
-        return self.by_night.get(night.place, "")
+        return self.by_run.get(run.place, "")
 
     @property
     def pulls(self) -> list[Comparison]:
@@ -91,7 +91,7 @@ class Results:
     @property
     def newest(self) -> str:
         """When the newest result was made: the only time that the site states of itself."""
-        times = [night.at for night in self.nights] + [comparison.at for comparison in self.comparisons]
+        times = [run.at for run in self.runs] + [comparison.at for comparison in self.comparisons]
         return max(times)
 
 
@@ -101,26 +101,26 @@ def read_results(folder: Path, pulls: Sequence[Path]) -> Results:
     Raises:
         ReproError: there is nothing, or a file is damaged; one line names it.
     """
-    nights = Nights(folder).read()
+    runs = NightlyRuns(folder).read()
     comparisons: dict[str, Comparison] = {}
-    by_night = {}
-    for night in nights:
-        path = folder / night.machine / night.case
-        with damaged(f"the result of {night.at} in {path}"):
-            when(night.at)
-            if not isinstance(night.commit["commit"], str):
+    by_run = {}
+    for run in runs:
+        path = folder / run.machine / run.case
+        with damaged(f"the result of {run.at} in {path}"):
+            when(run.at)
+            if not isinstance(run.commit["commit"], str):
                 raise TypeError("its commit is no text")
-            if night.compared is not None:
-                comparison = _of_night(night, str(path / night.name))
-                by_night[night.place] = comparisons.setdefault(comparison.name, comparison).name
+            if run.compared is not None:
+                comparison = _of_run(run, str(path / run.name))
+                by_run[run.place] = comparisons.setdefault(comparison.name, comparison).name
     for path in pulls:
         for comparison in _of_pull(path):  # the same pair given twice is one page
             comparisons.setdefault(comparison.name, comparison)
-    if not nights and not comparisons:
+    if not runs and not comparisons:
         raise ReproError(
             f"no results in {folder}: run `repro report nightly` first, or name their folder with --results"
         )
-    return Results(nights, sorted(comparisons.values(), key=lambda c: (c.at, c.name)), folder, by_night)
+    return Results(runs, sorted(comparisons.values(), key=lambda c: (c.at, c.name)), folder, by_run)
 
 
 @contextmanager
@@ -140,8 +140,8 @@ def when(at: str) -> datetime:
     return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def _of_night(night: Night, source: str) -> Comparison:
-    baseline, (case, machine, at, *of) = night.baseline, night.place
+def _of_run(run: NightlyRun, source: str) -> Comparison:
+    baseline, (case, machine, at, *of) = run.baseline, run.place
     against = {
         "golden": "the golden run",
         "last green": "the last green night",
@@ -152,23 +152,23 @@ def _of_night(night: Night, source: str) -> Comparison:
         name=comparison_name(case, machine, at, baseline.commit or baseline.chain, *of),
         source=source,
         kind="night",
-        case=night.case,
-        machine=night.machine,
-        at=night.at,
-        status=night.status,
+        case=run.case,
+        machine=run.machine,
+        at=run.at,
+        status=run.status,
         before={"commit": baseline.commit},
-        after=night.commit,
+        after=run.commit,
         against=against,
-        compared=night.compared,
-        culprits=night.culprits,
-        bisect=night.bisect,
+        compared=run.compared,
+        culprits=run.culprits,
+        bisect=run.bisect,
         notes=[
-            *(f"{check.name}: {check.status}. {check.text}" for check in night.checks),
-            *([f"looked at {night.looked}"] if night.looked else []),
+            *(f"{check.name}: {check.status}. {check.text}" for check in run.checks),
+            *([f"looked at {run.looked}"] if run.looked else []),
         ],
-        spent={"after": night.spent},
-        reproduce=night.reproduce,
-        night=night,
+        spent={"after": run.spent},
+        reproduce=run.reproduce,
+        run=run,
     )
 
 

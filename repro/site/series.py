@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from repro.nightly.records import Night
+from repro.nightly.records import NightlyRun
 from repro.site.changes import Change
 from repro.site.charts import series_chart, unit_of
-from repro.site.folder import night_key, number
+from repro.site.folder import nightly_key, number
 from repro.site.results import Results, when
 from repro_golden.base.clean import visible
 from repro_golden.base.machine.usage import Usage
@@ -59,33 +59,33 @@ class Figure:
         return bool(finite) and min(finite) > 0 and max(finite) >= 10 * min(finite)
 
 
-def figures(nights: Sequence[Night]) -> list[Figure]:
+def figures(runs: Sequence[NightlyRun]) -> list[Figure]:
     """Every chart of a case, the decisive ones first."""
-    names = sorted({name for night in nights for name in night.metrics})
-    by_name = {name: Figure(name, "other", unit_of(name), _metric(nights, name)) for name in names}
-    for estimator in sorted({name for night in nights for name in night.kl}):
-        values = {"value": [night.kl.get(estimator) for night in nights]}
+    names = sorted({name for run in runs for name in run.metrics})
+    by_name = {name: Figure(name, "other", unit_of(name), _metric(runs, name)) for name in names}
+    for estimator in sorted({name for run in runs for name in run.kl}):
+        values = {"value": [run.kl.get(estimator) for run in runs]}
         by_name[f"KL {estimator}"] = Figure(f"KL {estimator}", "other", "nats", values)
     ordered = []
     for wanted in _FIRST:
         for name in [key for key in by_name if key == wanted or key.rpartition("/")[2] == wanted]:
             figure = by_name.pop(name)
             ordered.append(Figure(name, "first", figure.unit, figure.values))
-    return [*ordered, *by_name.values(), *_cost(nights)]
+    return [*ordered, *by_name.values(), *_cost(runs)]
 
 
-def _metric(nights: Sequence[Night], name: str) -> dict[str, list[float | None]]:
-    summaries = [night.metrics.get(name) for night in nights]
+def _metric(runs: Sequence[NightlyRun], name: str) -> dict[str, list[float | None]]:
+    summaries = [run.metrics.get(name) for run in runs]
     return {key: [None if summary is None else getattr(summary, key) for summary in summaries] for key in STATISTICS}
 
 
-def _cost(nights: Sequence[Night]) -> Iterable[Figure]:
-    spent = [Usage(**night.spent) if night.spent else None for night in nights]
+def _cost(runs: Sequence[NightlyRun]) -> Iterable[Figure]:
+    spent = [Usage(**run.spent) if run.spent else None for run in runs]
     columns: tuple[list[float | None], ...] = (
         [usage.step_seconds if usage else None for usage in spent],
         [usage.host_bytes / 2**20 or None if usage else None for usage in spent],
         [usage.device_bytes / 2**20 or None if usage else None for usage in spent],
-        [night.seconds for night in nights],
+        [run.seconds for run in runs],
     )
     for name, unit, column in zip(_TIME, ("s", "MiB", "MiB", "s"), columns, strict=True):
         if any(value is not None for value in column):
@@ -103,33 +103,33 @@ class Texts:
         return self.all.setdefault(str(text), len(self.all))
 
 
-def case_data(results: Results, nights: Sequence[Night], changes: Sequence[Change], drawn: Sequence[Figure]) -> Any:
+def case_data(results: Results, runs: Sequence[NightlyRun], changes: Sequence[Change], drawn: Sequence[Figure]) -> Any:
     """What the page's script reads: columns rather than rows, each text once.
 
     Args:
         results: Everything.
-        nights: Of the case, oldest first.
+        runs: Of the case, oldest first.
         changes: Its changes.
         drawn: Its charts.
     """
     text = Texts()
-    commits = [night.commit for night in nights]
+    commits = [run.commit for run in runs]
     columns = {
-        "at": [int(when(night.at).timestamp()) for night in nights],
-        "key": [night_key(night) for night in nights],
-        "machine": [text(night.machine) for night in nights],
-        "status": [text(night.status) for night in nights],
+        "at": [int(when(run.at).timestamp()) for run in runs],
+        "key": [nightly_key(run) for run in runs],
+        "machine": [text(run.machine) for run in runs],
+        "status": [text(run.status) for run in runs],
         "commit": [text(commit["commit"]) for commit in commits],
         "subject": [text(commit.get("subject", "")) for commit in commits],
         "author": [text(commit.get("author", "")) for commit in commits],
-        "chain": [text(night.chain) for night in nights],
-        "kind": [text(night.baseline.kind) for night in nights],
-        "baseline": [text(night.baseline.commit) for night in nights],
-        "page": [text(results.page_of(night)) for night in nights],
-        "reproduce": [text(night.reproduce) for night in nights],
-        "looked": [text(night.looked) for night in nights],
-        "version": [text(night.version) for night in nights],
-        "checks": [[text(part) for c in night.checks for part in (c.name, c.status, c.text)] for night in nights],
+        "chain": [text(run.chain) for run in runs],
+        "kind": [text(run.baseline.kind) for run in runs],
+        "baseline": [text(run.baseline.commit) for run in runs],
+        "page": [text(results.page_of(run)) for run in runs],
+        "reproduce": [text(run.reproduce) for run in runs],
+        "looked": [text(run.looked) for run in runs],
+        "version": [text(run.version) for run in runs],
+        "checks": [[text(part) for c in run.checks for part in (c.name, c.status, c.text)] for run in runs],
     }
     charts = {
         visible(figure.name): {  # as the page writes it, which asks by it
@@ -141,12 +141,12 @@ def case_data(results: Results, nights: Sequence[Night], changes: Sequence[Chang
         for figure in drawn
     }
     marks = {
-        "at": [int(when(change.night.at).timestamp()) for change in changes],
-        "machine": [text(change.night.machine) for change in changes],
-        "status": [text(change.night.status) for change in changes],
+        "at": [int(when(change.run.at).timestamp()) for change in changes],
+        "machine": [text(change.run.machine) for change in changes],
+        "status": [text(change.run.status) for change in changes],
         "what": [text(_by(change)) for change in changes],
     }
-    machines = sorted({night.machine for night in nights})
+    machines = sorted({run.machine for run in runs})
     return {"machines": machines, "nights": columns, "changes": marks, "charts": charts, "texts": list(text.all)}
 
 

@@ -175,21 +175,21 @@ def _said_of(attempt: Attempt, _place: Path) -> Any:
     return f"exit code {attempt.code}: {attempt.text[-300:]}"
 
 
-def _nights(place: Path) -> Any:
+def _runs(place: Path) -> Any:
     """The status of the nights that are kept, of which every one can be read; two alike count as one."""
-    from repro.nightly.records import Nights
+    from repro.nightly.records import NightlyRuns
 
-    return {night.status for night in Nights(place / "repo" / "golden" / "nights").read()}
+    return {nightly_run.status for nightly_run in NightlyRuns(place / "repo" / "golden" / "nights").read()}
 
 
 def reports() -> list[Scenario]:
     """Commands that replay and search, and say it to others."""
     pr = ["report", "pr", "--bisect", "--json", "-j", "1", "HEAD~4..HEAD"]
-    night = ["report", "nightly", "--json", "-j", "1"]
+    nightly_run = ["report", "nightly", "--json", "-j", "1"]
     return [
         Scenario("report pr", _moved, pr, lambda _place: None, _said_of, (1,), share=6),
         Scenario(
-            "report nightly", _moved, night, _nights, _said_of, (1,), share=6, lost=4
+            "report nightly", _moved, nightly_run, _runs, _said_of, (1,), share=6, lost=4
         ),  # three are always made anew
     ]
 
@@ -253,11 +253,11 @@ def _verdict(attempt: Attempt, _place: Path) -> Any:
 
 def _site(folder: Path) -> None:
     (folder / "repo").mkdir(parents=True)
-    site_kit.write(folder / "repo" / "golden" / "nights", [site_kit.night("demo", number=n) for n in range(2)])
+    site_kit.write(folder / "repo" / "golden" / "nights", [site_kit.nightly_run("demo", number=n) for n in range(2)])
     repo = Repo(folder / "repo")
     repo.git("init", "--quiet")
     _said(repo, "report", "publish", "--out", "site")
-    site_kit.write(folder / "repo" / "golden" / "nights", site_kit.nights(3, cases=1, machines=1, days=12))
+    site_kit.write(folder / "repo" / "golden" / "nights", site_kit.nightly_runs(3, cases=1, machines=1, days=12))
 
 
 def _published(place: Path) -> Any:

@@ -42,7 +42,7 @@ def inputs() -> Iterator[Input]:
         yield Input(f"a case called {name[:40]!r}", lambda place, name=name: _case_name(place, name))
         yield Input(f"a path of a case: {name[:40]!r}", lambda place, name=name: _case_path(place, name))
         yield Input(f"a shard called {name[:40]!r}", lambda place, name=name: _shard(place, name))
-        yield Input(f"a night of {name[:40]!r}", lambda place, name=name: _night(place, name), also=_site_alone)
+        yield Input(f"a night of {name[:40]!r}", lambda place, name=name: _run(place, name), also=_site_alone)
         yield Input(f"a signal called {name[:40]!r}", lambda _place: [], also=_dump(name))
         yield Input(f"a checkpoint called {name[:40]!r}", lambda place, name=name: _tracker(place, name))
     for text in RANGES:
@@ -102,9 +102,9 @@ def _shard(place: Place, name: str) -> Commands:
     return [["doctor", "model"], ["doctor", "."]]
 
 
-def _night(place: Place, name: str) -> Commands:
+def _run(place: Place, name: str) -> Commands:
     name = _filled(place, name)
-    made = site_kit.night("demo", number=3, chain="b", status="changed")
+    made = site_kit.nightly_run("demo", number=3, chain="b", status="changed")
     evil = replace(made, case=name, machine=name, commit={**made.commit, "commit": name}, at="2026-11-22T03:12:45Z")
     place.write("golden/nights/m/c/2026-11-22T031245Z-aaaaaaaaaa.json", json.dumps(evil.to_mapping()))
     return [["report", "publish", "--out", "site"]]
@@ -151,7 +151,7 @@ def _range(place: Place, text: str) -> Commands:
 
 def _marker(place: Place, name: str) -> Commands:
     """A folder of an earlier site whose list names what is not in it."""
-    site_kit.write(place.folder / "golden" / "nights", [site_kit.night("demo")])
+    site_kit.write(place.folder / "golden" / "nights", [site_kit.nightly_run("demo")])
     listed = {"format": 1, "files": [_filled(place, name), "kept"]}
     place.write("site/repro-site.json", json.dumps(listed))
     (place.folder / "site" / "kept").symlink_to(place.outside / "kept")
@@ -199,18 +199,18 @@ def _listing(place: Place, name: str) -> Commands:
 
 
 def _links() -> dict[str, Callable[[Place], Commands]]:
-    def nights(place: Place) -> Commands:
+    def nightly_runs(place: Place) -> Commands:
         (place.folder / "golden").mkdir()
         (place.folder / "golden" / "nights").symlink_to(place.outside)
         return [["report", "publish", "--out", "site"]]
 
     def site(place: Place) -> Commands:
-        site_kit.write(place.folder / "golden" / "nights", [site_kit.night("demo")])
+        site_kit.write(place.folder / "golden" / "nights", [site_kit.nightly_run("demo")])
         (place.folder / "site").symlink_to(place.outside)
         return [["report", "publish", "--out", "site"]]
 
     def inside(place: Place) -> Commands:
-        site_kit.write(place.folder / "golden" / "nights", [site_kit.night("demo")])
+        site_kit.write(place.folder / "golden" / "nights", [site_kit.nightly_run("demo")])
         (place.folder / "site").mkdir()
         (place.folder / "site" / "cases").symlink_to(place.outside)
         place.write("site/repro-site.json", json.dumps({"format": 1, "files": ["cases"]}))
@@ -246,6 +246,6 @@ def _links() -> dict[str, Callable[[Place], Commands]]:
         return [["diff", "trace", "trace"], ["doctor", "trace"]]
 
     return {
-        "the nights": nights, "the site": site, "a folder of the site": inside, "a case": case, "data of a program": trainer,
+        "the nights": nightly_runs, "the site": site, "a folder of the site": inside, "a case": case, "data of a program": trainer,
         "a folder that a commit writes to": worktree, "the files of a trace": trace,
     }  # fmt: skip

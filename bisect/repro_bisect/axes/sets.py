@@ -263,9 +263,9 @@ class LayoutLine(Varied):
 
 def _bounds(case: Case, a: _Layout, b: _Layout) -> tuple[float, Mapping[str, float], Mapping[str, float]]:
     """How far apart two layouts may be: between the case and one of its tables alone as the table says."""
-    night, ends = case.nightly, {str(a), str(b)}
+    nightly, ends = case.nightly, {str(a), str(b)}
     roundings = ROUNDINGS if case.subject.system else {}
-    tolerance, absolute, relative = night.tolerance, night.absolute or roundings, night.relative
+    tolerance, absolute, relative = nightly.tolerance, nightly.absolute or roundings, nightly.relative
     if "case" in ends and (table := case.layouts.get(min(ends - {"case"}))):
         tolerance = tolerance if table.tolerance is None else table.tolerance
         absolute = absolute if table.absolute is None else table.absolute

@@ -68,8 +68,8 @@ def nightly(
     """
     from repro import __version__
     from repro.live import bisect_view
-    from repro.nightly.nightly import Asked, exit_code, night_of, night_without_case
-    from repro.nightly.records import Nights
+    from repro.nightly.nightly import Asked, exit_code, nightly_run_of, nightly_run_without_case
+    from repro.nightly.records import NightlyRuns
     from repro.nightly.report import annotate, nightly_text, write_report
     from repro_bisect.axes.commits import resolve
     from repro_bisect.probe.progress import Event
@@ -82,7 +82,7 @@ def nightly(
     cases, refused = _chosen(checkout.root, names)
     _refuse(cases, last, baseline, offset)
     commit = resolve(checkout, at)
-    store = Nights(results if results is not None else checkout.root / "golden" / "nights")
+    store = NightlyRuns(results if results is not None else checkout.root / "golden" / "nights")
     known = {
         case.name: store.read(case=case.name) for case in cases
     }  # a damaged one is said before anything is replayed
@@ -100,29 +100,29 @@ def nightly(
     def again(*which: str) -> str:
         return " ".join(["repro report nightly", *map(shlex.quote, which), f"--at {commit[:10]}", *more])
 
-    nights = [
-        night_without_case(checkout, name, why, commit, Asked(again(name), __version__))
+    runs = [
+        nightly_run_without_case(checkout, name, why, commit, Asked(again(name), __version__))
         for name, why in refused.items()
     ]
-    files = [store.write(night) for night in nights]
+    files = [store.write(run) for run in runs]
     for case in cases:
         asked = Asked(again(case.name), __version__, jobs, not no_bisect, last, events, offset)
         with bisect_view() as watch:
-            night = night_of(checkout, case, commit, known[case.name], watch, asked)
-            files.append(store.write(night))
-            watch(Event(f"{night.status}: {case.name}, {files[-1]}"))
-        nights.append(night)
-    folder = out if out is not None else _unused(checkout.state / "reports", nights[0].at.replace(":", ""))
-    command, code, colour = again(*names), exit_code(nights), sys.stdout.isatty()
-    data = {"nights": jsonable(nights), "files": [str(path) for path in files], "exit_code": code}
-    text = f"{nightly_text(nights, files, colour=colour)}\n"
+            run = nightly_run_of(checkout, case, commit, known[case.name], watch, asked)
+            files.append(store.write(run))
+            watch(Event(f"{run.status}: {case.name}, {files[-1]}"))
+        runs.append(run)
+    folder = out if out is not None else _unused(checkout.state / "reports", runs[0].at.replace(":", ""))
+    command, code, colour = again(*names), exit_code(runs), sys.stdout.isatty()
+    data = {"nights": jsonable(runs), "files": [str(path) for path in files], "exit_code": code}
+    text = f"{nightly_text(runs, files, colour=colour)}\n"
     with told(as_json, data, text, command, styled=colour) as reports:
-        reports.extend(write_report(nights, files, folder, command))
+        reports.extend(write_report(runs, files, folder, command))
         if tensorboard is not None:
-            from repro.nightly.tensorboard import write_nights
+            from repro.nightly.tensorboard import write_nightly_runs
 
-            write_nights([*(night for history in known.values() for night in history), *nights], tensorboard)
-    annotate(nights)
+            write_nightly_runs([*(run for history in known.values() for run in history), *runs], tensorboard)
+    annotate(runs)
     return code
 
 

@@ -54,7 +54,7 @@ def publish(
     files = build(site_results, options)
     replace(out, files)
     counts = {
-        "nights": len(site_results.nights),
+        "nights": len(site_results.runs),
         "cases": sum(name.startswith("cases/") for name in files),
         "comparisons": len(site_results.comparisons),
         "files": len(files),

@@ -13,13 +13,13 @@ import history_kit as kit
 import pytest
 from conftest import Repo
 from nightly_kit import IDENTITY, approve
-from test_night_baseline import BOUNDS, OBSERVE, _tree, earlier, made, said, tonight
+from test_nightly_baseline import BOUNDS, OBSERVE, _tree, earlier, made, said, tonight
 
 from repro.nightly import baseline as judge
 from repro.nightly.baseline import Judgement, _approved_code, baseline_of
 from repro.nightly.checks import run_to_run
-from repro.nightly.nightly import Asked, night_of
-from repro.nightly.records import Baseline, Night
+from repro.nightly.nightly import Asked, nightly_run_of
+from repro.nightly.records import Baseline, NightlyRun
 from repro_bisect.axes.commits import Commits
 from repro_bisect.driver.session import Options, session
 from repro_bisect.predicates.predicates import Bitwise
@@ -54,8 +54,8 @@ def test_the_golden_run_of_this_machine(tmp_path: Path, monkeypatch: pytest.Monk
     was, now = made(tmp_path / "a", 1.0, 2.0), made(tmp_path / "b", 1.0, 2.5)
     kept = golden(repo, tmp_path / "a", machine)
 
-    def ask(trace: Trace, *nights: Night) -> Judgement:
-        return baseline_of(tonight(repo, trace, *nights, machine=machine))
+    def ask(trace: Trace, *nightly_runs: NightlyRun) -> Judgement:
+        return baseline_of(tonight(repo, trace, *nightly_runs, machine=machine))
 
     answer = ask(was)
     assert said(answer) == ("green", "golden", "the bits of the golden run") and answer.compared is None
@@ -266,7 +266,7 @@ def test_a_night_after_a_squash_is_bisected(tmp_path: Path) -> None:
     repo = kit.start(tmp_path, case=short + OBSERVE)
     branch, approved, culprit = squashed(repo)
     checkout, case = find_checkout(repo.root), find_case(repo.root, None)
-    found = night_of(checkout, case, culprit, [], lambda _: None, Asked("again", "1", jobs=1))
+    found = nightly_run_of(checkout, case, culprit, [], lambda _: None, Asked("again", "1", jobs=1))
     (check,) = [check for check in found.checks if check.name == "baseline"]
     assert check.status == "changed" and f"{approved[:10]}, which approved its numbers, itself has others" in check.text
     assert found.baseline.commit == branch and found.bisect is not None

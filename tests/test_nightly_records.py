@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nightly_kit import night
+from nightly_kit import nightly_run
 from trace_kit import ANY_FLOAT, TEXT, exact
 
-from repro.nightly.records import STATUSES, Baseline, Check, Night, Nights, Summary, worst
+from repro.nightly.records import STATUSES, Baseline, Check, NightlyRun, NightlyRuns, Summary, worst
 from repro_golden.base.errors import ReproError
 
 SUMMARIES = st.builds(Summary, ANY_FLOAT, ANY_FLOAT, ANY_FLOAT, ANY_FLOAT, ANY_FLOAT)
 NIGHTS = st.builds(
-    night,
+    nightly_run,
     status=st.sampled_from(STATUSES),
     metrics=st.dictionaries(TEXT, SUMMARIES, max_size=3),
     kl=st.dictionaries(TEXT, ANY_FLOAT, max_size=2),
@@ -31,27 +31,27 @@ NIGHTS = st.builds(
 
 def test_a_night_that_was_changed_is_damaged(tmp_path: Path) -> None:
     """One digit or letter that is another is told; a file from before, which carries no digest of itself, is read."""
-    path = Nights(tmp_path).write(night())
+    path = NightlyRuns(tmp_path).write(nightly_run())
     text = path.read_text()
     for old, new in (('"green"', '"error"'), ('"last": 1.0', '"last": 1.1'), ('"steps": 3', '"steps": 2')):
         path.write_text(text.replace(old, new, 1))
         with pytest.raises(ReproError, match="is damaged"):
-            Nights(tmp_path).read()
+            NightlyRuns(tmp_path).read()
     raw = json.loads(text) | {"format": 1}
     del raw["check"]
     path.write_text(json.dumps(raw))
-    (content,) = Nights(tmp_path).read()
-    assert exact(content.to_mapping()) == exact(night().to_mapping())
+    (content,) = NightlyRuns(tmp_path).read()
+    assert exact(content.to_mapping()) == exact(nightly_run().to_mapping())
 
 
 @given(NIGHTS)
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, one: Night) -> None:
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, one: NightlyRun) -> None:
     """Every night comes back bit for bit, NaN and its payload included, from a file that any JSON reader takes."""
-    nights = Nights(tmp_path_factory.mktemp("nights"))
-    path = nights.write(one)
+    runs = NightlyRuns(tmp_path_factory.mktemp("nights"))
+    path = runs.write(one)
     raw = json.loads(path.read_text(), parse_constant=pytest.fail)
     assert raw["format"] == 2
-    (content,) = nights.read()
+    (content,) = runs.read()
     assert exact(content.to_mapping()) == exact(one.to_mapping())
     assert {k: exact(list(vars(v).values())) for k, v in content.metrics.items()} == {
         k: exact(list(vars(v).values())) for k, v in one.metrics.items()
@@ -60,35 +60,35 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, one: 
 
 def test_where_a_night_lies(tmp_path: Path) -> None:
     """One file for each machine, case and night, named by when and of what."""
-    path = Nights(tmp_path).write(night())
+    path = NightlyRuns(tmp_path).write(nightly_run())
     assert path == tmp_path / "m1" / "t" / "2026-11-22T031245Z-aaaaaaaaaa.json"
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == [path], "nothing else is left"
 
 
 def test_no_file_is_overwritten(tmp_path: Path) -> None:
     """Nights of one second and commit lie side by side, and each is read, in the order in which they were written."""
-    nights = Nights(tmp_path)
-    paths = [nights.write(night(seconds=float(k))) for k in range(11)]
+    runs = NightlyRuns(tmp_path)
+    paths = [runs.write(nightly_run(seconds=float(k))) for k in range(11)]
     assert [p.name.removeprefix("2026-11-22T031245Z-aaaaaaaaaa") for p in paths[:3]] == [".json", "-2.json", "-3.json"]
-    assert [found.seconds for found in nights.read()] == [float(k) for k in range(11)]
-    assert len({found.place for found in nights.read()}) == 11
+    assert [found.seconds for found in runs.read()] == [float(k) for k in range(11)]
+    assert len({found.place for found in runs.read()}) == 11
 
 
 def test_folders_merge_by_copying(tmp_path: Path) -> None:
     """Results of two machines copied into one folder are those of both, oldest first; one machine or case is chosen."""
-    nights = [
-        night(machine=machine, case=case, at=f"2026-11-{day}T03:00:00Z")
+    runs = [
+        nightly_run(machine=machine, case=case, at=f"2026-11-{day}T03:00:00Z")
         for machine, case, day in (("m1", "a", 22), ("m2", "a", 20), ("m2", "b", 21))
     ]
-    for one in nights:
-        Nights(tmp_path / one.machine).write(one)
+    for one in runs:
+        NightlyRuns(tmp_path / one.machine).write(one)
     for machine in ("m1", "m2"):
         shutil.copytree(tmp_path / machine, tmp_path / "all", dirs_exist_ok=True)
-    read = Nights(tmp_path / "all").read
+    read = NightlyRuns(tmp_path / "all").read
     assert [n.at[8:10] for n in read()] == ["20", "21", "22"]
     assert [n.at[8:10] for n in read(machine="m2")] == ["20", "21"]
     assert [n.at[8:10] for n in read(case="a")] == ["20", "22"]
-    assert Nights(tmp_path / "none").read() == []
+    assert NightlyRuns(tmp_path / "none").read() == []
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, text: str, why: str) -> None
     path.parent.mkdir(parents=True)
     path.write_text(text)
     with pytest.raises(ReproError, match=why) as caught:
-        Nights(tmp_path).read()
+        NightlyRuns(tmp_path).read()
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -123,6 +123,6 @@ def test_the_worst_status(statuses: list[str], more: str) -> None:
 
 def test_floats_that_are_not_finite_are_hex(tmp_path: Path) -> None:
     """JSON has no NaN: the file holds its bits."""
-    path = Nights(tmp_path).write(night(kl={"k1": math.nan, "k3": -0.0}))
+    path = NightlyRuns(tmp_path).write(nightly_run(kl={"k1": math.nan, "k3": -0.0}))
     raw = json.loads(path.read_text())["kl"]
     assert raw["k1"] == struct.pack(">d", math.nan).hex() and math.copysign(1, raw["k3"]) == -1

@@ -8,12 +8,12 @@ from typing import Any
 
 import history_kit as kit
 from conftest import Repo
-from nightly_kit import approve, night
+from nightly_kit import approve, nightly_run
 from trace_kit import HEADER, kill
 
 from repro.nightly.baseline import Judgement, Tonight, baseline_of
 from repro.nightly.lineage import lineage, newest_green
-from repro.nightly.records import Baseline, Check, Night, Status
+from repro.nightly.records import Baseline, Check, NightlyRun, Status
 from repro.nightly.trusted import summarise
 from repro_bisect.driver.session import Options
 from repro_golden.case.file import find_case
@@ -57,10 +57,16 @@ def test_the_past_of_a_commit(tmp_path: Path) -> None:
     gone = repo.commit("Retire m1")
     past = lineage(checkout, "toy", gone)
     assert past.approved == side
-    nights = [night(commit=first), night(commit=later, machine="m9"), night(commit=gone, status="changed")]
-    last = newest_green([*nights, night(commit=first, at="2027-01-01T00:00:00Z"), night(commit="f" * 40)], past)
-    assert last is nights[1], "the newest commit counts, not the newest file, and no commit that is not in its past"
-    assert newest_green(nights[2:], past) is None
+    runs = [
+        nightly_run(commit=first),
+        nightly_run(commit=later, machine="m9"),
+        nightly_run(commit=gone, status="changed"),
+    ]
+    last = newest_green(
+        [*runs, nightly_run(commit=first, at="2027-01-01T00:00:00Z"), nightly_run(commit="f" * 40)], past
+    )
+    assert last is runs[1], "the newest commit counts, not the newest file, and no commit that is not in its past"
+    assert newest_green(runs[2:], past) is None
 
 
 def test_what_was_there_before_approves_nothing_again(tmp_path: Path) -> None:
@@ -140,14 +146,14 @@ def made(folder: Path, *values: float) -> Trace:
     return Trace(folder)
 
 
-def tonight(repo: Repo, trace: Trace, *nights: Night, machine: str = "m1") -> Tonight:
+def tonight(repo: Repo, trace: Trace, *runs: NightlyRun, machine: str = "m1") -> Tonight:
     """A night of HEAD that has been replayed."""
     checkout = find_checkout(repo.root)
     case, commit = find_case(repo.root, None), repo.git("rev-parse", "HEAD")
     return Tonight(
         checkout=checkout, case=case, commit=commit, tree=_tree(repo), paths=case.paths(), machine=machine,
         rollouts="rollouts", trace=trace, metrics=summarise(s.metrics for s in trace.steps),
-        past=lineage(checkout, "toy", commit), nights=nights, version="1", options=Options(jobs=1),
+        past=lineage(checkout, "toy", commit), runs=runs, version="1", options=Options(jobs=1),
         watch=lambda _: None,
     )  # fmt: skip
 
@@ -156,12 +162,12 @@ def _tree(repo: Repo, commit: str = "HEAD") -> str:
     return repo.git("rev-parse", f"{commit}:train.py")
 
 
-def earlier(repo: Repo, trace: Trace, **given: Any) -> Night:
+def earlier(repo: Repo, trace: Trace, **given: Any) -> NightlyRun:
     """A green night of HEAD's code, with a trace's chain."""
     case = find_case(repo.root, None)
     own = {"case": "toy", "commit": repo.git("rev-parse", "HEAD"), "tree": _tree(repo), "key": case.digest}
     metrics = summarise(s.metrics for s in trace.steps)
-    return night(**own | {"steps": len(trace.steps), "chain": trace.chain, "metrics": metrics} | given)
+    return nightly_run(**own | {"steps": len(trace.steps), "chain": trace.chain, "metrics": metrics} | given)
 
 
 def said(found: Judgement) -> tuple[Status, str, str]:
@@ -185,8 +191,8 @@ def test_the_code_of_the_last_green_commit(tmp_path: Path) -> None:
     head = kit.note(repo, "words", "docs/words")
     assert _tree(repo, "HEAD~") == _tree(repo)
 
-    def ask(*nights: Night) -> Judgement:
-        return baseline_of(tonight(repo, same, *nights))
+    def ask(*runs: NightlyRun) -> Judgement:
+        return baseline_of(tonight(repo, same, *runs))
 
     answer = ask(then)
     assert said(answer)[:2] == ("green", "last green") and "whose code is the same" in answer.check.text
@@ -237,12 +243,12 @@ def test_a_red_night_is_lifted_by_no_other_machine(tmp_path: Path) -> None:
     commits = [kit.note(repo, f"work {k}") for k in range(3)]
     moved = [Check("run-to-run", "green", "two replays agree"), Check("baseline", "changed", "other bits")]
 
-    def at(commit: str, day: int, machine: str = "m1", **given: Any) -> Night:
+    def at(commit: str, day: int, machine: str = "m1", **given: Any) -> NightlyRun:
         time = f"2026-01-{day:02}T00:00:00Z"
         return earlier(repo, trace, commit=commit, tree=_tree(repo, commit), machine=machine, at=time, **given)
 
-    def last(*nights: Night) -> Night | None:
-        return tonight(repo, trace, *nights).last_green
+    def last(*runs: NightlyRun) -> NightlyRun | None:
+        return tonight(repo, trace, *runs).last_green
 
     red = at(commits[1], 1, status="changed", checks=moved, baseline=Baseline("approved", approved))
     between, after = at(commits[0], 2, "m2"), at(commits[2], 2, "m2")
@@ -274,9 +280,9 @@ def test_numbers_are_approved_of_a_case_and_its_rollouts(tmp_path: Path) -> None
     path, trace = repo.root / "golden/cases/toy.toml", made(tmp_path / "a", 1.0, 2.0)
     path.parent.mkdir(parents=True)
 
-    def ask(case: str, *nights: Night) -> tuple[Status, str, str]:
+    def ask(case: str, *runs: NightlyRun) -> tuple[Status, str, str]:
         path.write_text(case)
-        return said(baseline_of(tonight(repo, trace, *nights)))
+        return said(baseline_of(tonight(repo, trace, *runs)))
 
     status, kind, why = ask(text)
     assert (status, kind) == ("not judged", "none") and "has no golden/cases/toy.toml" in why
@@ -346,10 +352,10 @@ def test_bounds_where_the_code_is_the_same(tmp_path: Path) -> None:
         baseline = baseline_of(tonight(repo, trace, then))
         assert baseline.check.status == status, baseline.check.text
     assert "loss (last) 2.6 became 2.0" in baseline.check.text
-    nights = [
+    runs = [
         earlier(repo, made(tmp_path / f"n{k}", 1.0, 2.7 - 0.35 * k), at=f"2026-11-2{k}T03:00:00Z") for k in range(2)
     ]
-    assert said(baseline_of(tonight(repo, trace, *nights)))[0] == "changed", "many small moves are a large one"
+    assert said(baseline_of(tonight(repo, trace, *runs)))[0] == "changed", "many small moves are a large one"
 
 
 def test_a_night_that_was_only_within_bounds_is_no_baseline(tmp_path: Path) -> None:
