@@ -119,7 +119,7 @@ def test_a_night_is_as_bad_as_its_worst_check(found: list[Check], status: Status
 
 
 @pytest.mark.parametrize(
-    ("nightly_runs", "code"),
+    ("runs", "code"),
     [
         ([checks(baseline="green")], 0),
         ([checks(baseline="green"), checks(run_to_run="flaky")], 3),
@@ -131,9 +131,9 @@ def test_a_night_is_as_bad_as_its_worst_check(found: list[Check], status: Status
         ([], 3),
     ],
 )
-def test_exit_codes(nightly_runs: list[list[Check]], code: int) -> None:
+def test_exit_codes(runs: list[list[Check]], code: int) -> None:
     """1 for changes and values that are no numbers, else 2 for errors, else 3 for what is no pass, else 0."""
-    assert exit_code([nightly_run(checks=found, status=overall(found)) for found in nightly_runs]) == code
+    assert exit_code([nightly_run(checks=found, status=overall(found)) for found in runs]) == code
 
 
 # -- events and layouts
@@ -248,12 +248,10 @@ def test_flaky_has_a_colour_of_its_own_and_every_colour_a_word(tmp_path: Path) -
 
     assert len(set(COLOURS.values())) == len(set(MARKS.values())) == 5
     assert (COLOURS["flaky"], MARKS["flaky"]) == ("magenta", "🟣")
-    nightly_runs = [
-        nightly_run(case=f"c{k}", status=status, checks=[Check("x", status, "y")]) for k, status in enumerate(COLOURS)
-    ]
+    runs = [nightly_run(case=f"c{k}", status=s, checks=[Check("x", s, "y")]) for k, s in enumerate(COLOURS)]
     files = [Path("f")] * 5
-    text, page = (path.read_text() for path in write_report(nightly_runs, files, tmp_path, "again"))
-    plain, shown = (nightly_text(nightly_runs, files, colour=colour) for colour in (False, True))
+    text, page = (path.read_text() for path in write_report(runs, files, tmp_path, "again"))
+    plain, shown = (nightly_text(runs, files, colour=colour) for colour in (False, True))
     assert "\x1b" not in plain and "\x1b[35mflaky" in shown and "5 cases: 1 error, 1 changed, 1 flaky" in plain
     for status, mark in MARKS.items():
         assert f"| {mark} {status} |" in text and f'<span class="status {status.replace(" ", "-")}">{status}<' in page
@@ -264,12 +262,12 @@ def test_notes_in_githubs_log(capsys: pytest.CaptureFixture[str], monkeypatch: p
     """There is one for each case that is not green, on GitHub's runners alone; a flaky one is a warning."""
     from repro.nightly.report import annotate
 
-    nightly_runs = [nightly_run(), evil(), nightly_run(status="flaky", checks=[Check("run-to-run", "flaky", "differ")])]
+    runs = [nightly_run(), evil(), nightly_run(status="flaky", checks=[Check("run-to-run", "flaky", "differ")])]
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
-    annotate(nightly_runs)
+    annotate(runs)
     assert "".join(capsys.readouterr()) == ""
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    annotate(nightly_runs)
+    annotate(runs)
     lines = "".join(capsys.readouterr()).splitlines()
     assert [line.partition(" ")[0] for line in lines] == ["::error", "::warning"]
     assert "run-to-run: differ" in lines[1]
@@ -321,16 +319,13 @@ def test_a_case_that_was_lost_is_not_judged(tmp_path: Path) -> None:
     (folder / "run.json").write_text("{}")
     repo.commit("One that git keeps itself")
     data, progress = ask(repo, code=3)
-    nightly_runs = NightlyRuns(repo.root / "golden/nights").read()
-    assert [(nightly_run.case, nightly_run.status) for nightly_run in nightly_runs] == [
-        ("lost", "not judged"),
-        ("too", "not judged"),
-    ]
-    assert [nightly_run["case"] for nightly_run in data["nights"]] == ["lost", "too"] and "replaying" not in progress
+    runs = NightlyRuns(repo.root / "golden/nights").read()
+    assert [(run.case, run.status) for run in runs] == [("lost", "not judged"), ("too", "not judged")]
+    assert [run["case"] for run in data["nights"]] == ["lost", "too"] and "replaying" not in progress
     why = "it has a golden run, and no case: bring golden/cases/lost.toml back"
-    assert nightly_runs[0].checks == [Check("baseline", "not judged", why)]
+    assert runs[0].checks == [Check("baseline", "not judged", why)]
     assert why in Path(data["reports"][0]).read_text() and len(data["files"]) == 2
-    assert [nightly_run["case"] for nightly_run in ask(repo, "l*", code=3)[0]["nights"]] == ["lost"]
+    assert [run["case"] for run in ask(repo, "l*", code=3)[0]["nights"]] == ["lost"]
     assert "no case 'nix'" in ask(repo, "nix", code=2)[0]["error"]
     done = repo.repro("golden", "verify", "--all", "--json")
     assert done.returncode == 3 and list(json.loads(done.stdout)) == ["lost", "too"]
@@ -338,9 +333,9 @@ def test_a_case_that_was_lost_is_not_judged(tmp_path: Path) -> None:
     assert done.returncode == 3 and {r["verdict"] for r in json.loads(done.stdout)["results"]} == {"unverifiable"}
     (repo.root / "golden/cases").mkdir()
     (repo.root / "golden/cases/torn.toml").write_text('[case]\nname = "torn"\nsteps = "x"\n')
-    nightly_runs = ask(repo, code=2)[0]["nights"]
-    assert [nightly_run["status"] for nightly_run in nightly_runs] == ["not judged", "not judged", "error"]
-    assert "torn.toml: case.steps: Input should be" in by_name(nightly_runs[2])["baseline"][1]
+    runs = ask(repo, code=2)[0]["nights"]
+    assert [run["status"] for run in runs] == ["not judged", "not judged", "error"]
+    assert "torn.toml: case.steps: Input should be" in by_name(runs[2])["baseline"][1]
     done = repo.repro("report", "publish", "--out", str(tmp_path / "site"))
     assert done.returncode == 0, done.stderr
 
@@ -363,23 +358,21 @@ def test_nights_that_fail_are_written_and_the_others_go_on(tmp_path: Path) -> No
     for name in ("broken", "flaky", "nan", "well"):
         approve(repo, "elsewhere", case=name)
     data, progress = ask(repo, "[bfn]*", "well", code=1, GITHUB_ACTIONS="true")
-    nightly_runs = {nightly_run["case"]: nightly_run for nightly_run in data["nights"]}
-    assert {name: nightly_run["status"] for name, nightly_run in nightly_runs.items()} == {
+    runs = {run["case"]: run for run in data["nights"]}
+    assert {name: run["status"] for name, run in runs.items()} == {
         "broken": "error", "flaky": "flaky", "nan": "error", "well": "green",
     }  # fmt: skip
-    status, text = by_name(nightly_runs["broken"])["run-to-run"]
-    assert (
-        status == "error" and "exited with 3" in text and "\n" not in text and nightly_runs["broken"]["metrics"] == {}
-    )
-    assert by_name(nightly_runs["flaky"])["run-to-run"][1].startswith("two replays differ at step 0, ")
-    assert by_name(nightly_runs["flaky"])["baseline"] == ("not judged", "the case does not reproduce itself tonight")
-    assert by_name(nightly_runs["nan"])["metrics"] == ("error", "not finite: loss at step 3")
-    assert by_name(nightly_runs["well"])["run-to-run"][1] == "two replays agree bit for bit over 4 steps"
-    assert nightly_runs["well"]["baseline"]["kind"] == "approved" and nightly_runs["well"]["bisect"] is None
+    status, text = by_name(runs["broken"])["run-to-run"]
+    assert status == "error" and "exited with 3" in text and "\n" not in text and runs["broken"]["metrics"] == {}
+    assert by_name(runs["flaky"])["run-to-run"][1].startswith("two replays differ at step 0, ")
+    assert by_name(runs["flaky"])["baseline"] == ("not judged", "the case does not reproduce itself tonight")
+    assert by_name(runs["nan"])["metrics"] == ("error", "not finite: loss at step 3")
+    assert by_name(runs["well"])["run-to-run"][1] == "two replays agree bit for bit over 4 steps"
+    assert runs["well"]["baseline"]["kind"] == "approved" and runs["well"]["bisect"] is None
     assert progress.count("::error title=") == 2 and progress.count("::warning title=") == 1
     # what is kept is what was said, and nothing else was touched
     kept = NightlyRuns(repo.root / "golden" / "nights").read()
-    assert sorted(nightly_run.case for nightly_run in kept) == sorted(nightly_runs) and len(data["files"]) == 4
+    assert sorted(run.case for run in kept) == sorted(runs) and len(data["files"]) == 4
     assert {str(Path(p).relative_to(repo.root).parts[:2]) for p in data["files"]} == {"('golden', 'nights')"}
     assert repo.git("status", "--porcelain").splitlines() == ["?? golden/nights/"]
     assert all(Path(path).exists() for path in data["reports"]) and len(data["reports"]) == 2
@@ -394,10 +387,10 @@ def test_a_change_is_bisected_and_named(tmp_path: Path) -> None:
     checkout, case = find_checkout(repo.root), find_case(repo.root, None)
     lines: list[str] = []
 
-    def judged(*nightly_runs: NightlyRun) -> NightlyRun:
+    def judged(*runs: NightlyRun) -> NightlyRun:
         asked = Asked("again", "1", jobs=1)
         commit = repo.git("rev-parse", "HEAD")
-        tonight = nightly_run_of(checkout, case, commit, nightly_runs, lambda event: lines.append(event.text), asked)
+        tonight = nightly_run_of(checkout, case, commit, runs, lambda event: lines.append(event.text), asked)
         json.dumps(tonight.to_mapping(), allow_nan=False)
         return tonight
 
@@ -472,7 +465,7 @@ def test_a_golden_run_and_two_weeks_of_nights(tmp_path: Path) -> None:
     for folder in (repo.root / ".dvc/cache", repo.root / "golden/runs" / tonight["machine"] / "toy"):
         shutil.rmtree(folder)
     data, _ = ask(repo, code=2)
-    toy = next(nightly_run for nightly_run in data["nights"] if nightly_run["case"] == "toy")
+    toy = next(run for run in data["nights"] if run["case"] == "toy")
     assert toy["status"] == "not judged" and "`repro golden push`" in by_name(toy)["baseline"][1]
     assert [n.case for n in NightlyRuns(repo.root / "golden" / "nights").read()].count("a") == 1
     assert len(NightlyRuns(repo.root / "golden" / "nights").read()) == before + 2

@@ -22,8 +22,8 @@ from repro_golden.replay.output import last_line
 from repro_golden.repository.checkout import Place
 from repro_golden.store.rollouts import engine_text
 from repro_golden.subjects.argv import told
-from repro_golden.subjects.core import environment, require_torch
 from repro_golden.subjects.environments.overlays import held_overlay
+from repro_golden.subjects.kinds.core import environment, require_torch
 
 __all__ = ["RolloutChecks", "check_rollouts"]
 

@@ -1,12 +1,14 @@
 """The kinds of subject: how one is started, told what to do, and asked who it is.
 
-A kind is a class (`kind.Kind`) in a file of its own, and a row of `KINDS`.
+A kind is a class (`kinds.kind.Kind`) in a file of `kinds/`, which is found there.
 """
 
 from __future__ import annotations
 
+import pkgutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,11 @@ from repro_golden.case.identity import Identity
 from repro_golden.recording.attach.code.identify import Built, build, marked
 from repro_golden.replay.children import Run, RunResult
 from repro_golden.repository.checkout import Place
-from repro_golden.subjects.command import CommandKind
-from repro_golden.subjects.core import CoreKind
+from repro_golden.subjects import kinds
 from repro_golden.subjects.environments import builds, overlays
 from repro_golden.subjects.environments.builds import Who
-from repro_golden.subjects.kind import Kind
+from repro_golden.subjects.kinds.kind import Kind
 from repro_golden.subjects.pythons import build_in
-from repro_golden.subjects.trainers import TRAINERS, TrainerKind
 from repro_golden.trace import Header, Trace
 
 __all__ = [
@@ -40,11 +40,15 @@ __all__ = [
     "who_is",
 ]
 
-KINDS: Mapping[str, type[Kind]] = {
-    "core": CoreKind,
-    "command": CommandKind,
-    **dict.fromkeys(TRAINERS, TrainerKind),
-}
+
+def _kinds() -> dict[str, type[Kind]]:
+    modules = [import_module(f"{kinds.__name__}.{file.name}") for file in pkgutil.iter_modules(kinds.__path__)]
+    classes = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
+    return {name: cls for cls in classes if issubclass(cls, Kind) for name in vars(cls).get("names", ())}
+
+
+KINDS: Mapping[str, type[Kind]] = _kinds()
+"""Every kind, by the names that case files have for it."""
 
 
 def kind_of(case: Case) -> Kind:

@@ -12,7 +12,6 @@ import re
 from fnmatch import fnmatchcase
 
 from repro_golden.base.printed.machine_numbers import of_the_machine
-from repro_golden.base.systems import SYSTEMS
 from repro_golden.trace.model import METRIC, Row
 from repro_golden.trace.reader import Trace
 
@@ -56,7 +55,7 @@ def column_named(metric: str) -> str:
 @functools.lru_cache(maxsize=8)
 def columns_of(trace: Trace, count: int) -> frozenset[str] | None:
     """The columns of the first so many steps of a trace; None where no trainer writes any of its own accord."""
-    if trace.header.subject.get("kind") not in SYSTEMS:  # whose form they have, also where a run's folder was read
+    if trace.header.system is None:
         return None
     return frozenset(name for index in range(count) for row in trace.rows(index) if (name := column_of(row)))
 

@@ -20,6 +20,7 @@ from repro_golden.base.canonical import (
     parse_json,
     xxh3_128_hexdigest,
 )
+from repro_golden.base.systems import SYSTEMS, System
 from repro_golden.fingerprint.definition import SCHEME, Lanes, bind
 from repro_golden.fingerprint.share import Share
 
@@ -286,6 +287,11 @@ class Header:
     steps: int
     first_step: int = 0
     recorder: int = RECORDER
+
+    @property
+    def system(self) -> System | None:
+        """The trainer that wrote columns in its own form, also where a run's folder was read; None where none did."""
+        return next((system for system in SYSTEMS if system == self.subject.get("kind")), None)
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types, with the format number."""

@@ -32,7 +32,7 @@ from repro_golden.repository.git import Git
 from repro_golden.repository.worktrees import Worktrees
 from repro_golden.repository.written import deciding
 from repro_golden.subjects import build_of, packages_in
-from repro_golden.subjects.core import environment
+from repro_golden.subjects.kinds.core import environment
 from repro_golden.subjects.surroundings import seen
 
 __all__ = ["Job", "probe", "surroundings"]

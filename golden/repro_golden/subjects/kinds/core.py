@@ -49,7 +49,7 @@ from repro_golden.store.rollouts import RolloutSet
 from repro_golden.subjects.argv import told
 from repro_golden.subjects.environments.builds import Who, identity_in
 from repro_golden.subjects.environments.overlays import held_overlay
-from repro_golden.subjects.kind import Kind
+from repro_golden.subjects.kinds.kind import Kind
 from repro_golden.trace import Header, Trace
 from repro_golden.trace.frames import read_frames
 
@@ -71,6 +71,7 @@ def environment(case: Case, root: Path) -> dict[str, str]:
 class CoreKind(Kind):
     """A trainer that our replay child imports by its interface."""
 
+    names = ("core",)
     advice = "find the source with `python -m repro_core.determinism`, or keep it for its metrics with --allow-noise"
 
     def __init__(self, case: Case) -> None:

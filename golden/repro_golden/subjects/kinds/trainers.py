@@ -24,8 +24,8 @@ from repro_golden.replay.children import BITS_DEFAULTS, ChildFailure, Run, RunRe
 from repro_golden.repository.checkout import Place
 from repro_golden.store.rollouts import INDEX, rollouts_of
 from repro_golden.subjects.additions import Parsed, read_parsers
-from repro_golden.subjects.command import AdditionOf, CommandKind
-from repro_golden.subjects.kind import Perturbation
+from repro_golden.subjects.kinds.command import AdditionOf, CommandKind
+from repro_golden.subjects.kinds.kind import Perturbation
 from repro_golden.trace import Header, Row
 from repro_golden.trace.columns_written import DUMPED
 
@@ -125,6 +125,7 @@ TRAINERS = {
 class TrainerKind(CommandKind):
     """A launch of slime, Miles or Relax."""
 
+    names = tuple(TRAINERS)
     advice = (
         "see what its guide says of reproducibility (attention backend, dropout, NCCL_ALGO), leave out a metric that "
         "is no number of the training ([observe] ignore), or keep it for its metrics with --allow-noise"

@@ -1,4 +1,4 @@
-"""What every kind of subject can do: one class for each, registered in `subjects.KINDS`."""
+"""What every kind of subject can do: one class for each, which `subjects.KINDS` finds."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ class Kind(ABC):
     """How the subject of one case is run, and asked who it is.
 
     Attributes:
+        names: What case files call it (`[subject] kind`).
         advice: What makes a trainer of this kind reproduce itself.
     """
 
+    names: ClassVar[tuple[str, ...]] = ()
     advice: ClassVar[str]
 
     def __init__(self, case: Case) -> None:

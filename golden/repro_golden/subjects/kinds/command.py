@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from repro_golden.base.canonical import digest
 from repro_golden.base.errors import MachineFailureError, ReproError
@@ -46,7 +46,7 @@ from repro_golden.subjects.caches import own_caches
 from repro_golden.subjects.environments.builds import Environment, Who, held, identity_in
 from repro_golden.subjects.environments.installs import left_alone, taken_back
 from repro_golden.subjects.environments.overlays import Overlay, held_overlay
-from repro_golden.subjects.kind import Kind, Perturbation
+from repro_golden.subjects.kinds.kind import Kind, Perturbation
 from repro_golden.subjects.pythons import build_of_other, environments_named, said_to
 from repro_golden.trace import Header, Trace
 
@@ -166,6 +166,7 @@ class _Job:
 class CommandKind(Kind):
     """A program that knows nothing of us."""
 
+    names: ClassVar[tuple[str, ...]] = ("command",)
     advice = (
         "seed every generator and ask torch for deterministic algorithms, leave out a metric that is no number of the "
         "training ([observe] ignore), or keep it for its metrics with --allow-noise"
