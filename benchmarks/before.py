@@ -120,7 +120,7 @@ def everything(checkout: Path, history: tuple[Repo, str], folder: Path) -> Secon
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     }
 
-    def said(*command: str, cwd: Path = folder) -> str:
+    def output(*command: str, cwd: Path = folder) -> str:
         done = subprocess.run(
             [sys.executable, *command], cwd=cwd, env=variables, capture_output=True, text=True, check=False
         )
@@ -130,16 +130,16 @@ def everything(checkout: Path, history: tuple[Repo, str], folder: Path) -> Secon
             )
         return done.stdout
 
-    home = said("-c", "import repro; print(repro.__file__)").strip()
+    home = output("-c", "import repro; print(repro.__file__)").strip()
     assert Path(home).is_relative_to(checkout), home
-    seconds = {f"fingerprint: {name}": s for name, s in json.loads(said("-c", FINGERPRINTS)).items()}
+    seconds = {f"fingerprint: {name}": s for name, s in json.loads(output("-c", FINGERPRINTS)).items()}
     (folder / "train.py").write_text(PROGRAM)
     for shape, arguments in SHAPES.items():
         with tempfile.TemporaryDirectory(dir=folder) as out:
             trace = [*REPRO, "trace", "--out", f"{out}/trace", "--", "python", "train.py", *arguments]
-            seconds[f"recorder: a step of {shape}"] = last(said(*trace))
-    seconds["bisect: 64 commits, the culprit confirmed, `-j 1`"] = timed(lambda: searched(history, said))
-    seconds["`repro --help`"] = statistics.median(timed(lambda: said(*REPRO, "--help")) for _ in range(5))
+            seconds[f"recorder: a step of {shape}"] = last(output(*trace))
+    seconds["bisect: 64 commits, the culprit confirmed, `-j 1`"] = timed(lambda: searched(history, output))
+    seconds["`repro --help`"] = statistics.median(timed(lambda: output(*REPRO, "--help")) for _ in range(5))
     return seconds
 
 
@@ -163,11 +163,11 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def searched(history: tuple[Repo, str], said: Callable[..., str]) -> None:
+def searched(history: tuple[Repo, str], output: Callable[..., str]) -> None:
     """Search the history from nothing; exits unless the culprit is named."""
     repo, culprit = history
     command = ["bisect", "good..HEAD", "--no-explain", "--json", "-j", "1", "--", "python", "train.py", "6", "64", "4"]
-    named = json.loads(said(*REPRO, *command, cwd=repo.root))["culprit"]["commit"]
+    named = json.loads(output(*REPRO, *command, cwd=repo.root))["culprit"]["commit"]
     if named != culprit:
         sys.exit(f"before: the search named {named}, not {culprit}")
     repo.git("clean", "-qfdx")

@@ -143,7 +143,7 @@ def side_by_side(folder: Path, seconds: float) -> dict[str, Any]:
     broken = set(rng.sample([n for n in range(1, COMMITS) if n != culprit], round(BROKEN * COMMITS)))
     repo = guarded(folder / "history", seconds, STEPS)
     good, moved = grow(repo, COMMITS, broken, culprit, SHOWS)
-    found: dict[str, Any] = {"seconds_a_step": seconds, "culprit": culprit, "broken": len(broken)}
+    figures: dict[str, Any] = {"seconds_a_step": seconds, "culprit": culprit, "broken": len(broken)}
     for jobs in (1, 2):
         import shutil
 
@@ -154,9 +154,9 @@ def side_by_side(folder: Path, seconds: float) -> dict[str, Any]:
         assert result["culprit"]["commit"] == moved, done.stderr
         cost = {part: result["cost"][part] for part in ("ends", "search", "confirmation")}
         seconds, rest = time.monotonic() - began, result["seconds"] - result["answered"]
-        found[f"repro_{jobs}"] = {"seconds": seconds, "answered": seconds - rest, "cost": cost}
-    found["git"] = by_git(repo, good, moved, folder)
-    return found
+        figures[f"repro_{jobs}"] = {"seconds": seconds, "answered": seconds - rest, "cost": cost}
+    figures["git"] = by_git(repo, good, moved, folder)
+    return figures
 
 
 def by_git(repo: Repo, good: str, moved: str, folder: Path) -> dict[str, Any]:
@@ -166,10 +166,10 @@ def by_git(repo: Repo, good: str, moved: str, folder: Path) -> dict[str, Any]:
     script.chmod(0o755)
     began = time.monotonic()
     repo.git("bisect", "start", "HEAD", good)
-    said = repo.git("bisect", "run", str(script))
+    output = repo.git("bisect", "run", str(script))
     seconds = time.monotonic() - began
     repo.git("bisect", "reset")
-    assert f"{moved} is the first bad commit" in said, said[-500:]
+    assert f"{moved} is the first bad commit" in output, output[-500:]
     codes = [line.split()[1] for line in log.read_text().splitlines() if line.startswith("test ")]
     trained = sum(code in "01" for code in codes)
     return {"seconds": seconds, "tests": len(codes), "trained_tests": trained, "steps": trained * STEPS}
@@ -193,9 +193,9 @@ def window(folder: Path) -> dict[str, Any]:
     return {"probes": search["probes"], "skipped": len(skipped), "steps": search["steps"]}
 
 
-def page(found: dict[str, Any]) -> str:
+def page(figures: dict[str, Any]) -> str:
     """The page."""
-    history, git = found["history"], found["history"]["git"]
+    history, git = figures["history"], figures["history"]["git"]
     rows = []
     for jobs in (1, 2):
         ours = history[f"repro_{jobs}"]
@@ -210,10 +210,10 @@ def page(found: dict[str, Any]) -> str:
     table = "\n".join(rows)
     noise_rows = "\n".join(
         f"| {n['bad']:g} / {n['good']:g} | {n['trials']:,} | {n['accuracy']:.4f} | {n['tests']:.2f} |"
-        for n in found["noise"]
+        for n in figures["noise"]
     )
-    lone = found["window"]
-    about = found["about"]
+    lone = figures["window"]
+    about = figures["about"]
     return f"""\
 # Benchmarks of bisecting
 
@@ -256,7 +256,7 @@ at 1/0. The driver asks for a tenth more tests, because it expects wrong verdict
 
 A decision is what a bisect asks for after each verdict; git is asked at 10,000 commits.
 
-{search_page(found["search"])}
+{search_page(figures["search"])}
 """
 
 

@@ -70,14 +70,14 @@ def survey() -> list[Family]:
     signs = np.array([0, 1, -1], np.float32)
     halved_signs = (signs.view(np.uint32) >> 16).astype(np.uint16)
     numbers = np.arange(2, TENSORS + 2)
-    one = int(np.ones(2, np.float32).view(np.uint64)[0])
+    ones = int(np.ones(2, np.float32).view(np.uint64)[0])
     families = [
         ("one ULP, fp32 [32]", 1, variants(normal, one_ulp)),
         ("one ULP, bf16 [64]", 1, variants(halved, one_ulp)),
         ("one ULP, fp32 [1048576] of ones", 1,
-         everywhere(TENSORS // 4, one, [one + 1, one - 1, one + 2**32, one - 2**32])),
-        ("one number negated, fp32 [2097152] of ones", 1, everywhere(TENSORS // 2, one, [one ^ 2**63, one ^ 2**31])),
-        ("one number negated, complex64 [2097152] of 1 + i", 1, everywhere(TENSORS, one, [one ^ 2**63 ^ 2**31])),
+         everywhere(TENSORS // 4, ones, [ones + 1, ones - 1, ones + 2**32, ones - 2**32])),
+        ("one number negated, fp32 [2097152] of ones", 1, everywhere(TENSORS // 2, ones, [ones ^ 2**63, ones ^ 2**31])),
+        ("one number negated, complex64 [2097152] of 1 + i", 1, everywhere(TENSORS, ones, [ones ^ 2**63 ^ 2**31])),
         ("one bit, 128 random bytes", 1, variants(random, one_bit)),
         ("one bit, fp32 [32] constant", 1, variants(constant, one_bit)),
         ("two words swapped, int64 [64] arange", 1, variants(ordered, one_swap)),

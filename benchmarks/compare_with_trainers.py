@@ -62,7 +62,7 @@ def main() -> int:
         page = given.docs.read_text(encoding="utf-8")
         head, _, rest = page.partition(BEGIN)
         write_atomic(given.docs, f"{head}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
-    return int(any("differs" in row.values() for one in versions.values() for row in one["fields"].values()))
+    return int(any("differs" in row.values() for version in versions.values() for row in version["fields"].values()))
 
 
 def compare(system: System, checkout: Path, python: str) -> dict[str, Any]:
@@ -137,7 +137,11 @@ def in_table(system: System, name: str, theirs: dict[str, Any]) -> str:
 
 def verdict(pairs: list[tuple[Any, dict[str, Any], str]]) -> str:
     """Of one field in all samples: equal, differs, or not held where the class has no such field."""
-    held = [(ours, one["held"][name]) for ours, one, name in pairs if name in one["held"].keys() - one["attributes"]]
+    held = [
+        (ours, sample["held"][name])
+        for ours, sample, name in pairs
+        if name in sample["held"].keys() - sample["attributes"]
+    ]
     if not held:
         return "not held"
     return "equal" if all(describe(ours) == theirs for ours, theirs in held) else "differs"
@@ -169,19 +173,21 @@ def describe(value: Any) -> Any:
     return ["other", type(value).__name__]
 
 
-def shown(found: dict[str, dict[str, Any]]) -> str:
+def shown(versions: dict[str, dict[str, Any]]) -> str:
     """The result as Markdown."""
     lines = []
-    for system, one in found.items():
-        absent = f"; stand-ins for what is not installed: {', '.join(one['stand_ins'])}" if one["stand_ins"] else ""
+    for system, version in versions.items():
+        absent = (
+            f"; stand-ins for what is not installed: {', '.join(version['stand_ins'])}" if version["stand_ins"] else ""
+        )
         lines.append(
-            f"{system} {one['commit']} ({one['date']}), its code run with torch {one['torch']} and numpy {one['numpy']}"
-            f"{absent}. Loaded of ours: {', '.join(one['files'])}."
+            f"{system} {version['commit']} ({version['date']}), its code run with torch {version['torch']} "
+            f"and numpy {version['numpy']}{absent}. Loaded of ours: {', '.join(version['files'])}."
         )
         head = ["field", "name and default", "our dump, its loader", "its dump, our reader"]
         cells = [
             [name, row.get("table", row.get("whole", "")), row.get(head[2], ""), row.get(head[3], "")]
-            for name, row in one["fields"].items()
+            for name, row in version["fields"].items()
         ]
         lines += ["", table(head, cells), ""]
     return "\n".join(lines).strip()

@@ -35,26 +35,26 @@ def main() -> None:
     if not str(types_module.__file__).startswith(checkout):
         raise SystemExit(f"{types_module.__file__} is not in {checkout}: another {name} is installed")
     sample = types_module.Sample
-    found: dict[str, Any] = {"stand_ins": stand_ins, "torch": torch.__version__, "numpy": np.__version__}
-    found["fields"] = {
+    result: dict[str, Any] = {"stand_ins": stand_ins, "torch": torch.__version__, "numpy": np.__version__}
+    result["fields"] = {
         field.name: describe(plain(getattr(sample(), field.name))) for field in dataclasses.fields(sample)
     }
-    found["loaded"] = {}
+    result["loaded"] = {}
     for path in sorted((folder / "ours").glob("*.pt")):
         samples, metadata = loaded(name, module, path)
-        for one in samples:
-            if hasattr(one, "validate"):
-                one.validate()
-        found["loaded"][path.name] = {
+        for instance in samples:
+            if hasattr(instance, "validate"):
+                instance.validate()
+        result["loaded"][path.name] = {
             "samples": [described(each, sample) for each in samples],
             "metadata": describe(metadata),
         }
-    found["saved"] = {}
+    result["saved"] = {}
     for evaluation in (False, True):
         made = [native(types_module, k) for k in range(2)]
         path = save(name, module, folder / "theirs", made, evaluation)
-        found["saved"][path] = [described(each, sample) for each in made]
-    print(json.dumps(found))
+        result["saved"][path] = [described(each, sample) for each in made]
+    print(json.dumps(result))
 
 
 def load(module: str, package: str, stand_ins: list[str]) -> types.ModuleType:
@@ -135,10 +135,10 @@ def native(types_module: Any, number: int) -> Any:
     return made
 
 
-def described(one: Any, sample: Any) -> dict[str, Any]:
+def described(instance: Any, sample: Any) -> dict[str, Any]:
     """What a sample holds, and which of it is no field of the class."""
     fields = {field.name for field in dataclasses.fields(sample)}
-    held = one.to_dict()
+    held = instance.to_dict()
     return {"held": {k: describe(v) for k, v in held.items()}, "attributes": sorted(held.keys() - fields)}
 
 

@@ -58,10 +58,10 @@ def blocks(draw: random.Random) -> Iterator[bytes]:
                 ),
                 actor(slime(f"Process group {draw.choice(words)} of {draw.choice(words)}", "reloadable.py:317")),
             ]
-        said = " ".join(draw.choices(words, k=600))
+        response = " ".join(draw.choices(words, k=600))
         lines += [
             "(RolloutManager pid=99) "
-            + slime(f"Finish rollout: [{said!r}], label: 7, reward: 1", "sglang_rollout.py:447"),
+            + slime(f"Finish rollout: [{response!r}], label: 7, reward: 1", "sglang_rollout.py:447"),
             actor(slime("Timer update_weights start", "timer.py:24")),
             actor(slime("Timer update_weights end (elapsed: 1.3s)", "timer.py:32")),
             perf(number, step_time=20.0, wait_time_ratio=draw.random()),
@@ -86,8 +86,8 @@ def write_log(path: Path, size: int) -> None:
 
 def used() -> float:
     """Seconds that this process and its children computed."""
-    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    process, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return process.ru_utime + process.ru_stime + children.ru_utime + children.ru_stime
 
 
 def in_turn(ways: dict[str, Callable[[], object]]) -> dict[str, tuple[float, float]]:

@@ -62,7 +62,7 @@ def in_turn(ways: dict[str, Callable[[], object]]) -> dict[str, tuple[float, flo
     ratio = {
         name: statistics.median(a / b for a, b in zip(second, first, strict=True)) for name, second in seconds.items()
     }
-    return {name: (statistics.median(own), ratio[name]) for name, own in seconds.items()}
+    return {name: (statistics.median(times), ratio[name]) for name, times in seconds.items()}
 
 
 def reading(folder: Path) -> tuple[int, list[str]]:

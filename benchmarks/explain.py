@@ -199,8 +199,8 @@ def page(every: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", *rows, ""])
 
 
-def _row(what: str, found: dict[str, Any]) -> str:
-    rounds = found["rounds"]
+def _row(what: str, figures: dict[str, Any]) -> str:
+    rounds = figures["rounds"]
     plain = [statistics.median(r["plain"]) for r in rounds]
     total = [r["step"] + r["end"] for r in rounds]
     ratios = [t / p for t, p in zip(total, plain, strict=True)]

@@ -54,29 +54,29 @@ def speed() -> list[list[str]]:
     raw, turned = x.numpy(), x.view(torch.bfloat16).view(8192, -1).T
     small = list(x[: 300 * 4096].view(300, 4096).clone().unbind())
     cores = sorted(os.sched_getaffinity(0))
-    one, two = set(cores[-1:]), set(cores[-2:])
+    one_core, two_cores = set(cores[-1:]), set(cores[-2:])
     whole = alternate({
-        "ours": (one, lambda: read([x])),
-        "xxh3": (one, lambda: xxhash.xxh3_128_digest(raw)),
-        "ours on two": (two, lambda: read([x])),
-        "measured": (one, lambda: read([x], measure=True)),
-        "measured on two": (two, lambda: read([x], measure=True)),
-        "sum": (one, raw.view(np.uint64).sum),
-        "hash_tensor": (two, lambda: torch.hash_tensor(x)),
-        "sha256": (one, lambda: hashlib.sha256(raw).digest()),
+        "ours": (one_core, lambda: read([x])),
+        "xxh3": (one_core, lambda: xxhash.xxh3_128_digest(raw)),
+        "ours on two": (two_cores, lambda: read([x])),
+        "measured": (one_core, lambda: read([x], measure=True)),
+        "measured on two": (two_cores, lambda: read([x], measure=True)),
+        "sum": (one_core, raw.view(np.uint64).sum),
+        "hash_tensor": (two_cores, lambda: torch.hash_tensor(x)),
+        "sha256": (one_core, lambda: hashlib.sha256(raw).digest()),
     })  # fmt: skip
     other = alternate({
-        "ours": (two, lambda: read([turned])),
-        "copied": (two, lambda: read([turned.contiguous()])),
-        "xxh3": (two, lambda: xxhash.xxh3_128_digest(turned.contiguous().view(torch.int16).numpy())),
+        "ours": (two_cores, lambda: read([turned])),
+        "copied": (two_cores, lambda: read([turned.contiguous()])),
+        "xxh3": (two_cores, lambda: xxhash.xxh3_128_digest(turned.contiguous().view(torch.int16).numpy())),
     })  # fmt: skip
     many = alternate({
-        "ours": (one, lambda: read(small)),
-        "measured": (one, lambda: read(small, measure=True)),
-        "xxh3": (one, lambda: [xxhash.xxh3_128_digest(t.numpy()) for t in small]),
+        "ours": (one_core, lambda: read(small)),
+        "measured": (one_core, lambda: read(small, measure=True)),
+        "xxh3": (one_core, lambda: [xxhash.xxh3_128_digest(t.numpy()) for t in small]),
     })  # fmt: skip
     micro = {k: f"{statistics.median(v) / len(small) * 1e6:.1f} us" for k, v in many.items()}
-    count = f"{len(two)} cores"
+    count = f"{len(two_cores)} cores"
     return [
         ["fingerprint, 256 MiB of fp32, one core", *against(whole, "ours", "xxh3", "xxh3_128"), "at least 0.6x"],
         [f"fingerprint, {count}", *against(whole, "ours on two", "xxh3", "xxh3_128 on one core"), "at least 0.9x"],
@@ -164,14 +164,14 @@ def birthdays(families: list[Family]) -> list[list[str]]:
     # pairs across families meet by chance, so of a family's variance only what it has above its mean is added
     sigma = math.sqrt(expected + sum(f.expected * (f.spread - 1) for f in families))
     parts = zip(*(halves(f.lanes) for f in families), strict=True)  # one kind of bits of all families at a time
-    found = [equal_pairs(np.concatenate(bits)) / expected for bits in parts]
-    ratios = ", ".join(f"{ratio:.5g} ({h})" for ratio, h in zip(found, HALVES, strict=True))
-    off = max(abs(ratio - 1) * expected / sigma for ratio in found)
+    shares = [equal_pairs(np.concatenate(bits)) / expected for bits in parts]
+    ratios = ", ".join(f"{ratio:.5g} ({h})" for ratio, h in zip(shares, HALVES, strict=True))
+    off = max(abs(ratio - 1) * expected / sigma for ratio in shares)
     zs = [(abs(z), h, f.name) for f in families for z, h in zip(deviations(f), HALVES, strict=True)]
     worst, half, name = max(zs)
     typical = statistics.NormalDist().inv_cdf((1 + 0.5 ** (1 / len(zs))) / 2)
     return [
-        ["pairs equal in 32 bits, over the number expected", f"{min(found):.5g}-{max(found):.5g}",
+        ["pairs equal in 32 bits, over the number expected", f"{min(shares):.5g}-{max(shares):.5g}",
          f"{expected:,.0f} expected, sigma {sigma / expected:.4f}; {ratios}; at most {off:.3g} sigma off",
          "within 4 sigma of 1"],
         ["the same in the worst family", f"{worst:.3g} sigma off", f"{half}, {name}; {len(zs)} counts, whose worst is "

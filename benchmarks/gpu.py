@@ -165,9 +165,9 @@ def many() -> list[list[str]]:
     """The 290 tensors of a small model."""
     tensors = [torch.randn(s, device="cuda").bfloat16() for s in qwen_shapes()]
     size = sum(t.numel() * 2 for t in tensors)
-    one = torch.cat([t.reshape(-1) for t in tensors])
+    whole = torch.cat([t.reshape(-1) for t in tensors])
     ours, measured, single, loop = device_ms(
-        [lambda: collect(tensors), lambda: collect(tensors, True), lambda: collect([one]),
+        [lambda: collect(tensors), lambda: collect(tensors, True), lambda: collect([whole]),
          lambda: [torch.hash_tensor(t) for t in tensors]]
     )  # fmt: skip
     (sums, sums_best), (digests, digests_best), (hashed, _) = wall_ms(

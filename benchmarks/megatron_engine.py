@@ -102,8 +102,8 @@ def repository(folder: Path, asked: Sequence[Asked]) -> None:
     cases, rollouts = folder / "golden" / "cases", folder / "golden" / "rollouts" / "random"
     cases.mkdir(parents=True)
     rollouts.mkdir(parents=True)
-    for one in asked:
-        (cases / f"{one.name}.toml").write_text(case_file(one))
+    for case in asked:
+        (cases / f"{case.name}.toml").write_text(case_file(case))
     write_rollouts(rollouts)
     for command in (
         ["git", "init", "-q"],
@@ -114,18 +114,18 @@ def repository(folder: Path, asked: Sequence[Asked]) -> None:
         subprocess.run(command, cwd=folder, check=True)
 
 
-def case_file(one: Asked) -> str:
+def case_file(case: Asked) -> str:
     """The case as TOML."""
-    plain = {k: v for k, v in one.config.items() if not isinstance(v, dict)}
-    tables = {k: v for k, v in one.config.items() if isinstance(v, dict)}
+    plain = {k: v for k, v in case.config.items() if not isinstance(v, dict)}
+    tables = {k: v for k, v in case.config.items() if isinstance(v, dict)}
     lines = [
-        "[case]", f'name = "{one.name}"', f"steps = {STEPS}", "proof_steps = 2", 'rollouts = "golden/rollouts/random"',
-        "", "[subject]", 'module = "repro_core"', 'path = "core"', 'timeout = "5m"', f"env = {toml(one.variables)}",
+        "[case]", f'name = "{case.name}"', f"steps = {STEPS}", "proof_steps = 2", 'rollouts = "golden/rollouts/random"',
+        "", "[subject]", 'module = "repro_core"', 'path = "core"', 'timeout = "5m"', f"env = {toml(case.variables)}",
         "", "[subject.config]", *(f"{k} = {toml(v)}" for k, v in plain.items()),
     ]  # fmt: skip
     for name, table in tables.items():
         lines += ["", f"[subject.config.{name}]", *(f"{k} = {toml(v)}" for k, v in table.items())]
-    return "\n".join([*lines, "", "[resources]", f"ranks = {one.ranks}", f"gpus = {one.ranks}", ""])
+    return "\n".join([*lines, "", "[resources]", f"ranks = {case.ranks}", f"gpus = {case.ranks}", ""])
 
 
 def toml(value: Any) -> str:
@@ -168,22 +168,22 @@ def rollout(number: int) -> tuple[dict[str, Any], dict[str, Any]]:
     return tensors, meta
 
 
-def record(folder: Path, one: Asked) -> dict[str, Any]:
+def record(folder: Path, case: Asked) -> dict[str, Any]:
     """What `repro golden record` says of one configuration."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", "repro", "golden", "record", one.name]
+    command = [sys.executable, "-m", "repro", "golden", "record", case.name]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    print(f"-- {one.name}: exit {done.returncode}", *done.stdout.splitlines()[-12:], *said[-4:], sep="\n", flush=True)
-    if (done.returncode == 0) != one.kept:
+    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    print(f"-- {case.name}: exit {done.returncode}", *done.stdout.splitlines()[-12:], *lines[-4:], sep="\n", flush=True)
+    if (done.returncode == 0) != case.kept:
         for log in sorted((folder / ".git" / "repro").rglob("*.log*"))[-2:]:
             print(f"-- {log.name}", *log.read_text(errors="replace").splitlines()[-25:], sep="\n", flush=True)
-    found: dict[str, Any] = {
-        "name": one.name, "exit": done.returncode, "seconds": time.perf_counter() - began,
-        "said": outcome(done.returncode, done.stdout if done.returncode == 0 else done.stderr), "kept": one.kept,
-        "ranks": one.ranks,
+    result: dict[str, Any] = {
+        "name": case.name, "exit": done.returncode, "seconds": time.perf_counter() - began,
+        "said": outcome(done.returncode, done.stdout if done.returncode == 0 else done.stderr), "kept": case.kept,
+        "ranks": case.ranks,
     }  # fmt: skip
-    return found
+    return result
 
 
 def outcome(code: int, text: str) -> str:
@@ -195,20 +195,20 @@ def outcome(code: int, text: str) -> str:
 # -- a state that is saved and loaded
 
 
-def resumed(one: Asked) -> dict[str, Any]:
+def resumed(case: Asked) -> dict[str, Any]:
     """Whether a run that loads its state, in a new process, goes on with the same bits as the one that saved it."""
     with tempfile.TemporaryDirectory() as folder:
-        states = [json.loads(own_process(["--state", one.name, "--at", folder], one)) for _ in range(2)]
+        states = [json.loads(own_process(["--state", case.name, "--at", folder], case)) for _ in range(2)]
     straight, again = states
     differ = sorted(name for name in straight.keys() | again.keys() if straight.get(name) != again.get(name))
-    said = f"{len(straight)} parts of the state after two updates, {len(differ)} differ" + (
+    text = f"{len(straight)} parts of the state after two updates, {len(differ)} differ" + (
         f": {differ[0]} first" if differ else ""
     )
-    print(f"-- {one.name}, resumed: {said}", flush=True)
-    return {"name": f"{one.name}, saved and resumed", "exit": bool(differ), "said": said, "kept": True}
+    print(f"-- {case.name}, resumed: {text}", flush=True)
+    return {"name": f"{case.name}, saved and resumed", "exit": bool(differ), "said": text, "kept": True}
 
 
-def state_after(one: Asked, folder: Path) -> dict[str, str]:
+def state_after(case: Asked, folder: Path) -> dict[str, str]:
     """Fingerprints of the state after two updates; the state after the first is in the folder, or is written to it."""
     sys.path[:0] = [str(ROOT / "core"), str(ROOT / "golden")]
     from repro_core import Rollout
@@ -216,7 +216,7 @@ def state_after(one: Asked, folder: Path) -> dict[str, str]:
     from repro_core.train.trainer import Trainer
     from repro_golden.fingerprint import fingerprint
 
-    trainer, saved = Trainer(TrainConfig.from_mapping(one.config), log=lambda _: None), folder / "state"
+    trainer, saved = Trainer(TrainConfig.from_mapping(case.config), log=lambda _: None), folder / "state"
 
     def train(number: int) -> None:
         tensors, meta = rollout(number)
@@ -232,12 +232,12 @@ def state_after(one: Asked, folder: Path) -> dict[str, str]:
     return {name: fingerprint(tensor) for name, tensor in trainer.state().items()}
 
 
-def own_process(arguments: Sequence[str], one: Asked) -> str:
+def own_process(arguments: Sequence[str], case: Asked) -> str:
     """The last line that this script prints in a fresh process with the variables of a replay."""
     variables = {
         **os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHDYNAMO_DISABLE": "1",
         "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
-    } | one.variables  # fmt: skip
+    } | case.variables  # fmt: skip
     done = subprocess.run(
         [sys.executable, __file__, *arguments], env=variables, capture_output=True, text=True, check=False
     )
@@ -249,7 +249,7 @@ def own_process(arguments: Sequence[str], one: Asked) -> str:
 # -- time
 
 
-def timed(one: Asked) -> dict[str, list[float]]:
+def timed(case: Asked) -> dict[str, list[float]]:
     """Milliseconds of a forward and backward pass, in this process; deterministic ones with and without the fill."""
     sys.path.insert(0, str(ROOT / "core"))
     import torch
@@ -258,13 +258,13 @@ def timed(one: Asked) -> dict[str, list[float]]:
     from repro_core.rl.batching import plan_updates
     from repro_core.train.trainer import Trainer
 
-    trainer = Trainer(TrainConfig.from_mapping(one.config), log=lambda _: None)
+    trainer = Trainer(TrainConfig.from_mapping(case.config), log=lambda _: None)
     engine = trainer.engines.policy
     tensors = {name: tensor.cuda() for name, tensor in rollout(0)[0].items()}
-    (update,) = plan_updates(tensors, SAMPLES, one.config["max_tokens_per_micro_batch"])
+    (update,) = plan_updates(tensors, SAMPLES, case.config["max_tokens_per_micro_batch"])
     value: dict[str, list[float]] = {}
     for number in range(2 * (WARM + ROUNDS)):
-        fill = not one.free and number % 2 == 0
+        fill = not case.free and number % 2 == 0
         torch.utils.deterministic.fill_uninitialized_memory = fill
         columns = engine.forward(tensors, update)
         gradients = {name: torch.ones_like(column) / len(column) for name, column in columns.items()}
@@ -324,9 +324,9 @@ def page(seen: Mapping[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def short(said: str) -> str:
+def short(text: str) -> str:
     """One cell of the table."""
-    text = re.sub(r"\s+", " ", said).replace("|", "\\|")
+    text = re.sub(r"\s+", " ", text).replace("|", "\\|")
     return text if len(text) <= 420 else f"{text[:417]}..."
 
 
@@ -359,7 +359,7 @@ def measured(options: argparse.Namespace, every: Mapping[str, Asked]) -> dict[st
     """Record and time what is asked for; what was seen so far is kept after each."""
     import torch
 
-    fit = [name for name, one in every.items() if one.ranks <= torch.cuda.device_count()]
+    fit = [name for name, case in every.items() if case.ranks <= torch.cuda.device_count()]
     more = ("times", "resumed")
     wanted = [name for name in options.only or [*fit, *more] if name in (*fit, *more)]
     seen: dict[str, Any] = {"machine": machine(options.commit), "records": [], "times": {}}
@@ -395,7 +395,7 @@ def main() -> None:
     parser.add_argument("--state")
     parser.add_argument("--at", type=Path)
     options = parser.parse_args()
-    every = {one.name: one for one in (*ONE, *TWO)}
+    every = {case.name: case for case in (*ONE, *TWO)}
     if options.time:
         print(json.dumps(timed(every[options.time])))
         return

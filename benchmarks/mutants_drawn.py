@@ -134,16 +134,16 @@ def _silent(source: str) -> set[int]:
             hidden.append(node)
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             hidden.append(node)
-        for one in hidden:
-            if one is not None:
-                lines.update(range(one.lineno, (one.end_lineno or one.lineno) + 1))  # type: ignore[attr-defined]
+        for part in hidden:
+            if part is not None:
+                lines.update(range(part.lineno, (part.end_lineno or part.lineno) + 1))  # type: ignore[attr-defined]
     return lines
 
 
-def _difference(source: str, one: Mutant) -> list[str]:
+def _difference(source: str, mutant: Mutant) -> list[str]:
     """The lines of a diff; none where the change cannot be made."""
     try:
-        text = one.text()
+        text = mutant.text()
         compile(text, "mutant", "exec")
     except (AttributeError, SyntaxError):  # `except a.B` is more than Cosmic Ray knows
         return []
@@ -215,9 +215,9 @@ def _marks(source: str, line: int) -> list[int]:
         node = child
         if isinstance(node, ast.stmt):
             within.append(node)
-    for one in reversed(within):
-        start = min([one.lineno, *(d.lineno for d in getattr(one, "decorator_list", ()))])
-        before = lines[start - 1][: one.col_offset]
+    for statement in reversed(within):
+        start = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
+        before = lines[start - 1][: statement.col_offset]
         if not before.strip() and not lines[start - 1].lstrip().startswith(("elif", "else")):
             break
     first = [start]

@@ -70,9 +70,9 @@ def main() -> None:
             work = list(changes(Path(folder), options))
             import_peers()
             with ThreadPoolExecutor(options.jobs) as pool:
-                for task, said in zip(work, pool.map(judged, work), strict=True):
-                    kept["changes"][task.name] = said
-                    print(f"{task.name}: {said}", flush=True)
+                for task, answers in zip(work, pool.map(judged, work), strict=True):
+                    kept["changes"][task.name] = answers
+                    print(f"{task.name}: {answers}", flush=True)
         DATA.write_text(json.dumps(kept, indent=1) + "\n")
     PAGE.write_text(page(kept))
 
@@ -141,14 +141,14 @@ def judged(change: Change) -> dict[str, Any]:
         runs = [
             Run(change, side, Path(folder) / name) for side, name in (("before", "a"), ("before", "b"), ("after", "c"))
         ]
-        said: dict[str, Any] = {"kind": change.kind, "sees": {}, "again": {}}
+        answers: dict[str, Any] = {"kind": change.kind, "sees": {}, "again": {}}
         for name, check in CHECKS.items():
             for key, other in (("sees", runs[2]), ("again", runs[1])):
                 try:
-                    said[key][name] = check(runs[0], other)
+                    answers[key][name] = check(runs[0], other)
                 except Exception as error:  # noqa: BLE001 - a check that breaks has said nothing, and the page says so
-                    said[key][name] = f"{type(error).__name__}: {error}"[:200]
-        return said
+                    answers[key][name] = f"{type(error).__name__}: {error}"[:200]
+        return answers
 
 
 def costs() -> dict[str, float]:
@@ -335,13 +335,13 @@ def page(kept: Mapping[str, Any]) -> str:
         ratios = [f"{cost['times'][name]:.2f}x" for name in CHECKS]
         totals.append(["two runs of the program of ours and the comparison, against two plain runs", "cost", *ratios])
     rows = []
-    for name, one in sorted(every.items(), key=lambda item: (list(KINDS).index(item[1]["kind"]), item[0])):
+    for name, change in sorted(every.items(), key=lambda item: (list(KINDS).index(item[1]["kind"]), item[0])):
         marks = {True: "seen", False: "-"}
-        cells = [marks.get(one["sees"][check], "cannot tell") for check in CHECKS]
-        rows.append([f"`{name}`" if one["kind"] == "real" else name, one["kind"], *cells])
+        cells = [marks.get(change["sees"][check], "cannot tell") for check in CHECKS]
+        rows.append([f"`{name}`" if change["kind"] == "real" else name, change["kind"], *cells])
     broken = sorted({
-        f"{check}: {name}: {one['sees'][check]}"
-        for name, one in every.items() for check in CHECKS if isinstance(one["sees"][check], str)
+        f"{check}: {name}: {change['sees'][check]}"
+        for name, change in every.items() for check in CHECKS if isinstance(change["sees"][check], str)
     })  # fmt: skip
     facts = kept["about"]
     lines = [

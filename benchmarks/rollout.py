@@ -98,17 +98,17 @@ def leg(device: str, backend: str, mode: str, rounds: int, write: Callable[[Mapp
         )  # fmt: skip
         imported = time.perf_counter()
         engine = SglangEngine(config, Path(folder) / "model", DTYPES[device], device=device)
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             "import_s": imported - began, "start_s": time.perf_counter() - imported, "identity": engine.identity(),
         }  # fmt: skip
-        write(found)
+        write(result)
         try:
-            found["findings"] = [finding.to_mapping() for finding in check(engine, Plan(**PLANS[device]), say=_said)]
-            write(found)
-            found["tokens_per_s"] = speed(engine, device, rounds)
-            write(found)
-            found["sync_s"] = syncs(engine, policy.to(torch_device), Path(folder), rounds)
-            write(found)
+            result["findings"] = [finding.to_mapping() for finding in check(engine, Plan(**PLANS[device]), say=_said)]
+            write(result)
+            result["tokens_per_s"] = speed(engine, device, rounds)
+            write(result)
+            result["sync_s"] = syncs(engine, policy.to(torch_device), Path(folder), rounds)
+            write(result)
         finally:
             engine.close()
 
@@ -176,8 +176,8 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         else:
             seen["legs"][name] = child(name, options)
         keep(options.out, seen)
-        said = seen["legs"][name]
-        print(f"-- {name}: {said.get('failed') or 'done'}", flush=True)
+        leg = seen["legs"][name]
+        print(f"-- {name}: {leg.get('failed') or 'done'}", flush=True)
     return seen
 
 
@@ -263,7 +263,7 @@ def page(every: Sequence[Mapping[str, Any]]) -> str:
 
 def stand_ins(seen: Mapping[str, Any]) -> list[str]:
     """A line where results rest on some."""
-    names = {name for one in seen["legs"].values() for name in one.get("identity", {}).get("stand_ins", ())}
+    names = {name for leg in seen["legs"].values() for name in leg.get("identity", {}).get("stand_ins", ())}
     return [f"rests on stand-ins: {', '.join(sorted(names))}"] if names else []
 
 
@@ -275,10 +275,10 @@ def results(seen: Mapping[str, Any]) -> list[str]:
     head = ["check", *(f"`{name}`: known / found" for name in legs)]
     lines += ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     by_check = {name: {finding["name"]: finding for finding in leg["findings"]} for name, leg in legs.items()}
-    for check in dict.fromkeys(check for one in by_check.values() for check in one):
+    for check in dict.fromkeys(check for findings in by_check.values() for check in findings):
         cells = [
-            f"{known(seen['device'], name, check)} / {cell(one.get(check), legs[name])}"
-            for name, one in by_check.items()
+            f"{known(seen['device'], name, check)} / {cell(findings.get(check), legs[name])}"
+            for name, findings in by_check.items()
         ]
         lines.append("| " + " | ".join([check, *(text.replace("|", "\\|") for text in cells)]) + " |")
     return lines
@@ -298,20 +298,21 @@ def must_differ(check: str) -> bool:
     return check in ("seed", "weight-update")
 
 
-def cell(one: Mapping[str, Any] | None, leg: Mapping[str, Any]) -> str:
+def cell(finding: Mapping[str, Any] | None, leg: Mapping[str, Any]) -> str:
     """What was found in a leg, with the first place and its size."""
-    if one is None:
+    if finding is None:
         return "-"
-    if one["name"] == "prefix-cache" and leg["identity"]["flags"].get("disable_radix_cache"):
+    if finding["name"] == "prefix-cache" and leg["identity"]["flags"].get("disable_radix_cache"):
         return NO_CACHE  # whatever was found: older versions of the check compared two cold runs
-    if must_differ(one["name"]):
-        return {"equal": "**no effect**", "differs": "has effect"}.get(one["outcome"], one["outcome"])
-    first = (one["likeness"] or {}).get("first")
-    if one["outcome"] != "differs" or not first:
-        return f"{one['outcome']}{': ' + one['text'] if one['outcome'] in ('failed', 'not applicable') else ''}"
-    widest = one["likeness"]["widest"]
+    if must_differ(finding["name"]):
+        return {"equal": "**no effect**", "differs": "has effect"}.get(finding["outcome"], finding["outcome"])
+    first = (finding["likeness"] or {}).get("first")
+    if finding["outcome"] != "differs" or not first:
+        text = f": {finding['text']}" if finding["outcome"] in ("failed", "not applicable") else ""
+        return f"{finding['outcome']}{text}"
+    widest = finding["likeness"]["widest"]
     size = f", at most {widest:.3g}" if widest is not None else ""
-    many = f"{one['likeness']['differing']} of {one['likeness']['prompts']} responses"
+    many = f"{finding['likeness']['differing']} of {finding['likeness']['prompts']} responses"
     return f"**differs**: {many}{size}; first: prompt {first['prompt']}, {first['part']} {first['position']}"
 
 
@@ -320,19 +321,19 @@ def costs(seen: Mapping[str, Any]) -> list[str]:
     head = ["leg", "start, s", f"tokens/s at batch {BATCH}", "to free", "sync by tensor, s", "checked", "by disk, s",
             "checked"]  # fmt: skip
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    for name, one in seen["legs"].items():
-        if "start_s" not in one:
+    for name, leg in seen["legs"].items():
+        if "start_s" not in leg:
             continue
-        speed_here = statistics.median(one["tokens_per_s"]) if "tokens_per_s" in one else None
+        speed_here = statistics.median(leg["tokens_per_s"]) if "tokens_per_s" in leg else None
         free = seen["legs"].get(f"{name.rpartition('-')[0]}-free", {}).get("tokens_per_s")
         ratio = f"{speed_here / statistics.median(free):.3f}x" if speed_here and free else "-"
-        sync = one.get("sync_s", {})
+        sync = leg.get("sync_s", {})
         seconds = [
             f"{statistics.median(sync[key]):.3f}" if sync.get(key) else "-"
             for key in ("tensor", "tensor, checked", "disk", "disk, checked")
         ]
         shown = f"{speed_here:,.0f}" if speed_here else "-"
-        lines.append("| " + " | ".join([f"`{name}`", f"{one['start_s']:.1f}", shown, ratio, *seconds]) + " |")
+        lines.append("| " + " | ".join([f"`{name}`", f"{leg['start_s']:.1f}", shown, ratio, *seconds]) + " |")
     return [
         *lines,
         "",

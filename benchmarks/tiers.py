@@ -167,7 +167,7 @@ def kinds(runs: list[dict[str, Any]]) -> list[str]:
 
 def files(runs: list[dict[str, Any]]) -> list[str]:
     """Seconds of workers by file, of the dearest."""
-    names = sorted({n for one in runs for n in one["files"]}, key=lambda n: -max(o["files"].get(n, 0) for o in runs))
+    names = sorted({n for run in runs for n in run["files"]}, key=lambda n: -max(o["files"].get(n, 0) for o in runs))
     rows = [f"| | {' | '.join(heading(run) for run in runs)} |", f"|---|{'---|' * len(runs)}"]
     rows += [f"| `{name}` | {' | '.join(cell(run, name) for run in runs)} |" for name in names[:SHOWN]]
     if len(names) <= SHOWN:
@@ -175,14 +175,14 @@ def files(runs: list[dict[str, Any]]) -> list[str]:
     return [*rows, f"| {len(names) - SHOWN} others | {' | '.join(cell(run, *names[SHOWN:]) for run in runs)} |"]
 
 
-def cell(one: dict[str, Any], *names: str) -> str:
+def cell(run: dict[str, Any], *names: str) -> str:
     """Seconds of files together."""
-    return f"{sum(one['files'].get(name, 0) for name in names):.0f}"
+    return f"{sum(run['files'].get(name, 0) for name in names):.0f}"
 
 
-def heading(one: dict[str, Any]) -> str:
+def heading(run: dict[str, Any]) -> str:
     """A column's."""
-    return f"{one['label']}, `make {one['tier']}`"
+    return f"{run['label']}, `make {run['tier']}`"
 
 
 if __name__ == "__main__":

@@ -201,7 +201,7 @@ def watched(folder: Path, *apart: Path) -> Iterator[Callable[[], list[str]]]:
     """What was made, changed or removed below a folder since, but for what lies in the places `apart`."""
 
     def seen() -> dict[str, tuple[object, ...]]:
-        found: dict[str, tuple[object, ...]] = {}
+        entries: dict[str, tuple[object, ...]] = {}
         for top, names, files in os.walk(folder):
             names[:] = [name for name in names if Path(top, name) not in apart]
             for name in (*names, *files):
@@ -209,8 +209,8 @@ def watched(folder: Path, *apart: Path) -> Iterator[Callable[[], list[str]]]:
                 if path in apart:
                     continue
                 facts = path.lstat()
-                found[str(path)] = (facts.st_mode, facts.st_size, 0 if path.is_dir() else facts.st_mtime_ns)
-        return found
+                entries[str(path)] = (facts.st_mode, facts.st_size, 0 if path.is_dir() else facts.st_mtime_ns)
+        return entries
 
     before = seen()
 

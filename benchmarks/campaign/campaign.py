@@ -184,7 +184,7 @@ def shown(result: Mapping[str, Any]) -> str:
     if any("about" not in promise for promise in result["promises"]):
         lines.append(textwrap.fill(f"{_where(result)}.", 120, break_on_hyphens=False))
     for where, ones in later.items():
-        whats = dict.fromkeys(one["what"].partition(": ")[0] for one in ones)
+        whats = dict.fromkeys(promise["what"].partition(": ")[0] for promise in ones)
         told = textwrap.fill(f"{'; '.join(whats)}: {where[0].lower()}{where[1:]}.", 120, break_on_hyphens=False)
         lines += [*([""] if lines[-1] else []), told]
     return "\n".join(lines)

@@ -82,7 +82,7 @@ def _tried(asked: Asked, each: Format, folder: Path, tries: int) -> Promise:
     whole = folder / "whole"
     whole.mkdir(parents=True)
     each.make(whole)
-    answer, said, same, less = each.read(whole), 0, 0, 0
+    answer, errors, same, less = each.read(whole), 0, 0, 0
     raw = (whole / each.file).read_bytes()
     for _ in range(tries):
         damaged, how = raw, ""
@@ -96,7 +96,7 @@ def _tried(asked: Asked, each: Format, folder: Path, tries: int) -> Promise:
         try:
             content = each.read(place)
         except (ReproError, CheckpointError) as error:
-            said += 1
+            errors += 1
             promise.judge("\n" not in str(error) and len(str(error)) > 10, f"{each.file}, {how}: says {error}")
         except Exception as error:  # noqa: BLE001 - whatever it is, it would be a traceback
             promise.judge(False, f"{each.file}, {how}: {type(error).__name__}: {str(error)[:200]}")
@@ -106,7 +106,7 @@ def _tried(asked: Asked, each: Format, folder: Path, tries: int) -> Promise:
             same, less = same + alike, less + part
             promise.judge(alike or part, f"{each.file}, {how}: is read as something else")
     promise.figures = {
-        "told in one line": str(said),
+        "told in one line": str(errors),
         "the same answer": str(same),
         "visibly less": str(less),
     }
@@ -147,11 +147,13 @@ def _formats() -> Iterator[Format]:
         state = "sealed" if sealed else "closed" if closed else "of a run that was killed"
         yield Format(f"a trace's {file}, {state}", _trace(closed, sealed), file, _of_trace, _no_more)
     yield Format("the index of a long trace", _long, "b/steps.index", _of_long)
-    yield Format("a trace's dump of a tensor", _dump, "t/dump", _of_dump, lambda found, _: found is None)
+    yield Format("a trace's dump of a tensor", _dump, "t/dump", _of_dump, lambda content, _: content is None)
     yield Format("a golden run's run.json", _golden, "run/run.json", _of_golden)
     yield Format("the header of a golden run's trace", _golden, "run/trace/header.json", _of_golden)
     yield Format("the rows of a golden run", _golden, "run/trace/rank-00000.parquet", _of_golden)
-    yield Format("the journal of a bisect", _journal, "journal.jsonl", _of_journal, lambda found, whole: found < whole)
+    yield Format(
+        "the journal of a bisect", _journal, "journal.jsonl", _of_journal, lambda content, whole: content < whole
+    )
     yield Format("recorded rollouts", _rollouts, "r/0.safetensors", _of_rollouts)
     yield Format("the index of recorded rollouts", _rollouts, "r/index.json", _of_rollouts)
     yield Format("a rollout dump", _rollout_dump, "3.pt", _of_rollout_dump)
@@ -161,11 +163,13 @@ def _formats() -> Iterator[Format]:
         yield Format(f"a state's {file}", _state, f"s/{file}", _of_state)
     for file in ("rank-00000.jsonl", "digest"):
         path = f"{left.FOLDER}/{file}"
-        yield Format(f"recorded operations' {file}", _operations, path, _of_operations, lambda found, _: found == [])
-    yield Format("the mark of a built environment", _built, "key.built", _of_built, lambda found, _: found is None)
+        yield Format(
+            f"recorded operations' {file}", _operations, path, _of_operations, lambda content, _: content == []
+        )
+    yield Format("the mark of a built environment", _built, "key.built", _of_built, lambda content, _: content is None)
     yield Format("the list of a site's files", _site, "site/repro-site.json", _of_site)
     yield Format(
-        "the pointer of what DVC keeps", _pointer, "repo/kept.dvc", _of_pointer, lambda found, _: not found, 0.2
+        "the pointer of what DVC keeps", _pointer, "repo/kept.dvc", _of_pointer, lambda content, _: not content, 0.2
     )
 
 
@@ -183,9 +187,9 @@ def _of_trace(folder: Path) -> Any:
     return exact(trace.header.to_mapping()), content(trace), trace.complete and trace.end
 
 
-def _no_more(found: Any, whole: Any) -> bool:
+def _no_more(content: Any, whole: Any) -> bool:
     """Steps up to some one, of a trace that does not count as complete."""
-    header, steps, end = found
+    header, steps, end = content
     return not end and header == whole[0] and bool(steps == whole[1][: len(steps)])
 
 

@@ -151,8 +151,8 @@ def of_commits(asked: Asked, count: int) -> Promise:
             lambda line=line: subprocess.run(line, cwd=place, capture_output=True, text=True, check=False)
         )
         promise.judge(f"commit {culprit}" in done.stdout, f"moved at {bad}: {done.stdout[-200:]}{done.stderr[-200:]}")
-        theirs, said = timed(lambda test=test: by_git(place, first, test))
-        assert f"{culprit} is the first bad commit" in said
+        theirs, output = timed(lambda test=test: by_git(place, first, test))
+        assert f"{culprit} is the first bad commit" in output
         promise.figures = {"repro bisect": f"{ours:.1f} s", "git bisect run": f"{theirs:.1f} s"}
     return promise
 
@@ -160,9 +160,9 @@ def of_commits(asked: Asked, count: int) -> Promise:
 def by_git(place: Path, first: str, test: Sequence[str]) -> str:
     """What `git bisect run` says of the same test."""
     git(place, "bisect", "start", "HEAD", first)
-    said = git(place, "bisect", "run", *test)
+    output = git(place, "bisect", "run", *test)
     git(place, "bisect", "reset")
-    return said
+    return output
 
 
 def git(place: Path, *words: str) -> str:

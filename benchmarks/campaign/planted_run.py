@@ -48,7 +48,7 @@ __all__ = ["main"]
 def main(program: str, folder: Path, golden: Path | None = None) -> int:
     """Serve until the lines end."""
     torch.set_num_threads(1)
-    one = planted_core.one if program in planted_core.PROGRAMS else _one
+    run = planted_core.one if program in planted_core.PROGRAMS else _one
     (planted_core if program in planted_core.PROGRAMS else planted_programs).warm(program)
     fingerprint(torch.ones(3))  # the kernels are compiled, or found
     gc.collect()
@@ -67,7 +67,7 @@ def main(program: str, folder: Path, golden: Path | None = None) -> int:
                 asked = json.loads(line)
                 _begin(place)
                 held = enter(asked["around"], place) if asked and "around" in asked else None
-                code = one(program, place, asked if asked and "at" in asked else None, clean)
+                code = run(program, place, asked if asked and "at" in asked else None, clean)
                 del held
             except BaseException:  # noqa: BLE001 - nothing of ours may go on in a fork
                 traceback.print_exc()

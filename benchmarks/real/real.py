@@ -225,21 +225,21 @@ def by_git(case: Mapping[str, Any], clone: Path, command: Sequence[str]) -> dict
 def page(cases: Mapping[str, Mapping[str, Any]], kept: Mapping[str, Mapping[str, Any]]) -> str:
     """The page."""
     shown = {name: kept[name] for name in cases if name in kept}
-    rows = [row(name, cases[name], found) for name, found in shown.items()]
-    both = [found for found in shown.values() if "git" in found and found["git"].get("processes")]
-    right = sum(found["ours"].get("right", False) for found in shown.values())
-    lines = [found["ours"]["text"] for found in shown.values() if found["ours"].get("line")]
+    rows = [row(name, cases[name], finding) for name, finding in shown.items()]
+    both = [finding for finding in shown.values() if "git" in finding and finding["git"].get("processes")]
+    right = sum(finding["ours"].get("right", False) for finding in shown.values())
+    lines = [finding["ours"]["text"] for finding in shown.values() if finding["ours"].get("line")]
     defined, ran = (sum(way in text for text in lines) for way in WAYS.values())
     projects = {(case.get("package") or case["repository"]).rpartition("/")[2] for case in (cases[n] for n in shown)}
-    abouts = sorted({tuple(found["about"].values()) for found in shown.values()})
+    abouts = sorted({tuple(finding["about"].values()) for finding in shown.values()})
     totals = [
         f"| {what} | {total(both, 'ours', key):,.0f} | {total(both, 'git', key):,.0f} |"
         for what, key in (("processes", "processes"), ("trained steps", "steps"), ("seconds", "seconds"))
     ]
-    named = [found for found in both if found["ours"].get("named_seconds")]
+    named = [finding for finding in both if finding["ours"].get("named_seconds")]
     until = total(named, "ours", "named_seconds"), total(named, "git", "seconds")
     totals.append(f"| seconds until the name | {until[0]:,.0f} | {until[1]:,.0f} |")
-    git_right = sum(found["git"]["right"] for found in both)
+    git_right = sum(finding["git"]["right"] for finding in both)
     return "\n".join([
         "# Real regressions, in the histories where they happened", "",
         "Written by `python benchmarks/real/real.py`. Each row is a change of numbers that really happened in an open",
@@ -259,17 +259,17 @@ def page(cases: Mapping[str, Mapping[str, Any]], kept: Mapping[str, Mapping[str,
     ])  # fmt: skip
 
 
-def total(found: Sequence[Mapping[str, Any]], side: str, key: str) -> float:
+def total(findings: Sequence[Mapping[str, Any]], side: str, key: str) -> float:
     """Of all cases that both searched."""
-    return sum(finding[side].get(key) or 0 for finding in found)
+    return sum(finding[side].get(key) or 0 for finding in findings)
 
 
-def row(name: str, case: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+def row(name: str, case: Mapping[str, Any], finding: Mapping[str, Any]) -> str:
     """A row of the table."""
-    ours, git = found["ours"], found.get("git")
+    ours, git = finding["ours"], finding.get("git")
     where = case.get("repository", case.get("package"))
     named = f"{ours.get('culprit', '')[:10]} ({'right' if ours.get('right') else 'wrong'})"
-    said = named if ours.get("outcome") == "found" else f"{ours['outcome']}: {ours.get('error', '')[:120]}"
+    verdict = named if ours.get("outcome") == "found" else f"{ours['outcome']}: {ours.get('error', '')[:120]}"
     first = ", ".join(str(part) for part in ours.get("first", []) if part is not None)
     spent = ", ".join(f"{ours.get(key, 0):,.0f}" for key in ("processes", "steps", "seconds"))
     rival = "releases: none"
@@ -283,7 +283,7 @@ def row(name: str, case: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     cells = [
         f"`{name}` [{where}]({case['says']}), {case['kind']}: {case['what']}. {case.get('note', '')}".strip(),
         f"{case['good']}..{case['bad']}, {ours.get('commits', '?')} commits",
-        said, first, ours.get("text", ""), spent, rival,
+        verdict, first, ours.get("text", ""), spent, rival,
     ]  # fmt: skip
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

@@ -227,12 +227,12 @@ def history(upstream: Path, place: Path, ranges: Sequence[tuple[str, str]]) -> N
     wanted = "".join(f"--shallow {good}\n" for good, _ in ends) + "".join(f"{bad}\n" for _, bad in ends)
     words = [*git, "pack-objects", "--quiet", "--revs", "--stdout", "--missing=allow-any", "--delta-base-offset"]
     packed = subprocess.run(words, input=wanted.encode(), check=True, stdout=subprocess.PIPE).stdout
-    own = ["git", "-C", str(place)]
+    target = ["git", "-C", str(place)]
     run("git", "init", "--quiet", "--initial-branch", "main", str(place))
-    subprocess.run([*own, "index-pack", "--stdin"], input=packed, check=True, stdout=subprocess.PIPE)
+    subprocess.run([*target, "index-pack", "--stdin"], input=packed, check=True, stdout=subprocess.PIPE)
     (place / ".git" / "shallow").write_text("".join(f"{good}\n" for good, _ in ends))
     for n, (_, bad) in enumerate(ends):
-        run(*own, "update-ref", f"refs/heads/{f'range-{n}' if n < len(ends) - 1 else 'main'}", bad)
+        run(*target, "update-ref", f"refs/heads/{f'range-{n}' if n < len(ends) - 1 else 'main'}", bad)
 
 
 def stand_in(place: Path, contents: Mapping[str, bytes]) -> None:

@@ -175,15 +175,15 @@ def main() -> None:
             before = told[stage]["calls"] if stage in told else []
             told[stage] = run(COMMANDS[stage], work, end)
             told[stage]["calls"] = [*before, told[stage]["seconds"]]
-        for one in told.get(stage, ()) if stage == "plain" else [told[stage]] if stage in told else []:
-            print(f"== {stage}\n{one['output']}\nexit {one['code']}, {one['seconds']} s", flush=True)
+        for record in told.get(stage, ()) if stage == "plain" else [told[stage]] if stage in told else []:
+            print(f"== {stage}\n{record['output']}\nexit {record['code']}, {record['seconds']} s", flush=True)
         kept.write_text(json.dumps(told, indent=1))
         shutil.copy(kept, options.out / "slime.json")
 
 
 def ended(stage: Any) -> bool:
     """Whether a stage was run, and to its end."""
-    return bool(stage) and all(one["code"] != CUT for one in (stage if isinstance(stage, list) else [stage]))
+    return bool(stage) and all(record["code"] != CUT for record in (stage if isinstance(stage, list) else [stage]))
 
 
 def setup(work: Path, parcels: Path | None) -> None:
@@ -197,7 +197,7 @@ def setup(work: Path, parcels: Path | None) -> None:
     base = Path(
         subprocess.check_output([sys.executable, "-c", "import torch; print(torch.__file__)"], text=True)
     ).parents[1]
-    site, own = slime_packages(work, base), own_packages(work, base)
+    site, packages = slime_packages(work, base), own_packages(work, base)
     for env, name, where in (
         ("env_repro", "repro", "repro.__main__"),
         ("env_repro", "dvc", "dvc.cli"),
@@ -207,7 +207,7 @@ def setup(work: Path, parcels: Path | None) -> None:
         script.write_text(f"#!{script.with_name('python')}\nimport sys\nfrom {where} import main\nsys.exit(main())\n")
         script.chmod(0o755)
     hot = [site / name for name in ("sglang", "ray", "wandb", "transformers", "transformer_engine", "numpy")]
-    compiled = [sys.executable, "-m", "compileall", "-q", "-j", "0", *map(str, hot), str(work / "mlm"), str(own)]
+    compiled = [sys.executable, "-m", "compileall", "-q", "-j", "0", *map(str, hot), str(work / "mlm"), str(packages)]
     subprocess.run(compiled, check=False, capture_output=True)
     shutil.copy(HERE / "slime_launch.sh", work / "launch.sh")
     write_prompts(work / "lab" / "prompts.jsonl")
@@ -243,15 +243,15 @@ def slime_packages(work: Path, base: Path) -> Path:
 
 def own_packages(work: Path, base: Path) -> Path:
     """The site-packages of repro's environment; and in ``ours`` what looks inside a training that samples."""
-    own = environment(work / "env_repro")
+    packages = environment(work / "env_repro")
     for path in (work / "site_repro").iterdir():
-        shutil.move(path, own / path.name)
-    (own / "zz_base.pth").write_text(f"{base}\n")
+        shutil.move(path, packages / path.name)
+    (packages / "zz_base.pth").write_text(f"{base}\n")
     (work / "ours").mkdir()
     shutil.copy(HERE / "slime_weights.py", work / "ours" / "slime_weights.py")
     for name in ("repro_core", "repro_golden"):
-        (work / "ours" / name).symlink_to(own / name)
-    return own
+        (work / "ours" / name).symlink_to(packages / name)
+    return packages
 
 
 def checkout(work: Path) -> None:
@@ -328,8 +328,8 @@ def by_hand(work: Path, stage: str, end: float) -> dict[str, Any]:
     variables |= VARIABLES | ({"WITHHOLD": WITHHELD} if stage == "withheld" else {})
     done = run(command, work, end, variables, "env_slime")
     shutil.copy(work / "last.log", work / f"{'sampled' if stage == 'weights' else stage}.log")
-    said = watched.read_text().splitlines() if watched.exists() else []
-    lines = [*said, *re.findall(r"(?:step|rollout) \d+: \{.*", done["output"])]
+    syncs = watched.read_text().splitlines() if watched.exists() else []
+    lines = [*syncs, *re.findall(r"(?:step|rollout) \d+: \{.*", done["output"])]
     trouble = [] if done["code"] == 0 else [done["output"][-6000:]]
     return done | {"command": command.replace(f"{work}/", ""), "output": "\n".join([*lines, *trouble])}
 
@@ -338,12 +338,12 @@ def run(
     command: str, work: Path, end: float, variables: Mapping[str, str] = MappingProxyType({}), env: str = "env_repro"
 ) -> dict[str, Any]:
     """A command in slime's checkout: what it printed, its exit code and its seconds by the clock."""
-    own = os.environ | {"PATH": f"{work / env / 'bin'}:{os.environ['PATH']}", "COLUMNS": "120", **variables}
+    environ = os.environ | {"PATH": f"{work / env / 'bin'}:{os.environ['PATH']}", "COLUMNS": "120", **variables}
     began, left = time.monotonic(), max(1, end - time.monotonic())
     log = work / "last.log"
     with log.open("w") as out:
         words = ["bash", "-c", command] if "&&" in command else shlex.split(command)
-        process = subprocess.Popen(words, cwd=work / "slime", env=own, stdout=out, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(words, cwd=work / "slime", env=environ, stdout=out, stderr=subprocess.STDOUT)
         try:
             code = process.wait(left)
         except subprocess.TimeoutExpired:
@@ -377,20 +377,20 @@ def write_page(runs: Sequence[Mapping[str, Any]], *, add: bool = False) -> None:
             numbers = ("equal numbers" if len({*lines}) == 1 else "other numbers") if all(lines) else "no numbers"
             table.append(f"| {where} | a launch without repro, {len(lines)} times | {seconds} | {numbers} |")
         for stage in (stage for stage in COMMANDS | BY_HAND if stage in told):
-            one, (what, _) = told[stage], BY_HAND.get(stage, ("", ""))
-            title = what or f"`{one['command']}`"
-            if add and not ended(one):
+            record, (what, _) = told[stage], BY_HAND.get(stage, ("", ""))
+            title = what or f"`{record['command']}`"
+            if add and not ended(record):
                 continue
             begin = f"{title[0].upper()}{title[1:]}, {facts['device']}:"
             row = re.compile(rf"\| {re.escape(facts['device'])}, \S+ \| {re.escape(title)} \|.*\n?")
             block = re.compile(rf"\n\n{re.escape(begin)}\n\n```text\n.*?\n```", re.DOTALL)
             table = [row.sub("", text).rstrip("\n") for text in table]
             printed = block.sub("", "\n".join(printed)).split("\n")
-            result = f"exit code {one['code']}" if ended(one) else "ended by the machine's time limit"
-            spent = " + ".join(f"{seconds} s" for seconds in one.get("calls", [one["seconds"]]))
+            result = f"exit code {record['code']}" if ended(record) else "ended by the machine's time limit"
+            spent = " + ".join(f"{seconds} s" for seconds in record.get("calls", [record["seconds"]]))
             table.append(f"| {where} | {title} | {spent} | {result} |")
             shown = (
-                one["output"].strip().partition("rollout 0: ")[0].strip()
+                record["output"].strip().partition("rollout 0: ")[0].strip()
             )  # of its own lines, those before the first
             if shown:
                 printed += ["", begin, "", "```text", shown, "```"]

@@ -61,9 +61,12 @@ def main() -> None:
         setup(work, options.parcels)
     told["machine"] = machine(work, options.device)
     for name in options.names or (*CASES, *GOLDENS):
-        for key, one in (search if name in CASES else guard)(name, work, options, end, told):
-            told[key] = one
-            print(f"== {key}: {one['command']}\n{one['output']}\nexit {one['code']}, {one['seconds']} s", flush=True)
+        for key, record in (search if name in CASES else guard)(name, work, options, end, told):
+            told[key] = record
+            print(
+                f"== {key}: {record['command']}\n{record['output']}\nexit {record['code']}, {record['seconds']} s",
+                flush=True,
+            )
             kept.write_text(json.dumps(told, indent=1))
             shutil.copy(kept, options.out / "small.json")
 
@@ -164,14 +167,14 @@ def guard(
 def run(words: list[str], place: Path, work: Path, options: argparse.Namespace, end: float) -> dict[str, Any]:
     """A command of repro in a checkout."""
     programs = work / "env_programs"
-    own = os.environ | {
+    environ = os.environ | {
         "PATH": f"{programs / 'bin'}:{work / 'env_repro/bin'}:{os.environ['PATH']}", "VIRTUAL_ENV": str(programs),
         "COLUMNS": "120", "DEVICE": options.device, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "HF_HUB_OFFLINE": "1",
     }  # fmt: skip
     began, log = time.monotonic(), work / "last.log"
     with log.open("w") as out:
         command = [str(work / "env_repro/bin/repro"), *words]
-        process = subprocess.Popen(command, cwd=place, env=own, stdout=out, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, cwd=place, env=environ, stdout=out, stderr=subprocess.STDOUT)
         try:
             code = process.wait(max(1, end - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -195,9 +198,11 @@ def write_page(told: dict[str, Any], under: str) -> None:
         if name == "machine" or name.endswith(" init"):
             continue
         named = finding["culprit"] and re.search(f"(?m)^(commit )?{finding['culprit']}", finding["output"])
-        said = "the right commit" if named else f"exit code {finding['code']}"
+        result = "the right commit" if named else f"exit code {finding['code']}"
         command = finding["command"].replace("|", "\\|")
-        lines.append(f"| {finding['repository']}: {finding['what']} | `{command}` | {finding['seconds']} s | {said} |")
+        lines.append(
+            f"| {finding['repository']}: {finding['what']} | `{command}` | {finding['seconds']} s | {result} |"
+        )
         output = [
             line if len(line) <= LONGEST else f"{line[:LONGEST]} ..." for line in finding["output"].strip().splitlines()
         ]

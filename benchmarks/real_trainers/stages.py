@@ -123,9 +123,9 @@ def with_needed(trainer: Trainer, names: Sequence[str]) -> list[str]:
     return list(out)
 
 
-def ended(one: Mapping[str, Any] | None) -> bool:
+def ended(record: Mapping[str, Any] | None) -> bool:
     """Whether a stage came to its own end: a plain launch that succeeded, or a command of repro that answered."""
-    return bool(one) and one["code"] in ((0, 1) if "repro " in one["command"] else (0,))
+    return bool(record) and record["code"] in ((0, 1) if "repro " in record["command"] else (0,))
 
 
 def traced(out: str, program: str, more: str = "") -> str:
@@ -209,10 +209,10 @@ def run(stage: Stage, work: Path, trainer: Trainer, limit: float) -> dict[str, A
     words = ["bash", "-c", command] if "&&" in command else shlex.split(command)
     bins = [work / "env_repro/bin", work / "env_programs/bin"]
     path = ":".join(str(folder) for folder in (bins if "repro " in command else bins[::-1]))
-    own = os.environ | {"PATH": f"{path}:{os.environ['PATH']}", "COLUMNS": "120", **trainer.env, **stage.env}
+    environ = os.environ | {"PATH": f"{path}:{os.environ['PATH']}", "COLUMNS": "120", **trainer.env, **stage.env}
     began, since, log = time.monotonic(), time.time(), work / "last.log"
     with log.open("w") as out:
-        process = subprocess.Popen(words, cwd=work / trainer.name, env=own, stdout=out, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(words, cwd=work / trainer.name, env=environ, stdout=out, stderr=subprocess.STDOUT)
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -246,14 +246,14 @@ def write_page(trainer: Trainer, runs: Sequence[Mapping[str, Any]], *, add: bool
         for name, stage in trainer.stages.items():
             if name not in told:
                 continue
-            one = told[name]
-            result = "ended by its time limit" if one["code"] == CUT else f"exit code {one['code']}"
-            spent = " + ".join(f"{seconds} s" for seconds in one["calls"])
+            record = told[name]
+            result = "ended by its time limit" if record["code"] == CUT else f"exit code {record['code']}"
+            spent = " + ".join(f"{seconds} s" for seconds in record["calls"])
             row = f"{facts['device']}, {facts['date']}: {stage.what}"
-            command = (stage.shown or one["command"]).replace("|", "\\|")
+            command = (stage.shown or record["command"]).replace("|", "\\|")
             table.append(f"| {row} | `{command}` | {spent} | {result} |")
-            if "repro " in one["command"]:
-                lines = "\n".join(line[:300] for line in one["output"].strip().splitlines())
+            if "repro " in record["command"]:
+                lines = "\n".join(line[:300] for line in record["output"].strip().splitlines())
                 printed += ["", f"`{command}`, {facts['device']}:", "", "```text", lines, "```"]
     text = "\n".join([f"{runs[-1]['machine']['versions']}.", "", *table, *printed])
     PAGE.write_text(f"{head}<!-- {trainer.name} -->\n{text}\n<!-- end of {trainer.name} -->{tail}")

@@ -85,11 +85,11 @@ def promises(asked: Asked) -> Iterator[Promise]:
             times = draw.choices(JUMPED, k=3)
             place = scenario.copied(folder / "whole", folder / "place")
             first = jumping(scenario, place, library, times[:2], draw.uniform(0.2, max(0.3, undisturbed.seconds)))
-            said, left, finished = scenario.answer(first, place), scenario.state(place), finished_probes(place)
+            outcome, left, finished = scenario.answer(first, place), scenario.state(place), finished_probes(place)
             again = jumping(scenario, place, library, times[2:], 0)
             faults = [fault for fault in (first.fault(), again.fault()) if fault]
-            if (said, left) != (answer, state):
-                faults.append(f"it said {str(said)[:200]}, not {str(answer)[:100]}")
+            if (outcome, left) != (answer, state):
+                faults.append(f"it said {str(outcome)[:200]}, not {str(answer)[:100]}")
             if again.code == 0 and scenario.answer(again, place) != answer:
                 faults.append(f"the next run said {str(scenario.answer(again, place))[:200]}")
             if finished and finished_probes(place) != finished:

@@ -57,9 +57,9 @@ def _disk(place: Path, size: int) -> Iterator[None]:
 def _undisturbed(scenario: Scenario, whole: Path, place: Path) -> tuple[object, object]:
     """What it says, and what it leaves."""
     attempt = run(scenario, scenario.copied(whole, place))
-    said = scenario.answer(attempt, place), scenario.state(place)
+    result = scenario.answer(attempt, place), scenario.state(place)
     shutil.rmtree(place)
-    return said
+    return result
 
 
 def _put(scenario: Scenario, whole: Path, place: Path) -> Path:

@@ -163,8 +163,8 @@ def _moved(folder: Path) -> Repo:
 def _said_of(attempt: Attempt, _place: Path) -> Any:
     """The verdict of each case, and the commits that are named for it."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        said = json.loads(attempt.out)
-        results = said.get("results") or said["nights"]
+        answer = json.loads(attempt.out)
+        results = answer.get("results") or answer["nights"]
         return [
             (
                 finding.get("verdict") or finding["status"],
@@ -229,15 +229,15 @@ def _runs(place: Path) -> Any:
     from repro_golden.store.golden import Store
 
     root = place / "repo"
-    found = {}
+    chains = {}
     for folder in (root / "golden" / "runs").glob("*/*"):
         if folder.is_dir():
             try:
                 golden = Store(root).load(folder.parent.name, folder.name)
-                found[folder.name] = golden.trace.chain
+                chains[folder.name] = golden.trace.chain
             except ReproError as error:
-                found[folder.name] = str(error)
-    return found.get("toy")
+                chains[folder.name] = str(error)
+    return chains.get("toy")
 
 
 def _exit_and_chain(attempt: Attempt, place: Path) -> Any:

@@ -151,23 +151,23 @@ def _safetensors() -> dict[str, Callable[[], bytes]]:
         text = header if isinstance(header, bytes) else json.dumps(header).encode()
         return struct.pack("<Q", len(text)) + text + tail
 
-    one = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
     return {
         "a header of 2**63 bytes": lambda: struct.pack("<Q", 1 << 63) + b"{}",
         "a header of 2 GiB": lambda: struct.pack("<Q", 2 << 30) + b"{}",
         "a header of 90 MiB that is not there": lambda: struct.pack("<Q", 90 << 20) + b"{",
         "lists in lists": lambda: whole(b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}"),
         "objects in objects": lambda: whole(b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
-        "a shape of 2**62": lambda: whole({"a": one | {"shape": [MANY]}}, bytes(4)),
-        "a shape whose product is small modulo 2**64": lambda: whole({"a": one | {"shape": [1 << 32, 1 << 32, 1]}}, bytes(4)),
-        "ten thousand dimensions": lambda: whole({"a": one | {"shape": [1] * 10_000}}, bytes(4)),
-        "offsets of 2**62": lambda: whole({"a": one | {"data_offsets": [0, MANY]}}, bytes(4)),
-        "offsets that run backwards": lambda: whole({"a": one | {"data_offsets": [4, 0]}}, bytes(4)),
-        "a hundred thousand tensors over one another": lambda: whole({f"a{n}": one for n in range(100_000)}, bytes(4)),
+        "a shape of 2**62": lambda: whole({"a": entry | {"shape": [MANY]}}, bytes(4)),
+        "a shape whose product is small modulo 2**64": lambda: whole({"a": entry | {"shape": [1 << 32, 1 << 32, 1]}}, bytes(4)),
+        "ten thousand dimensions": lambda: whole({"a": entry | {"shape": [1] * 10_000}}, bytes(4)),
+        "offsets of 2**62": lambda: whole({"a": entry | {"data_offsets": [0, MANY]}}, bytes(4)),
+        "offsets that run backwards": lambda: whole({"a": entry | {"data_offsets": [4, 0]}}, bytes(4)),
+        "a hundred thousand tensors over one another": lambda: whole({f"a{n}": entry for n in range(100_000)}, bytes(4)),
         "an integer of a million digits": lambda: whole(b'{"a":{"dtype":"F32","shape":[' + b"9" * 1_000_000 + b'],"data_offsets":[0,4]}}', bytes(4)),
-        "metadata of 60 MiB": lambda: whole({"__metadata__": {"rollout": "x" * (60 << 20)}, "a": one}, bytes(4)),
-        "metadata that is nested": lambda: whole({"__metadata__": {"rollout": "[" * 300_000}, "a": one}, bytes(4)),
-        "a name of 10 MiB": lambda: whole({"a" * (10 << 20): one}, bytes(4)),
+        "metadata of 60 MiB": lambda: whole({"__metadata__": {"rollout": "x" * (60 << 20)}, "a": entry}, bytes(4)),
+        "metadata that is nested": lambda: whole({"__metadata__": {"rollout": "[" * 300_000}, "a": entry}, bytes(4)),
+        "a name of 10 MiB": lambda: whole({"a" * (10 << 20): entry}, bytes(4)),
         "one name twice": lambda: whole(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F64","shape":[9],"data_offsets":[0,72]}}', bytes(4)),
     }  # fmt: skip
 

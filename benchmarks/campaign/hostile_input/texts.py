@@ -152,7 +152,7 @@ def markup() -> Iterator[Input]:
 
 def _shown(text: str) -> Callable[[Place, object], str]:
     def judge(place: Place, _attempts: object) -> str:
-        plain, hostile = (_pages(place.folder / name, said) for name, said in (("plain", "word"), ("hostile", text)))
+        plain, hostile = (_pages(place.folder / name, word) for name, word in (("plain", "word"), ("hostile", text)))
         known = {element for made in plain.values() for element in _elements(made)}
         for name, made in hostile.items():
             if more := set(_elements(made)) - known:
@@ -221,19 +221,19 @@ def _comment(place: Place, text: str) -> str:
     assert result.compared is not None
     assert result.compared.drift.divergence is not None
 
-    def whole(said: str) -> tuple[str, str, str]:
-        divergence = replace(result.compared.drift.divergence, signal=said, detail=said)  # type: ignore[union-attr]
+    def whole(word: str) -> tuple[str, str, str]:
+        divergence = replace(result.compared.drift.divergence, signal=word, detail=word)  # type: ignore[union-attr]
         drift = replace(result.compared.drift, divergence=divergence)  # type: ignore[union-attr]
-        culprit = Culprit(replace(point("c", said), author=said), divergence, None, (said,), None, said)
+        culprit = Culprit(replace(point("c", word), author=word), divergence, None, (word,), None, word)
         changed = replace(
-            result, case=said, compared=replace(result.compared, drift=drift), culprits=[culprit], notes=[said],
-            head=point("b", said), machine=said, unnamed="",
+            result, case=word, compared=replace(result.compared, drift=drift), culprits=[culprit], notes=[word],
+            head=point("b", word), machine=word, unnamed="",
         )  # fmt: skip
-        summary = report(changed, Failed(said, said))
+        summary = report(changed, Failed(word, word))
         return comment(summary), page(summary), junit(summary)
 
-    said, shown, xml = whole(text)
-    seen = rendered(said)
+    markdown, shown, xml = whole(text)
+    seen = rendered(markdown)
     if more := set(seen.tags) - OURS:
         return f"a comment has <{sorted(more)[0]}>"
     if called := re.search(r"@\w|\w://|www\.|(?<![\w&])#\d", seen.prose):
@@ -243,5 +243,5 @@ def _comment(place: Place, text: str) -> str:
     plain = ElementTree.fromstring(whole("word")[2])  # noqa: S314 - made here
     if [e.tag for e in ElementTree.fromstring(xml).iter()] != [e.tag for e in plain.iter()]:  # noqa: S314
         return "the XML has other elements"
-    bad = [unseen_in(made.encode()) for made in (said, shown, xml)]
+    bad = [unseen_in(made.encode()) for made in (markdown, shown, xml)]
     return next((f"a report holds {c!r}" for c in bad if c and not c.strip().startswith(("::", "##"))), "")

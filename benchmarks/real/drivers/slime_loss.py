@@ -65,10 +65,10 @@ def main() -> None:
         given = {name: batch[name] for name in ("unconcat_tokens", "total_lengths", "response_lengths")}
         with torch.no_grad():
             output = model(local).unsqueeze(0)
-            said = {"log_probs": slime.get_log_probs_and_entropy, "values": slime.get_values}[key](
+            result = {"log_probs": slime.get_log_probs_and_entropy, "values": slime.get_values}[key](
                 output, args=args, **given
             )
-        return (said[1] if isinstance(said, tuple) else said)[key]
+        return (result[1] if isinstance(result, tuple) else result)[key]
 
     if critic:
         batch["values"] = known("values")
