@@ -283,8 +283,8 @@ class Programs:
 
     def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
         cache = {"TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor")}
-        own = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": warm_kit.SEED}
-        done = warm_kit.run(command, self.folder, os.environ | cache | own)
+        settings = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": warm_kit.SEED}
+        done = warm_kit.run(command, self.folder, os.environ | cache | settings)
         assert done.returncode == 0, done.stdout + done.stderr
         return done
 

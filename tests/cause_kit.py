@@ -113,10 +113,10 @@ class Tape:
 
     def _entry(self, name: str, reads: Sequence[Ref], line: int, arguments: str, more: dict[str, Any]) -> Operation:
         stack = (Frame("train.py", line, "step"),)
-        said = arguments or ", ".join(f"T{k}" for k in range(len(reads)))
+        text = arguments or ", ".join(f"T{k}" for k in range(len(reads)))
         values = tuple(self.seen(ref) for ref in reads)
         fields: dict[str, Any] = {"phase": "forward", "module": "", "stack": stack} | more
-        return Operation(len(self.operations), name, arguments=said, inputs=values, outputs=(), **fields)
+        return Operation(len(self.operations), name, arguments=text, inputs=values, outputs=(), **fields)
 
     def _noted(self, entry: Operation, made: Ref, outputs: tuple[Value, ...]) -> None:
         self.operations.append(replace(entry, outputs=outputs))
@@ -150,6 +150,6 @@ def line(operation: Operation | None) -> int | None:
     return operation.stack[0].line if operation and operation.stack else None
 
 
-def lines(found: Cause) -> tuple[str, int | None, int | None]:
+def lines(cause: Cause) -> tuple[str, int | None, int | None]:
     """Kind, and the lines of both sides."""
-    return found.kind, line(found.before), line(found.after)
+    return cause.kind, line(cause.before), line(cause.after)

@@ -46,12 +46,12 @@ def read(path: Path) -> list[object]:
 
 def findings(name: str, *artefacts: Path) -> list[Finding]:
     """What a rule finds in artefacts that are read from their files, each kind as the rule asks for it."""
-    one = catalogue()[name]
+    rule = catalogue()[name]
     read_ = [artefact for path in artefacts for artefact in read(path)]
     given: list[object] = []
-    for kind in one.inputs:
+    for kind in rule.inputs:
         given.append(next(a for a in read_ if isinstance(a, kind) and not any(a is g for g in given)))
-    given += [next((a for a in read_ if isinstance(a, kind)), None) for kind in one.uses]
+    given += [next((a for a in read_ if isinstance(a, kind)), None) for kind in rule.uses]
     return told(name, *given)
 
 

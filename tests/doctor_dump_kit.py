@@ -24,7 +24,7 @@ Change = Callable[[RolloutDump], object]
 def found(rule: str, *paths: Path) -> list[Finding]:
     """What one rule finds in files, through their readers; it was tried, and every file was read."""
     report = examine(look(paths), only=(rule,))
-    wrong = [one for one in report.findings if one.rule in (FAULT.id, "unreadable")]
+    wrong = [finding for finding in report.findings if finding.rule in (FAULT.id, "unreadable")]
     assert not wrong, wrong
     assert report.tried, f"{rule} lacks what it needs"
     return list(report.findings)
@@ -149,10 +149,12 @@ class _Sound(Run):
         sizes = [int(n) for n in rng.integers(self.length // 2, self.length + 1, self.count)]
         prompts = [rng.integers(0, 64, 3 + k) for k in range(self.prompts)]
         columns: dict[str, list[Any]] = {"sample_indices": [rollout * self.count + i for i in range(self.count)]}
-        own = [prompts[i // self.each] for i in range(self.count)]
-        columns["tokens"] = [i64(np.concatenate([p, rng.integers(0, 64, n)])) for p, n in zip(own, sizes, strict=True)]
+        starts = [prompts[i // self.each] for i in range(self.count)]
+        columns["tokens"] = [
+            i64(np.concatenate([p, rng.integers(0, 64, n)])) for p, n in zip(starts, sizes, strict=True)
+        ]
         columns["response_lengths"] = list(sizes)
-        columns["total_lengths"] = [len(p) + n for p, n in zip(own, sizes, strict=True)]
+        columns["total_lengths"] = [len(p) + n for p, n in zip(starts, sizes, strict=True)]
         columns["loss_masks"] = [Tensor("int32", np.ones(n, "<i4")) for n in sizes]
         columns["raw_reward"] = [float(i % self.each) for i in range(self.count)]
         columns["rewards"] = [2.0 * reward / max(self.each - 1, 1) - 1.0 for reward in columns["raw_reward"]]

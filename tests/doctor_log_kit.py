@@ -89,7 +89,7 @@ def clean() -> list[str]:
     """A run in which nothing is wrong: arguments, loading, rollouts, syncs and steps, with harmless noise."""
     lines = arguments(load="/ckpt/qwen", rollout_batch_size=32, colocate=True, sglang_mem_fraction_static=0.8)
     lines += [LOADED, engine(f"[{STAMP} TP0] server_args=ServerArgs(model_path='/m', mem_fraction_static=0.8)")]
-    said = f"(RolloutManager pid=99) [{STAMP}] sglang_rollout.py:447 - Finish rollout: "
+    prefix = f"(RolloutManager pid=99) [{STAMP}] sglang_rollout.py:447 - Finish rollout: "
     quoted = "How to fix CUDA out of memory? KeyError: 'prompt' Traceback (most recent call last): EADDRINUSE"
     for number in range(3):
         lines += [
@@ -99,7 +99,7 @@ def clean() -> list[str]:
             engine('INFO:     10.0.0.9:51234 - "POST /resume_memory_occupation HTTP/1.1" 200 OK'),
             engine(f"[{STAMP} TP0] Decode batch, #running-req: {20 + number}, #token: 512, token usage: 0.03"),
             engine('INFO:     10.0.0.9:51234 - "POST /generate HTTP/1.1" 200 OK'),
-            f"{said}[{quoted!r}], label: 7, reward: 1",
+            f"{prefix}[{quoted!r}], label: 7, reward: 1",
             engine('INFO:     10.0.0.9:51234 - "POST /release_memory_occupation HTTP/1.1" 200 OK'),
             perf(number, step_time=10.0, data_preprocess_time=0.1, wait_time_ratio=0.6, train_time=4.0),
             actor(slime(f"rollout {number}: {{'rollout/raw_reward': 0.5, 'rollout/log_probs': -0.4}}")),
@@ -121,7 +121,7 @@ def read(folder: Path, lines: list[str], name: str = "train.log") -> Log:
 
 def found(log: Log, only: str | None = None) -> Mapping[str, list[Found]]:
     """What each rule finds, by id; rules that find nothing are left out."""
-    said = {
+    findings = {
         name: list(rule.check(log, *[None] * len(rule.uses))) for name, rule in RULES.items() if only in (None, name)
     }
-    return {name: hits for name, hits in said.items() if hits}
+    return {name: hits for name, hits in findings.items() if hits}

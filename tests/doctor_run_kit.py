@@ -72,7 +72,7 @@ def samples(count: int = 8, each: int = 4, system: System = "slime", **fields: A
     """Samples of groups of `each`; a field that is a function takes the sample's number."""
     made = []
     for i in range(count):
-        own: dict[str, Any] = {
+        sample: dict[str, Any] = {
             "group_index": i // each,
             "index": i,
             "prompt": f"{i} + 1 =",
@@ -84,8 +84,8 @@ def samples(count: int = 8, each: int = 4, system: System = "slime", **fields: A
             "rollout_log_probs": [-0.25, -0.5, -0.125],
             "status": "completed",
         }
-        own |= {name: value(i) if callable(value) else value for name, value in fields.items()}
-        made.append({**defaults(system), **own})
+        sample |= {name: value(i) if callable(value) else value for name, value in fields.items()}
+        made.append({**defaults(system), **sample})
     return made
 
 

@@ -115,20 +115,20 @@ def _lines(source: str, hunks: Sequence[range]) -> set[int]:
     return touched | {line for span in spans for line in span}
 
 
-def names_the_place(change: Mutation, found: Explanation) -> bool:
+def names_the_place(change: Mutation, explanation: Explanation) -> bool:
     """Whether the line that is named is of a statement that the change's own diff touches, and the operation too.
 
     What a constructor sets is computed with elsewhere: there its line is one of those that are named beside.
     """
     file = f"core/repro_core/{change.path}"
-    one = found.named
-    if one is None or one.place is None or one.place.file != file:
+    operation = explanation.named
+    if operation is None or operation.place is None or operation.place.file != file:
         return False
-    if (names := operation_names(change)) and base_name(one.name) not in names:
+    if (names := operation_names(change)) and base_name(operation.name) not in names:
         return False
-    before = found.side == "before" or found.after.explained is None
+    before = explanation.side == "before" or explanation.after.explained is None
     source, hunks = (change.before, change.removed) if before else (change.after, change.added)
-    named = [one.place, *(found.mentions if change.function.endswith("__init__") else ())]
+    named = [operation.place, *(explanation.mentions if change.function.endswith("__init__") else ())]
     return any(place.file == file and place.line in _lines(source, hunks) for place in named)
 
 
@@ -151,7 +151,7 @@ def base_name(name: str) -> str:
 
 def _said(node: ast.AST) -> set[str]:
     """Names of the operations that an expression spells."""
-    found = set()
+    operations = set()
     for inner in ast.walk(node):
         names = []
         if isinstance(inner, (ast.BinOp, ast.UnaryOp)):
@@ -162,8 +162,8 @@ def _said(node: ast.AST) -> set[str]:
             names = [inner.func.attr if isinstance(inner.func, ast.Attribute) else getattr(inner.func, "id", "")]
         for name in names:
             base = _NAMES.get(name, name.strip("_"))
-            found |= {base} | _ALIKE.get(base, set())
-    return found
+            operations |= {base} | _ALIKE.get(base, set())
+    return operations
 
 
 _CALLS = (ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare)
@@ -203,17 +203,19 @@ def operation_names(change: Mutation) -> set[str]:
     """
     names = {name for piece in _apart(ast.parse(change.before), ast.parse(change.after)) for name in _said(piece)}
     of_torch = {name for name in names if any(hasattr(torch.ops.aten, n) for n in (name, f"_{name}", f"{name}_"))}
-    own = {node.name for s in mutations_kit.sources().values() for node in ast.walk(s.tree) if hasattr(node, "name")}
-    if change.kind == "loop" or (names - of_torch - _PYTHON) or (names & own):
+    definitions = {
+        node.name for s in mutations_kit.sources().values() for node in ast.walk(s.tree) if hasattr(node, "name")
+    }
+    if change.kind == "loop" or (names - of_torch - _PYTHON) or (names & definitions):
         return set()
     return names
 
 
-def wrong(found: Sequence[tuple[Mutation, Explanation]]) -> list[str]:
+def wrong(explanations: Sequence[tuple[Mutation, Explanation]]) -> list[str]:
     """Each answer that names another place, in words."""
     return [
         f"{change.kind} in {change.path}:{change.function}\n{change.diff}\n-> {answer.answer}: {answer.text}"
-        for change, answer in found
+        for change, answer in explanations
         if not names_the_place(change, answer)
     ]
 

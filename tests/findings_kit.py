@@ -29,20 +29,22 @@ def tried(*artefacts: object) -> Sequence[Finding]:
 
 def told(name: str, *artefacts: object) -> list[Finding]:
     """What a rule finds, by its id; what it could use beside and was not given is None."""
-    one = catalogue()[name]
-    given = [*artefacts, *[None] * (len(one.inputs) + len(one.uses) - len(artefacts))]
-    return [Finding.of(one, finding) for finding in found_by(one, given)]
+    rule = catalogue()[name]
+    given = [*artefacts, *[None] * (len(rule.inputs) + len(rule.uses) - len(artefacts))]
+    return [Finding.of(rule, finding) for finding in found_by(rule, given)]
 
 
-def as_read(rule: str, found: Iterable[Finding | Found], folder: Path) -> str:
+def as_read(rule: str, outcomes: Iterable[Finding | Found], folder: Path) -> str:
     """Each finding as text, whole; there must be one.
 
     Args:
         rule: Its id.
-        found: What it said.
+        outcomes: What it said.
         folder: What lies here differs from run to run; it is called ``<here>``.
     """
-    findings = [one if isinstance(one, Finding) else Finding.of(catalogue()[rule], one) for one in found]
+    findings = [
+        outcome if isinstance(outcome, Finding) else Finding.of(catalogue()[rule], outcome) for outcome in outcomes
+    ]
     assert findings, f"{rule} finds nothing"
     assert {hit.rule for hit in findings} == {rule}
     assert all(
@@ -51,9 +53,9 @@ def as_read(rule: str, found: Iterable[Finding | Found], folder: Path) -> str:
     return "\n\n".join(map(_text, findings)).replace(str(folder), "<here>")
 
 
-def _text(one: Finding) -> str:
-    sample = "" if one.where.sample is None else f" (sample {one.where.sample})"
+def _text(finding: Finding) -> str:
+    sample = "" if finding.where.sample is None else f" (sample {finding.where.sample})"
     return (
-        f"{one.rule}: {one.severity}, {one.certainty}: {one.where}{sample}\n{one.message}\n"
-        f"Why: {one.why}\nCure: {one.fix}"
+        f"{finding.rule}: {finding.severity}, {finding.certainty}: {finding.where}{sample}\n{finding.message}\n"
+        f"Why: {finding.why}\nCure: {finding.fix}"
     )

@@ -127,7 +127,7 @@ def experiment() -> tuple[Case, Identity]:
 
 
 def bisect(
-    axis: Axis, executor: Told, predicate: Predicate, folder: Path, said: list[str] | None = None, **options: object
+    axis: Axis, executor: Told, predicate: Predicate, folder: Path, messages: list[str] | None = None, **options: object
 ) -> BisectResult:
     """What the driver says of a history; `folder` is what it keeps."""
     case, identity = experiment()
@@ -135,7 +135,9 @@ def bisect(
     rollouts = watched_rollouts(case, RolloutFiles(None))
     prober = Prober(checkout, case, axis, rollouts, identity, executor, predicate)  # type: ignore[arg-type]
     with ThreadPoolExecutor(executor.slots) as pool:
-        scheduler = Scheduler(prober, axis, pool, lambda event: said.append(event.text) if said is not None else None)
+        scheduler = Scheduler(
+            prober, axis, pool, lambda event: messages.append(event.text) if messages is not None else None
+        )
         try:
             ends = Endpoints(scheduler, None, folder / "states", open_end=False)
             return Bisection(scheduler, ends, Options(**options)).run()  # type: ignore[arg-type]

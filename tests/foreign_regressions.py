@@ -70,8 +70,8 @@ ENGINE = (
 """Replay broken: the engine is made though nothing will be sampled, and finds that there is none."""
 
 REGRESSIONS: dict[str, Regression] = {
-    one.name: one
-    for one in (
+    regression.name: regression
+    for regression in (
         Regression(
             "bf16-rollout-log-probs", "slime", "samples.py",
             '"rollout_log_probs": "float32"', '"rollout_log_probs": "bfloat16"',

@@ -41,7 +41,7 @@ class TrainGroup:
         ranks = self._shards(train_data(self.args, samples))
         for (_, cp_rank), columns in ranks.items():
             for name, model in (("log_probs", self.actor), ("ref_log_probs", self.reference)):
-                columns[name] = self._scored(model, columns, cp_rank, lambda *found: get_log_probs(*found)[0])
+                columns[name] = self._scored(model, columns, cp_rank, lambda *args: get_log_probs(*args)[0])
             if self.critic is not None:
                 columns["values"] = self._scored(self.critic, columns, cp_rank, get_values)
         compute_advantages_and_returns(self.args, ranks)
@@ -97,10 +97,10 @@ class TrainGroup:
         steps = {rank: self._steps(columns) for rank, columns in ranks.items()}
         for step_id in range(self.args.num_steps_per_rollout):
             model.zero_grad()
-            found, norm = self._update(role, model, {rank: step[step_id] for rank, step in steps.items()})
+            terms, norm = self._update(role, model, {rank: step[step_id] for rank, step in steps.items()})
             accumulated = rollout_id * self.args.num_steps_per_rollout + step_id
             tag = "" if role == "actor" else f"{role}-"
-            shown = {f"train/{tag}{name}": float(value) for name, value in found.items()}
+            shown = {f"train/{tag}{name}": float(value) for name, value in terms.items()}
             shown |= {f"train/{tag}grad_norm": float(norm), f"train/{tag}lr-pg_0": self.args.lr}
             if SYSTEM == "slime":
                 shown[f"train/{tag}global_batch_size"] = self.args.global_batch_size

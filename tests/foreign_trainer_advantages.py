@@ -102,7 +102,9 @@ def _whiten(args: argparse.Namespace, ranks: dict[tuple[int, int], Columns]) -> 
     whitened = {}
     for rank in ranks:
         group = [other for other in ranks if group_of(other) == group_of(rank)]
-        mean, variance = _statistics([ranks[one]["advantages"] for one in group], [masks[one] for one in group])
+        mean, variance = _statistics(
+            [ranks[member]["advantages"] for member in group], [masks[member] for member in group]
+        )
         whitened[rank] = [(part - mean) / np.sqrt(variance + np.float32(1e-8)) for part in ranks[rank]["advantages"]]
     for rank, advantages in whitened.items():
         ranks[rank]["advantages"] = advantages

@@ -208,8 +208,8 @@ def _checksums(args: argparse.Namespace, model: Model, tp_rank: int) -> dict[str
 
     def digest(name: str, values: Any) -> str:
         axis = 0 if name.startswith("embedding") else 1
-        own = np.array_split(values, tp_size, axis=axis)[tp_rank]
-        return hashlib.sha256(np.ascontiguousarray(own).tobytes()).hexdigest()
+        share = np.array_split(values, tp_size, axis=axis)[tp_rank]
+        return hashlib.sha256(np.ascontiguousarray(share).tobytes()).hexdigest()
 
     step = hashlib.sha256(np.float32(model.step).tobytes()).hexdigest()
     state = {

@@ -103,8 +103,8 @@ def get_batch(args: argparse.Namespace, model: Model, batch: dict[str, list[Arra
     hidden = np.zeros((len(packed), HIDDEN), np.float32)
     share = len(packed) // tp_size  # sequence parallelism: each rank embeds its share
     for tp_rank in range(tp_size):
-        own = slice(tp_rank * share, (tp_rank + 1) * share)
-        hidden[own] = model.params["embedding.weight"][packed[own]]
+        part = slice(tp_rank * share, (tp_rank + 1) * share)
+        hidden[part] = model.params["embedding.weight"][packed[part]]
     return Packed(packed, hidden, at, targets)
 
 

@@ -185,9 +185,9 @@ def normalized_rewards(args: argparse.Namespace, samples: list[Sample]) -> list[
         groups.setdefault(group, []).append(position)
     normalized = np.zeros(len(rewards), np.float32)
     for members in groups.values():
-        own = np.array([rewards[at] for at in members], np.float32)
-        own = own - own.mean(dtype=np.float32)
-        normalized[members] = own / (own.std(ddof=1) + np.float32(1e-6))
+        scores = np.array([rewards[at] for at in members], np.float32)
+        scores = scores - scores.mean(dtype=np.float32)
+        normalized[members] = scores / (scores.std(ddof=1) + np.float32(1e-6))
     return [float(reward) for reward in normalized]
 
 

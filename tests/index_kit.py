@@ -71,11 +71,11 @@ def wheel(
 ) -> Wheel:
     """A wheel with its hashes."""
     about = f"{name}-{version}.dist-info"
-    said = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"]
-    said += [f"Requires-Python: {python}\n"] if python else []
-    said += [f"Requires-Dist: {need}\n" for need in needs]
+    metadata = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"]
+    metadata += [f"Requires-Python: {python}\n"] if python else []
+    metadata += [f"Requires-Dist: {need}\n" for need in needs]
     texts = dict(files) | {
-        f"{about}/METADATA": "".join(said),
+        f"{about}/METADATA": "".join(metadata),
         f"{about}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
     }
     texts |= {f"{about}/entry_points.txt": f"[console_scripts]\n{scripts}\n"} if scripts else {}
@@ -106,10 +106,10 @@ def serving(index: Index) -> Iterator[Index]:
                 return self.answer(index.status, "text/plain", b"not now")
             kind, name = self.path.strip("/").split("/")[0], unquote(self.path.strip("/").split("/")[-1])
             if kind == "files":
-                found = next(w.content for all_ in index.wheels.values() for w in all_ if w.file == name)
-                assert found is not None
+                path = next(w.content for all_ in index.wheels.values() for w in all_ if w.file == name)
+                assert path is not None
                 index.gate.wait(60)
-                return self.answer(200, "application/octet-stream", found.read_bytes())
+                return self.answer(200, "application/octet-stream", path.read_bytes())
             if name not in index.wheels:
                 return self.answer(404, "text/plain", b"no such package")
             if JSON in self.headers.get("Accept", "") and not index.html_only:

@@ -44,12 +44,12 @@ class Guarded:
         with torch.no_grad():
             p = torch.softmax(self.policy(torch.ones(1, 1)), dim=-1)[0]
             actions = torch.multinomial(p, 8, replacement=True, generator=generator)
-            one = torch.ones(8, dtype=torch.int64)
+            ones = torch.ones(8, dtype=torch.int64)
             tensors = {
                 "tokens": actions,
-                "total_lengths": one,
-                "response_lengths": one.clone(),
-                "loss_mask": one.clone(),
+                "total_lengths": ones,
+                "response_lengths": ones.clone(),
+                "loss_mask": ones.clone(),
                 "rollout_log_probs": self.log_probs(actions),
                 "rewards": (actions == 0).float(),
                 "group_index": torch.zeros(8, dtype=torch.int64),

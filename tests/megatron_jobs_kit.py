@@ -281,12 +281,15 @@ class _Job:
                 for name, weight in chunk.named_parameters():
                     place = placement_of(engine.model, engine.where[number], name, prefix)
                     self.signals[self.step, "model", f"{prefix}{number}/{name}"] = weight.detach().clone(), place
-            for number, one in engine.mains if engine.trained else ():
-                tensors = {"main": one.main, **{kind: one.moment(kind) for kind in ("exp_avg", "exp_avg_sq")}}
-                place = placement_of(engine.model, engine.where[number], one.name, prefix, one.part)
+            for number, parameter in engine.mains if engine.trained else ():
+                tensors = {
+                    "main": parameter.main,
+                    **{kind: parameter.moment(kind) for kind in ("exp_avg", "exp_avg_sq")},
+                }
+                place = placement_of(engine.model, engine.where[number], parameter.name, prefix, parameter.part)
                 for kind, tensor in tensors.items():
-                    self.signals[self.step, kind, f"{prefix}{number}/{one.name}"] = tensor.detach().clone(), place
-                self.signals[self.step, "step", f"{prefix}{one.name}"] = one.moment("step").clone(), None
+                    self.signals[self.step, kind, f"{prefix}{number}/{parameter.name}"] = tensor.detach().clone(), place
+                self.signals[self.step, "step", f"{prefix}{parameter.name}"] = parameter.moment("step").clone(), None
 
     def state(self) -> None:
         self._keep("state", self.trainer.state())

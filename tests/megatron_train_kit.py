@@ -101,10 +101,10 @@ def _trained(job: dict[str, Any], config: TrainConfig, made: layout.Layout, at: 
         whole = {name: value for name, value in whole.items() if name != "lm_head.weight"}
         whole["score.weight"] = torch.linspace(-1, 1, model.hidden_size)[None]
     for chunk, place in zip(chunks, where, strict=True):
-        own = dict(chunk.named_parameters())
+        parameters = dict(chunk.named_parameters())
         with torch.no_grad():
             for name, value in to_local(model, place, whole).items():
-                own[name].copy_(value)
+                parameters[name].copy_(value)
     shared = chunks[0].config
     asked = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
@@ -141,15 +141,15 @@ def _trained(job: dict[str, Any], config: TrainConfig, made: layout.Layout, at: 
     def loss(number: int, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         nonlocal total
         tap = aims[number][:, here][:, :, :1] if critic else aims[number][:, here][:, :, columns.start : columns.stop]
-        found = 0.5 * (logits.float() - tap).pow(2).sum() / (aims[0].numel() / (model.vocab_size if critic else 1))
-        total = total + found.detach() / (made.tp if critic else 1)  # every rank of the group has all values
-        return found, torch.zeros((), dtype=torch.int), {}
+        value = 0.5 * (logits.float() - tap).pow(2).sum() / (aims[0].numel() / (model.vocab_size if critic else 1))
+        total = total + value.detach() / (made.tp if critic else 1)  # every rank of the group has all values
+        return value, torch.zeros((), dtype=torch.int), {}
 
     def forward(numbers: Any, chunk: Any) -> Any:
         number = next(numbers)
         return chunk(tokens[number][:, here].contiguous(), None, None), partial(loss, number)
 
-    found: dict[str, Any] = {"losses": [], "norms": []}
+    result: dict[str, Any] = {"losses": [], "norms": []}
     for _ in range(job.get("steps", 2)):
         total = torch.zeros(())
         for part in wrapped:
@@ -165,34 +165,34 @@ def _trained(job: dict[str, Any], config: TrainConfig, made: layout.Layout, at: 
             forward_only=False,
         )
         gradients = [{n: p.main_grad.clone() for n, p in chunk.named_parameters()} for chunk in chunks]
-        found["norms"].append(float(optimizer.step()[1]))
+        result["norms"].append(float(optimizer.step()[1]))
         dist.all_reduce(total)
-        found["losses"].append(float(total))
+        result["losses"].append(float(total))
     parts: list[Any] = [None] * made.world_size
     if m.use_distributed_optimizer:
         gradients = []  # each rank has the sum of its shard alone
     weights = [{n: p.detach() for n, p in chunk.named_parameters()} for chunk in chunks]
     dist.all_gather_object(parts, ([*map(Held, where, gradients)], [*map(Held, where, weights)]))
     held = {
-        kind: join(model, [one for rank in parts for one in rank[number]])
+        kind: join(model, [shard for rank in parts for shard in rank[number]])
         for number, kind in enumerate(("grad", "weight"))
         if parts[0][number]
     }
     if "checkpoint" in job:
         Path(job["checkpoint"]).mkdir()
         dist_checkpointing.save(chunks[0].sharded_state_dict(), job["checkpoint"])
-    found["dtypes"] = sorted({str(p.dtype) for chunk in chunks for p in chunk.parameters()})
+    result["dtypes"] = sorted({str(p.dtype) for chunk in chunks for p in chunk.parameters()})
     if at.rank == 0 and "save" in job:
         torch.save(held, job["save"])
     if at.rank == 0 and "compare" in job:
         reference = torch.load(job["compare"])
         for kind, tensors in held.items():
             scale = max(float(t.abs().max()) for t in reference[kind].values())
-            found[kind] = max(
+            result[kind] = max(
                 float((tensor.float() - reference[kind][name].float()).abs().max()) / scale
                 for name, tensor in tensors.items()
             )
-    return found
+    return result
 
 
 if __name__ == "__main__":

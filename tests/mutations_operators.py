@@ -101,8 +101,8 @@ def _sum_blocks(node: ast.expr, m: Source) -> Iterator[Proposal]:
 @operator("mean")
 def _mean(node: ast.expr, m: Source) -> Iterator[Proposal]:
     """A sum becomes a mean, or a mean a sum."""
-    for one, other in (("sum", "mean"), ("mean", "sum")):
-        if isinstance(node, ast.Call) and (owner := method(node, one)) is not None and m.tensor(owner):
+    for name, other in (("sum", "mean"), ("mean", "sum")):
+        if isinstance(node, ast.Call) and (owner := method(node, name)) is not None and m.tensor(owner):
             yield f"{m.atom(owner)}.{other}({arguments_of(node, m)})"
 
 
@@ -333,8 +333,8 @@ def _swap(node: ast.expr, m: Source) -> Iterator[Proposal]:
     """Two arguments of a call are exchanged."""
     if isinstance(node, ast.Call) and not is_torch(node, "maximum", "minimum"):
         places = [a for a in node.args if m.tensor(a)]
-        for one, other in pairwise(places):
-            yield [(one, m.text(other)), (other, m.text(one))]
+        for left, right in pairwise(places):
+            yield [(left, m.text(right)), (right, m.text(left))]
 
 
 @operator("skip")

@@ -189,19 +189,19 @@ class Source:
         if isinstance(scope, ast.FunctionDef):
             every = [*scope.args.posonlyargs, *scope.args.args, *scope.args.kwonlyargs]
             env |= {a.arg: _annotated(a.annotation) for a in every}
-        own, inner = [], []
+        nodes, inner = [], []
         todo: list[ast.AST] = list(ast.iter_child_nodes(scope))
         while todo:
             node = todo.pop()
-            own.append(node)
+            nodes.append(node)
             if isinstance(node, ast.FunctionDef):
                 inner.append(node)
             else:
                 todo.extend(ast.iter_child_nodes(node))
         for _ in range(4):  # a name that is assigned below its use (in a loop) needs another pass
-            for node in own:
+            for node in nodes:
                 env |= {name: kind for name, kind in self._bound(node, env) if kind}
-        self._kinds |= {node: self._kind(node, env) for node in own if isinstance(node, ast.expr)}
+        self._kinds |= {node: self._kind(node, env) for node in nodes if isinstance(node, ast.expr)}
         for function in inner:
             self._scope(function, env)
 

@@ -73,12 +73,12 @@ class Guarded:
         generator = torch.Generator().manual_seed(rollout_id)
         log_p = torch.log_softmax(self.logits(), dim=-1)
         actions = torch.multinomial(log_p.exp(), 1, generator=generator)[:, 0]
-        one = torch.ones(8, dtype=torch.int64)
+        ones = torch.ones(8, dtype=torch.int64)
         tensors = {
             "tokens": actions,
-            "total_lengths": one,
-            "response_lengths": one.clone(),
-            "loss_mask": one.clone(),
+            "total_lengths": ones,
+            "response_lengths": ones.clone(),
+            "loss_mask": ones.clone(),
             "rollout_log_probs": log_p[torch.arange(8), actions],
             "rewards": (actions == 0).float(),
             "group_index": torch.zeros(8, dtype=torch.int64),

@@ -106,12 +106,12 @@ def cluster(**more: str) -> Iterator[Node]:
         ]  # fmt: skip
         with running(command, env=variables(folder / "files") | more) as process:
             assert process.stdout is not None
-            said = []
+            lines = []
             for line in process.stdout:
-                said.append(line)
+                lines.append(line)
                 if "block" in line:
                     break
-            assert process.poll() is None, said
+            assert process.poll() is None, lines
             yield Node(f"127.0.0.1:{port}", folder / "files")
 
 

@@ -53,7 +53,7 @@ def full_dump(system: System, rollout_id: int = 3) -> RolloutDump:
     dump = plain_dump(system, rollout_id=rollout_id)
     experts = np.arange(1, 6 * 2 * 2 + 1, dtype=np.int32).reshape(6, 2, 2)
     pixels = {"pixel_values": tensor([[0.5, float("nan")]], "float32"), "grid": np.array([[1, 2, 2]], dtype=np.int64)}
-    own: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "rollout_id": 12,
         "prompt": [{"role": "user", "content": "1 + 1 ="}],
         "multimodal_inputs": {"images": [np.zeros((2, 2, 3), dtype=np.uint8)], "texts": ["a"]},
@@ -98,10 +98,10 @@ def full_dump(system: System, rollout_id: int = 3) -> RolloutDump:
         "decoded_tokens": ["a", "b"],
     }  # fmt: skip
     sides = ("student_topk", "teacher_topk", "teacher_at_student_topk", "student_at_teacher_topk")
-    own |= {f"{side}_{what}": np.full((4, 2), -0.5) for side in sides for what in ("token_ids", "log_probs")}
+    fields |= {f"{side}_{what}": np.full((4, 2), -0.5) for side in sides for what in ("token_ids", "log_probs")}
     names = {f.name for f in FIELDS[system]}
     for sample in dump.samples:
-        sample.update(copy.deepcopy({name: value for name, value in own.items() if name in names}))
+        sample.update(copy.deepcopy({name: value for name, value in fields.items() if name in names}))
     if system == "miles":
         dump.metadata = {"turns": 2}
     return dump
@@ -125,7 +125,7 @@ def _tensors(draw: st.DrawFn) -> Tensor:
 
 
 _VALUES = st.recursive(
-    _SCALARS | _tensors() | _tensors().map(lambda one: one.array),
+    _SCALARS | _tensors() | _tensors().map(lambda value: value.array),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.lists(inner, max_size=2).map(tuple)

@@ -166,8 +166,8 @@ class LosesABuffer(Sound):
     scale = 1.0
 
     def held(self) -> list[HeldWeights]:
-        (one,) = super().held()
-        return [HeldWeights({**one.tensors, "rotary.scale": torch.tensor(self.scale)}, one.placements)]
+        (weights,) = super().held()
+        return [HeldWeights({**weights.tensors, "rotary.scale": torch.tensor(self.scale)}, weights.placements)]
 
     def resume_memory(self) -> None:
         self.scale = 0.0

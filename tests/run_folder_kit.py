@@ -81,9 +81,9 @@ class Run:
         if self.system == "slime":
             shards = []
             for dp in range(self.dp):
-                own = self.shard(dp)
-                columns: dict[str, Any] = {name: [values[i] for i in own] for name, values in whole.items()}
-                places = [self.count - 1 - i for i in own]  # in the rollout dump
+                indices = self.shard(dp)
+                columns: dict[str, Any] = {name: [values[i] for i in indices] for name, values in whole.items()}
+                places = [self.count - 1 - i for i in indices]  # in the rollout dump
                 columns |= {"raw_reward": whole["raw_reward"][::-1], "partition": places, "micro_batch_indices": [[0]]}
                 columns |= {"num_microbatches": [1] * self.updates, "global_batch_sizes": [self.count] * self.updates}
                 shards.append(Shard(dp * self.cp * self.tp, dp, columns))

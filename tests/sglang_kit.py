@@ -118,7 +118,7 @@ def gap(policy: Policy, prompts: list[list[int]], responses: list[Response], tem
         pairs = [*zip(response.log_probs, after, strict=True)]
         if response.prompt_log_probs is not None:
             pairs += zip(response.prompt_log_probs, before, strict=True)
-        largest = max(largest, *(abs(mine - own) for mine, own in pairs))
+        largest = max(largest, *(abs(theirs - ours) for theirs, ours in pairs))
     return largest
 
 

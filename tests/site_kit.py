@@ -110,9 +110,11 @@ def culprit(number: int, *, text: str = "") -> Culprit:
             ["float32 [187, 259]"], place, stack,
         )  # fmt: skip
         versions.append(Version(point(side).commit, point(side).subject, 812, explained))
-    said = text or "aten._to_copy.default at core/repro_core/rl/loss.py:87 stands where aten._log_softmax.default stood"
+    message = (
+        text or "aten._to_copy.default at core/repro_core/rl/loss.py:87 stands where aten._log_softmax.default stood"
+    )
     divergence = compared(1).drift.divergence
-    explanation = Explanation("structure", "tiny", said, divergence, *versions, mentions=())
+    explanation = Explanation("structure", "tiny", message, divergence, *versions, mentions=())
     return Culprit(point(number), divergence, None, ["torch 2.12.0 became 2.13.0"], explanation)
 
 
@@ -203,7 +205,7 @@ def _names(count: int) -> list[str]:
 
 
 def _checks(status: Status) -> Sequence[Check]:
-    said = {
+    text = {
         "green": "bit for bit",
         "changed": "grad_norm moved by 0.4 % at step 7",
         "flaky": "two runs differ from step 3 on",
@@ -211,8 +213,8 @@ def _checks(status: Status) -> Sequence[Check]:
         "not judged": "no baseline on this machine yet",
     }[status]
     return [
-        Check("run-to-run", "flaky" if status == "flaky" else "green", "two runs agree" if status != "flaky" else said),
-        Check("baseline", "green" if status == "flaky" else status, said),
+        Check("run-to-run", "flaky" if status == "flaky" else "green", "two runs agree" if status != "flaky" else text),
+        Check("baseline", "green" if status == "flaky" else status, text),
     ]
 
 
@@ -234,10 +236,10 @@ def write(
     pulls: Mapping[Path, Sequence[PairResult]] | None = None,
 ) -> Path:
     """Write results where `repro report publish` reads them."""
-    for one in made:
-        path = folder / one.machine / one.case / one.name  # as Nights.write does, but for the wait for the disk
+    for run in made:
+        path = folder / run.machine / run.case / run.name  # as Nights.write does, but for the wait for the disk
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(one.to_mapping()))
+        path.write_text(json.dumps(run.to_mapping()))
     for path, pairs in (pulls or {}).items():
         path.write_text(json.dumps({"format": 1, "results": [pair.to_mapping() for pair in pairs]}))
     return folder

@@ -94,18 +94,18 @@ def evil_results(folder: Path, text: str = EVIL) -> Results:
     keep = {"commit", "point", "at", "verdict", "status", "hunk", "base", "head"}
     pair = evil(json.loads(json.dumps(pull().to_mapping() | {"base": {"commit": text}, "head": {"commit": text}})))
     (folder / "report.json").write_text(json.dumps(pair))
-    one = nightly_run(number=4, case=text, machine=text, chain="b", status="changed", reproduce=text, version=text)
+    run = nightly_run(number=4, case=text, machine=text, chain="b", status="changed", reproduce=text, version=text)
     summary = Summary(1.0, math.nan, 1.0, 1.0, 1.0)
-    one = replace(
-        one,
-        commit=dict.fromkeys(one.commit, text),
+    run = replace(
+        run,
+        commit=dict.fromkeys(run.commit, text),
         metrics={text: summary},
-        checks=[replace(one.checks[0], name=text, text=text)],
+        checks=[replace(run.checks[0], name=text, text=text)],
         compared=evil(json.loads(json.dumps(site_kit.compared(1).to_mapping()))) | {"verdict": "moved"},
         culprits=[evil(json.loads(json.dumps(culprit(3).to_mapping())))],
         bisect=dict.fromkeys(("range", "outcome", "reproduce"), text),
     )
     (folder / "nights/m/c").mkdir(parents=True)
-    for index, each in enumerate((replace(one, chain="a", at="2026-11-01T00:00:00Z", compared=None), one)):
+    for index, each in enumerate((replace(run, chain="a", at="2026-11-01T00:00:00Z", compared=None), run)):
         (folder / f"nights/m/c/{index}.json").write_text(json.dumps(each.to_mapping()))
     return read_results(folder / "nights", [folder / "report.json"])

@@ -20,13 +20,13 @@ def pattern(expected: list[str]) -> re.Pattern[str]:
 
 def typed(text: str) -> list[tuple[str, list[str], int]]:
     """Commands with their expected lines and exit codes."""
-    found: list[tuple[str, list[str], int]] = []
+    commands: list[tuple[str, list[str], int]] = []
     for line in text.splitlines():
         if line.startswith("$ "):
-            found.append((line[2:], [], 0))
+            commands.append((line[2:], [], 0))
         elif line.startswith("? "):
-            command, lines, _ = found.pop()
-            found.append((command, lines, int(line[2:])))
-        elif line or found[-1][1]:
-            found[-1][1].append(line)
-    return found
+            command, lines, _ = commands.pop()
+            commands.append((command, lines, int(line[2:])))
+        elif line or commands[-1][1]:
+            commands[-1][1].append(line)
+    return commands

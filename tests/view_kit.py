@@ -82,14 +82,14 @@ def agree(
     given: Sequence[View], placements: Sequence[Placement] | None = None, *, one_by_one: bool = False
 ) -> list[list[Scan]]:
     """The kernels' scans, equal to the CPU's in every bit but the last ones of l2."""
-    found = observe([v.on(DEVICE) for v in given], placements, one_by_one=one_by_one).result()
+    scans = observe([v.on(DEVICE) for v in given], placements, one_by_one=one_by_one).result()
     expected = observe([v.on(CPU) for v in given], placements, on_cpu=True).result()
-    for v, ours, theirs in zip(given, found, expected, strict=True):
+    for v, ours, theirs in zip(given, scans, expected, strict=True):
         assert [replace(s, l2=0.0) for s in ours] == [replace(s, l2=0.0) for s in theirs], v
         assert all(math.isclose(a.l2, b.l2, rel_tol=1e-12) for a, b in zip(ours, theirs, strict=True)), v
         if placements is None:
             assert (ours[0].lanes, ours[0].values) == (reference(v.content()), v.content()), v
-    return found
+    return scans
 
 
 def in_a_process(script: str, *flags: str) -> str:

@@ -284,9 +284,9 @@ def become(command: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
     sys.dont_write_bytecode = bool(variables.get("PYTHONDONTWRITEBYTECODE"))
     sys.orig_argv = list(command)
     first = {"-m": os.getcwd(), "-c": ""}.get(kind) if kind else str(Path(rest[0]).resolve().parent)  # noqa: PTH109
-    own = [] if variables.get("PYTHONSAFEPATH") or first is None else [first]
+    front = [] if variables.get("PYTHONSAFEPATH") or first is None else [first]
     paths = [path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path]
-    sys.path[:] = [*own, *paths, *_PATH]
+    sys.path[:] = [*front, *paths, *_PATH]
     sys.argv = ["-c", *rest[1:]] if kind == "-c" else list(rest)
     torch = sys.modules["torch"]
     threads = int(variables.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))

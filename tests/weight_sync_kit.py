@@ -133,8 +133,8 @@ class Fused:
         for rank, process in enumerate(self.processes):
             for name, local in layout(self.model, rank, self.ranks).items():
                 # a head of its own is filled by its own name alone, also where it is tied
-                own = name == "lm_head.weight" and self.model.has_experts
-                whole = {part.name: self._whole.get(name if own else part.name) for part in local.boxes}
+                by_name = name == "lm_head.weight" and self.model.has_experts
+                whole = {part.name: self._whole.get(name if by_name else part.name) for part in local.boxes}
                 if all(tensor is not None for tensor in whole.values()):
                     process[name].copy_(take(local, whole))
         self.weight_version = version

@@ -329,15 +329,20 @@ class Job:
     def _run(self, step: Mapping[str, Any], context: Mapping[str, Any], extra: Mapping[str, str]) -> Done:
         assert "${{" not in step["run"], "an expression in a script"
         assert step["shell"] == "bash"
-        own = {key: substitute(value, context) for key, value in step.get("env", {}).items()}
+        environment = {key: substitute(value, context) for key, value in step.get("env", {}).items()}
         if step.get("id") == "install":  # the tests' own environment stands for what pip would install
-            return Done("install", "success", environment=own)
+            return Done("install", "success", environment=environment)
         name = str(step.get("id"))
-        variables = {**self.variables, "GITHUB_REPOSITORY": str(context["github"]["repository"]), **extra, **own}
+        variables = {
+            **self.variables,
+            "GITHUB_REPOSITORY": str(context["github"]["repository"]),
+            **extra,
+            **environment,
+        }
         done = run_script(step["run"], self.workspace, self.folder, variables)
         self.summary += done.summary
         return Done(
-            name, "failure" if done.code else "success", f"{done.log}exit code {done.code}\n", own, done.outputs
+            name, "failure" if done.code else "success", f"{done.log}exit code {done.code}\n", environment, done.outputs
         )
 
     def _use(self, step: Mapping[str, Any], context: Mapping[str, Any]) -> Done:
