@@ -83,9 +83,9 @@ def test_a_python_that_no_word_names_is_said(repo: Repo) -> None:
 def test_what_only_changes_the_telling_is_left_out(repo: Repo) -> None:
     """Options of how fast, where to and in which form are not part of what is reproduced; defaults are not said."""
     shell = environment() | {"NVIDIA_TF32_OVERRIDE": "0", "PYTHONPATH": "lib"}
-    said = ["--first-parent", "--path", "lib", "--no-explain", "--confidence", "0.9", "--ranks", "1", "--fresh"]
+    options = ["--first-parent", "--path", "lib", "--no-explain", "--confidence", "0.9", "--ranks", "1", "--fresh"]
     told = ["--export", "log", "--out", "out", "-j", "1", "--json", "--", "venv/bin/python", "train.py"]
-    words = ["bisect", "HEAD~2..HEAD", "--when", "exit", *said, *told]
+    words = ["bisect", "HEAD~2..HEAD", "--when", "exit", *options, *told]
     done = warm_kit.run([sys.executable, "-m", "repro", *words], repo.root, shell)
     assert done.returncode == 0, done.stderr
     line = json.loads(done.stdout)["reproduce"]

@@ -80,12 +80,12 @@ def test_what_is_told_beside_the_baselines_number_leaves_no_bound(tmp_path: Path
     steps = [{"loss": 1.0, "kl": 0.5}, {"loss": 0.75, "kl": 0.25}]
     a = told(tmp_path / "a", *steps)
 
-    def last(folder: str, own: float, more: float) -> Trace:
-        return told(tmp_path / folder, steps[0], {names[0]: own, names[1]: more, "kl": 0.25})
+    def last(folder: str, value: float, more: float) -> Trace:
+        return told(tmp_path / folder, steps[0], {names[0]: value, names[1]: more, "kl": 0.25})
 
     b = last("b", 0.75, 7.0)
-    found = compare(a, b, BOUNDS)
-    assert found.equal and moved_metrics(found.metrics)["loss"].first is None
+    comparison = compare(a, b, BOUNDS)
+    assert comparison.equal and moved_metrics(comparison.metrics)["loss"].first is None
     assert parse_predicate("metric:loss", Path()).at(a, b, 1) is None
     result = pair(tmp_path, steps, [dict(record.metrics) for record in b.steps], dict(BOUNDS.bounds))
     assert result.verdict == "identical" and "not judged" in str(blocks_of(result))
@@ -194,10 +194,10 @@ def test_a_skipped_step_is_one_optimizers(tmp_path: Path) -> None:
     """Gradients of another that steps in the same call are a fault, and its later steps are no scale that was found."""
     loss, skipped = metric_row("loss", "loss", 1.0), metric_row("update", "optimizer.1/skipped", 1.0)
     good = [loss, column("grad", "v", 1.0), column("grad", "optimizer.1/w", 1.0)]
-    own = [loss, column("grad", "v", 1.0), column("grad", "optimizer.1/w", math.inf), skipped]
+    ours = [loss, column("grad", "v", 1.0), column("grad", "optimizer.1/w", math.inf), skipped]
     others = [loss, column("grad", "v", math.inf), column("grad", "optimizer.1/w", 1.0), skipped]
-    for name, steps, equal in (("own", [own, good], True), ("others", [others, good], False),
-                               ("never", [own, good[:2]], False)):  # fmt: skip
+    for name, steps, equal in (("own", [ours, good], True), ("others", [others, good], False),
+                               ("never", [ours, good[:2]], False)):  # fmt: skip
         trace = write(tmp_path / name, steps)
         assert compare(trace, trace).equal is equal, name
 

@@ -71,10 +71,10 @@ def test_a_plant_changes_one_element_of_the_canonical_tensor() -> None:
 
 def test_a_view_is_changed_where_it_lies() -> None:
     """A tensor that is not contiguous, and one without dimensions, are changed in place."""
-    base, one = torch.ones(3, 4), torch.ones(())
-    for name, tensor in (("w", base.T), ("s", one)):
+    base, scalar = torch.ones(3, 4), torch.ones(())
+    for name, tensor in (("w", base.T), ("s", scalar)):
         Tap((2, "forward", name), (), lambda *_: None).take(2, "forward", "", {name: tensor})
-    assert torch.nonzero(base != 1).tolist() == [[0, 0]] and one != 1
+    assert torch.nonzero(base != 1).tolist() == [[0, 0]] and scalar != 1
 
 
 def test_one_rank_alone_can_be_meant() -> None:

@@ -25,7 +25,7 @@ def header(
 
 
 @pytest.mark.parametrize(
-    ("commands", "argvs", "said"),
+    ("commands", "argvs", "message"),
     [
         # a script that drops its words, some of which it has itself
         (("bash r.sh", "bash r.sh --seed 2"), ("python t.py --seed 12", "python t.py --seed 12"), "--seed 2 is not on"),
@@ -71,12 +71,12 @@ def header(
         (("{python} t.py", "{python} t.py --to {out}/x"), ("python t.py", "python t.py --to /tmp/x"), ""),
     ],
 )  # fmt: skip
-def test_words(commands: tuple[str, str], argvs: tuple[str, str], said: str) -> None:
+def test_words(commands: tuple[str, str], argvs: tuple[str, str], message: str) -> None:
     """A word arrived where the process has more of it than without it, however a launcher writes it."""
     good, made = (header(command, argv) for command, argv in zip(commands, argvs, strict=True))
-    found = lost(good, made)
-    assert (found.text if found else "").startswith(said)
-    assert bool(found) is bool(said)
+    part = lost(good, made)
+    assert (part.text if part else "").startswith(message)
+    assert bool(part) is bool(message)
     for other in (header(commands[1], argvs[1], kind="slime"), header(commands[1], "")):
         assert lost(good, other) is None, "nothing is known of it"
 
@@ -196,9 +196,9 @@ def test_layouts_are_refused_for_what_the_process_says() -> None:
 def test_values_that_are_swapped(before: str, after: str) -> None:
     """They are lost where the process has them as it had, and have arrived where they stand otherwise there."""
     good, made = (header(f"bash r.sh {words}", "python t.py --a 1 --b 2") for words in (before, after))
-    for one, other in ((good, made), (made, good)):
-        found = lost(one, other)
-        assert found and found.refuses(agree=True)
+    for left, right in ((good, made), (made, good)):
+        part = lost(left, right)
+        assert part and part.refuses(agree=True)
     for form in ("{} --k 1", '--j "{{{}}}"'):
         good, made = (header(f"bash r.sh {w}", f"python t.py {form.format(w)}") for w in (before, after))
         assert lost(good, made) is None
@@ -220,7 +220,7 @@ def test_words_of_a_process_own_time(name: str) -> None:
     """What parts two replays of one layout too is not computed of what the layouts are given."""
     words = (f"{name.format(k)} --x 1" for k in range(17, 21))
     lines = [f"bash r.sh --tp {tp}" for tp in (2, 2, 4, 4)]
-    good, again, made, last = (header(line, f"python t.py {own}") for line, own in zip(lines, words, strict=True))
+    good, again, made, last = (header(line, f"python t.py {word}") for line, word in zip(lines, words, strict=True))
     part = lost(good, made, twins=[(good, again), (made, last)])
     assert part
     assert part.refuses(agree=True)
@@ -232,7 +232,7 @@ def test_words_of_a_process_own_time(name: str) -> None:
 def test_what_a_script_computes_in_another_order() -> None:
     """Words that only change places are computed as well."""
     lines, words = ("bash r.sh --tp 8", "bash r.sh --tp 6"), ("--dp 1 --pp 2", "--dp 2 --pp 1")
-    good, made = (header(line, f"python t.py {own}") for line, own in zip(lines, words, strict=True))
+    good, made = (header(line, f"python t.py {word}") for line, word in zip(lines, words, strict=True))
     part = lost(good, made)
     assert part
     assert not part.refuses(agree=True)
@@ -247,7 +247,7 @@ def test_words_that_become_variables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("without", "given", "said"),
+    ("without", "given", "message"),
     [
         ({}, {"SCALE": "2"}, ""),
         ({"SCALE": "1"}, {"SCALE": "1"}, "SCALE is what it is without the change in the process that trains"),
@@ -258,19 +258,19 @@ def test_words_that_become_variables() -> None:
         (None, {"SCALE": "1"}, ""),
     ],
 )
-def test_variables(without: dict[str, str] | None, given: dict[str, str] | None, said: str) -> None:
+def test_variables(without: dict[str, str] | None, given: dict[str, str] | None, message: str) -> None:
     """A variable was lost where the process has another value, which it has without the change too."""
     good = header("bash r.sh", "python t.py", {}, without)
-    found = lost(good, header("bash r.sh", "python t.py", {"SCALE": "2"}, given))
-    assert (found.text if found else "") == said
+    part = lost(good, header("bash r.sh", "python t.py", {"SCALE": "2"}, given))
+    assert (part.text if part else "") == message
 
 
 def test_a_variable_that_is_left_out() -> None:
     """One that a script sets again is there all the same."""
     good = header("bash r.sh", "python t.py", {"OLD": "1"}, {"OLD": "1"})
     assert lost(good, header("bash r.sh", "python t.py", {}, {})) is None
-    found = lost(good, header("bash r.sh", "python t.py", {}, {"OLD": "1"}))
-    assert found and found.text == "OLD is in the process that trains all the same"
+    part = lost(good, header("bash r.sh", "python t.py", {}, {"OLD": "1"}))
+    assert part and part.text == "OLD is in the process that trains all the same"
 
 
 def test_a_secret_is_not_asked_for() -> None:
@@ -282,8 +282,8 @@ def test_a_secret_is_not_asked_for() -> None:
 def test_a_worker_is_not_sure() -> None:
     """What multiprocessing starts has its words from the process that made it."""
     worker = "python -c 'from multiprocessing.spawn import spawn_main' --multiprocessing-fork"
-    found = lost(header("python t.py", worker), header("python t.py --lr 1", worker))
-    assert found and not found.sure
+    part = lost(header("python t.py", worker), header("python t.py --lr 1", worker))
+    assert part and not part.sure
 
 
 def test_words_of_a_line_that_saves_are_its_own() -> None:

@@ -155,8 +155,8 @@ def check_shards(trace: Trace, printed: str) -> None:
     sharded = next(k for k in (0, 1) if any("exp_avg/" in n for n in names(trace, k, "update")))
     prefix = "optimizer.1/" if sharded else ""
     norms = [float(line.split()[1]) for line in printed.splitlines() if line.startswith("norm ")]
-    found = [s.metrics[f"{prefix}grad_norm"] for s in trace.steps[sharded::2]]
-    assert [struct.pack("f", f) for f in found] == [struct.pack("f", n) for n in norms]  # the program's are in fp32
+    values = [s.metrics[f"{prefix}grad_norm"] for s in trace.steps[sharded::2]]
+    assert [struct.pack("f", f) for f in values] == [struct.pack("f", n) for n in norms]  # the program's are in fp32
     for step, phase, name, expected in whole:
         assert row(trace, 2 * int(step) + sharded, phase, prefix + name).fingerprint == expected
 

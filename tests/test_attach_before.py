@@ -81,8 +81,8 @@ def main():
 def test_the_first_step_that_is_asked_for_is_not_a_check(tmp_path: Path) -> None:
     """What a rate moves shows in it."""
     checked = "model = net()\nloss_of(model).backward()\noptimizer = torch.optim.SGD(model.parameters(), lr=rate)\n"
-    code, said = diff(tmp_path, f"{checked}for _ in range(3): step(model, optimizer)\n", "--steps", "1")
-    assert code == 1 and "differs at step 0, phase update" in said, said
+    code, output = diff(tmp_path, f"{checked}for _ in range(3): step(model, optimizer)\n", "--steps", "1")
+    assert code == 1 and "differs at step 0, phase update" in output, output
 
 
 @pytest.mark.parametrize("at", [(0, "input", "start/weight"), (0, "grad", "weight")])

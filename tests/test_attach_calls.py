@@ -256,7 +256,7 @@ def test_of_whole_signals_the_lowest_rank_has_its_own(tmp_path: Path) -> None:
 
 def turns_of(*steps: tuple[str, int]) -> str:
     """What is said of steps by label and number of a thread, of which all live until the end."""
-    turns, said = Turns(), [""]
+    turns, message = Turns(), [""]
     threads: dict[int, tuple[threading.Thread, list[str]]] = {}
     done = threading.Event()
     asked = {number: threading.Semaphore(0) for _, number in steps}
@@ -267,7 +267,7 @@ def turns_of(*steps: tuple[str, int]) -> str:
             asked[number].acquire()
             if done.is_set():
                 return
-            said[0] = said[0] or turns.take((labels.pop(0),))
+            message[0] = message[0] or turns.take((labels.pop(0),))
             answered.release()
 
     for label, number in steps:
@@ -282,7 +282,7 @@ def turns_of(*steps: tuple[str, int]) -> str:
     for number, (thread, _) in threads.items():
         asked[number].release()
         thread.join()
-    return said[0]
+    return message[0]
 
 
 @pytest.mark.parametrize("beside", [True, False])

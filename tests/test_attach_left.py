@@ -39,7 +39,7 @@ def diff(folder: Path, program: str) -> tuple[int, str]:
 @pytest.mark.parametrize("count", [4, 5])
 def test_a_generator_that_moved_after_the_last_step(tmp_path: Path, count: int) -> None:
     """Also where the number of steps is a power of two, at which the program's objects are searched anew."""
-    code, said = diff(
+    code, output = diff(
         tmp_path,
         f"""
 model = net()
@@ -52,7 +52,7 @@ if other:
 """,
     )
     assert code == 1
-    assert f"differs at step {count - 1}, phase update, signal end/rng/own/own" in said
+    assert f"differs at step {count - 1}, phase update, signal end/rng/own/own" in output
 
 
 def test_how_far_a_loader_reads_ahead_is_no_difference(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_how_far_a_loader_reads_ahead_is_no_difference(tmp_path: Path) -> None:
 
     One that no loader has is looked at, and torch's own.
     """
-    code, said = diff(
+    code, output = diff(
         tmp_path,
         """
 model = net()
@@ -72,13 +72,13 @@ for _ in range(2):
         torch.randn(2, generator=own)
 """,
     )
-    assert code == 0, said
-    assert "2 random generators," in said
+    assert code == 0, output
+    assert "2 random generators," in output
 
 
 def test_generators_in_lists_and_mappings(tmp_path: Path) -> None:
     """One for each rank, worker or environment is a common shape."""
-    code, said = diff(
+    code, output = diff(
         tmp_path,
         """
 model = net()
@@ -91,13 +91,13 @@ for step in steps(model, optimizer, 4):
 """,
     )
     assert code == 1
-    assert "differs at step 3, phase update, signal rng/own/ours.1" in said
-    assert "signals that differ in that step: 4 in update" in said, "both, and both at the end"
+    assert "differs at step 3, phase update, signal rng/own/ours.1" in output
+    assert "signals that differ in that step: 4 in update" in output, "both, and both at the end"
 
 
 def test_the_last_state_of_an_optimizer_by_hand(tmp_path: Path) -> None:
     """The program's function has returned when its last step is read: what it held then is part of that step."""
-    code, said = diff(
+    code, output = diff(
         tmp_path,
         """
 class Momentum:
@@ -121,7 +121,7 @@ main()
 """,
     )
     assert code == 1
-    assert "differs at step 4, phase update, signal copy/moments/0" in said
+    assert "differs at step 4, phase update, signal copy/moments/0" in output
 
 
 ANEW = """
@@ -153,21 +153,21 @@ def test_parameters_that_are_made_anew_in_each_step(tmp_path: Path, gradients: s
     program = (
         ANEW.replace("GRADIENTS", gradients).replace("def train():", "if True:").replace("    return params\n", "")
     )
-    code, said = diff(tmp_path, program)
+    code, output = diff(tmp_path, program)
     assert code == 1
-    assert "differs at step 3, phase update" in said
-    assert "looked at 2 parameters, 2 gradients" in said
+    assert "differs at step 3, phase update" in output
+    assert "looked at 2 parameters, 2 gradients" in output
 
 
 def test_parameters_that_are_gone_at_the_end_are_told(tmp_path: Path) -> None:
     """Those that the last step made, in a function that has returned, were not seen; that is said."""
-    _, said = diff(tmp_path, ANEW.replace("GRADIENTS", "grads = torch.autograd.grad(loss, params)") + "train()\n")
-    assert "seen but not looked at: " in said and "it made its parameters anew" in said, said
+    _, output = diff(tmp_path, ANEW.replace("GRADIENTS", "grads = torch.autograd.grad(loss, params)") + "train()\n")
+    assert "seen but not looked at: " in output and "it made its parameters anew" in output, output
 
 
 def test_a_wrapper_that_keeps_nothing_ends_no_recording(tmp_path: Path) -> None:
     """One of torch's class that is made without torch's own beginning, and so has no state: what it wraps is read."""
-    code, said = diff(
+    code, output = diff(
         tmp_path,
         """
 class Wrapper(torch.optim.Optimizer):
@@ -183,12 +183,12 @@ for step in steps(model, Wrapper(torch.optim.SGD(model.parameters(), lr=0.2 if o
 """,
     )
     assert code == 1
-    assert "differs at step 0, phase update" in said
+    assert "differs at step 0, phase update" in output
 
 
 def test_what_an_optimizer_keeps_in_forms_of_its_own_is_read(tmp_path: Path) -> None:
     """A state that is no mapping, and parameters by keys, are looked into; an optimizer without groups is named."""
-    code, said = diff(
+    code, output = diff(
         tmp_path,
         """
 import dataclasses, types
@@ -217,16 +217,16 @@ for model, optimizer in [(m, Own(m, form)) for m, form in zip(models, forms)]:
     list(steps(model, optimizer, 2))
 """,
     )
-    assert code == 1, said
-    assert "differs at step 6, phase update, signal optimizer.3/own/state.m.0: float32 [4, 3]" in said
-    assert "signals that differ in that step: 4 in update" in said
+    assert code == 1, output
+    assert "differs at step 6, phase update, signal optimizer.3/own/state.m.0: float32 [4, 3]" in output
+    assert "signals that differ in that step: 4 in update" in output
     rows = Trace(tmp_path / "t0").rows
     told = [{row.name for row in rows(step) if "own/state" in row.name} for step in (0, 2, 4)]
     assert told == [
         {f"{begin}{k}" for k in range(4)}
         for begin in ("own/state.", "optimizer.1/own/state.", "optimizer.2/own/state.m.")
     ]
-    assert "the parameters of Own (it has no param_groups)" in said
+    assert "the parameters of Own (it has no param_groups)" in output
 
 
 def test_a_state_that_cannot_be_asked_for_ends_the_recording_alone(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ print("the end was reached")
 
 def test_each_buffer_without_plain_bytes_is_named(tmp_path: Path) -> None:
     """Sparse and nested tensors end no recording, and each is told by its own name."""
-    code, said = diff(
+    code, output = diff(
         tmp_path,
         """
 model = net()
@@ -268,14 +268,14 @@ list(steps(model, torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-2)), 
     assert (
         "seen but not looked at: the weights at the end (the program had let go of its optimizers when it ended), "
         "buffer/adjacent (its layout is sparse_coo), buffer/mask (its layout is sparse_csr), "
-        "buffer/ragged (it is nested)" in said
+        "buffer/ragged (it is nested)" in output
     )
-    assert "looked at 4 parameters, 4 gradients, optimizer state, 1 learning rate," in said, "a rate is no parameter"
+    assert "looked at 4 parameters, 4 gradients, optimizer state, 1 learning rate," in output, "a rate is no parameter"
 
 
 def test_what_is_seen_in_a_step_between_is_counted(tmp_path: Path) -> None:
     """A file that is saved in the middle, and optimizers that step in turn."""
-    code, said = diff(
+    code, output = diff(
         tmp_path,
         """
 model = net()
@@ -289,13 +289,15 @@ for step in range(4):
         torch.save({"step": step}, "last.pt")
 """,
     )
-    assert code == 0, said
-    assert "looked at 4 parameters, 4 gradients, optimizer state, 4 learning rates, 1 random generator, 1 file" in said
+    assert code == 0, output
+    assert (
+        "looked at 4 parameters, 4 gradients, optimizer state, 4 learning rates, 1 random generator, 1 file" in output
+    )
 
 
 def test_a_generator_that_one_side_has_is_told(tmp_path: Path) -> None:
     """It is no difference by itself, beside others that both have: an earlier recorder looked at fewer of them."""
-    code, said = diff(
+    code, output = diff(
         tmp_path,
         """
 model = net()
@@ -304,5 +306,5 @@ ours = [torch.Generator().manual_seed(2)] if other else []
 list(steps(model, torch.optim.AdamW(model.parameters()), 3))
 """,
     )
-    assert code == 0, said
-    assert "on one side only, and not compared: own/ours.0 (the run's)" in said
+    assert code == 0, output
+    assert "on one side only, and not compared: own/ours.0 (the run's)" in output

@@ -86,7 +86,7 @@ def differing(a: Trace, b: Trace, step: int) -> list[tuple[str, str]]:
 
 @pytest.mark.whole
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("base", "other"),
     [
         ("one", "tp2"),
         ("one", "pp2"),
@@ -95,9 +95,9 @@ def differing(a: Trace, b: Trace, step: int) -> list[tuple[str, str]]:
         pytest.param("tied", "tied-pp2-dp2", marks=pytest.mark.campaign),
     ],
 )
-def test_weights_at_load(layouts: Layouts, one: str, other: str) -> None:
+def test_weights_at_load(layouts: Layouts, base: str, other: str) -> None:
     """Weights at load have the same names and fingerprints in every layout, padded or tied or spread as they are."""
-    left, right = layouts.trace(one), layouts.trace(other)
+    left, right = layouts.trace(base), layouts.trace(other)
     start = [key for key in rows(left, 0) if key[1].startswith("start/")]
     layers = {name.split(".")[2] for _, name in start if ".layers." in name}
     assert len(start) > 15 and layers == {"0", "1"}
@@ -108,9 +108,9 @@ def test_weights_at_load(layouts: Layouts, one: str, other: str) -> None:
 @pytest.mark.parametrize("other", ["pp2", *(pytest.param(name, marks=pytest.mark.whole) for name in ("dp2", "late"))])
 def test_bit_equal(layouts: Layouts, other: str) -> None:
     """Where the arithmetic is that of one process, everything is: gradients, copies, moments, whole or in slices."""
-    own = {("grad", "grad_norm"), ("update", "rng/torch"), ("update", "end/rng/torch")}  # each rank draws for itself
+    names = {("grad", "grad_norm"), ("update", "rng/torch"), ("update", "end/rng/torch")}  # each rank draws for itself
     for step in range(2):
-        assert set(differing(layouts.trace("one"), layouts.trace(other), step)) <= own
+        assert set(differing(layouts.trace("one"), layouts.trace(other), step)) <= names
 
 
 @pytest.mark.parametrize(

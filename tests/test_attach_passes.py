@@ -89,9 +89,9 @@ def _kinds(kinds: Iterable[str]) -> list[Any]:
 def test_what_is_stepped_by_hand_is_read_at_the_end(tmp_path: Path, kind: str) -> None:
     """Steps by hand after or beside those of an optimizer are no agreement; what is gone by then is named."""
     program = BY_HAND[kind]
-    code, said = diff(tmp_path, program.replace("\nmain()", "\n    return model, optimizer\nkept = main()"))
-    assert code == 1, said
-    assert "phase update" in said and "signals that differ in that step: " in said
+    code, output = diff(tmp_path, program.replace("\nmain()", "\n    return model, optimizer\nkept = main()"))
+    assert code == 1, output
+    assert "phase update" in output and "signals that differ in that step: " in output
     end = run(tmp_path, program, 2).end
     assert end is not None
     told = {"the weights at the end": "the program had let go of its optimizers when it ended"}
@@ -257,8 +257,8 @@ def test_steps_in_a_pass_are_made_by_it(tmp_path: Path, kind: str) -> None:
     """Where hooks step, a loss stands with the pass' last step, told before it or behind it; no pass is left over."""
     begin, passes_, steps = ENDS[kind]
     loop = f"for k in range({passes_}):\n    last = {passes_} == 2 or k % 3 == 2\n    iteration()\n"
-    code, said = diff(tmp_path, f"{IN_PASSES}{begin}\n{loop}")
-    assert code == 0, said
+    code, output = diff(tmp_path, f"{IN_PASSES}{begin}\n{loop}")
+    assert code == 0, output
     trace = Trace(tmp_path / "t1")
     told = [sum(name.startswith("loss") for name in step.metrics) for step in trace.steps]
     assert len(told) == steps and sum(told[: steps // 2]) == sum(told[steps // 2 :]) == passes_ // 2
@@ -361,8 +361,8 @@ step(actor, optimizer)
 
 def test_a_step_that_only_makes_state_is_none(tmp_path: Path) -> None:
     """What makes an optimizer's state for a checkpoint to be loaded into, torch's way or a library's, is no step."""
-    code, said = diff(tmp_path, LOADED)
-    assert (code, said.splitlines()[0]) == (0, "agrees: 5 steps compared")
+    code, output = diff(tmp_path, LOADED)
+    assert (code, output.splitlines()[0]) == (0, "agrees: 5 steps compared")
     (tmp_path / "asked").mkdir()
     asked = run(tmp_path / "asked", LOADED, 1, "--steps", "4")
     assert [step.root for step in asked.steps] == [step.root for step in Trace(tmp_path / "t1").steps][:4]
@@ -403,8 +403,8 @@ def test_the_functions_that_make_state_are_there() -> None:
     """Torch and megatron-core still call them so: by another name, what they do would be training steps."""
     for module, paths in MAKE_STATE.items():
         with contextlib.suppress(ModuleNotFoundError), warnings.catch_warnings(action="ignore"):
-            found = importlib.import_module(module)
-            assert all(callable(operator.attrgetter(path)(found)) for path in paths)
+            package = importlib.import_module(module)
+            assert all(callable(operator.attrgetter(path)(package)) for path in paths)
 
 
 def test_what_the_program_lets_go_of_is_gone(tmp_path: Path) -> None:

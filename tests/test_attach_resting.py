@@ -177,7 +177,7 @@ def test_a_call_in_the_place_of_one_that_raised() -> None:
         return stepped
 
     steps = Steps(
-        lambda _, first: begun.append(first), lambda made: ended.append(len(made.optimizers)), lambda one: [one],
+        lambda _, first: begun.append(first), lambda made: ended.append(len(made.optimizers)), lambda item: [item],
         lambda _: {},
     )  # fmt: skip
     outer = steps.outer(step, lambda optimizer, _: optimizer, skipped)

@@ -193,11 +193,11 @@ for i in range(4):
 
 def test_modules_that_no_data_has_given_a_shape_are_named(tmp_path: Path) -> None:
     """Lazy ones beside the training, in its model, optimizer and a copy end no recording, and are read later."""
-    one, other = traces(tmp_path, HEAD + LAZY)
-    assert [len(trace.steps) for trace in (one, other)] == [4, 4] and one.end is not None
-    named = {name for name, why in one.end["unread"].items() if why == "its shape is not known yet"}
+    first, other = traces(tmp_path, HEAD + LAZY)
+    assert [len(trace.steps) for trace in (first, other)] == [4, 4] and first.end is not None
+    named = {name for name, why in first.end["unread"].items() if why == "its shape is not known yet"}
     assert named == {"frozen/model/head.weight", "frozen/model/head.bias", "module/target"}
-    late = [{row.name for row in one.rows(index) if row.phase == "update"} for index in (2, 3)]
+    late = [{row.name for row in first.rows(index) if row.phase == "update"} for index in (2, 3)]
     assert "0.weight#1" not in late[0] and {"0.weight", "0.weight#1"} <= late[1]
-    difference = first_difference(one, other)
+    difference = first_difference(first, other)
     assert difference is not None and difference.step == 3 and difference.signal.startswith("end/")

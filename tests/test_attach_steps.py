@@ -300,15 +300,15 @@ def test_a_round_is_found_wherever_it_lies() -> None:
     alone, both = [[0, 0]], [[1, 0], [0, 1]]
     order = Order.read([[4, alone], [1, both], [1, alone], [2, both]])
     firsts = [0, 1, 2, 3, 4, 4, 6, 7, 7, 9, 9]
-    assert [found and found[0] for found in map(order.around, range(12))] == [*firsts, None]
-    assert [len(found[1]) for found in map(order.around, range(11)) if found] == [1, 1, 1, 1, 2, 2, 1, 2, 2, 2, 2]
+    assert [place and place[0] for place in map(order.around, range(12))] == [*firsts, None]
+    assert [len(place[1]) for place in map(order.around, range(11)) if place] == [1, 1, 1, 1, 2, 2, 1, 2, 2, 2, 2]
 
 
 def test_what_one_rank_lacks_is_told() -> None:
     """What only one of two ranks has of what both own does not pass for both; what a stage alone owns does."""
     both = [metric_row("update", "shared", 1.0), metric_row("grad", "shared", 2.0)]
-    own = [metric_row("update", "own", 3.0), metric_row("grad", "own", 4.0)]
-    merged = merge_rows([[*both, *own, metric_row("update", "skipped", 1.0)], both[:1]])
+    stage = [metric_row("update", "own", 3.0), metric_row("grad", "own", 4.0)]
+    merged = merge_rows([[*both, *stage, metric_row("update", "skipped", 1.0)], both[:1]])
     names = {(r.phase, r.name) for r in merged}
     assert names == {
         ("update", "shared"), ("grad", "shared@0"), ("update", "skipped@0"), ("update", "own"), ("grad", "own")

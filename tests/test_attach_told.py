@@ -340,7 +340,7 @@ def test_the_last_evaluation_of_a_program_that_is_stopped_is_told(tmp_path: Path
     program = f"{HEAD}i = -1; {show}\nfor i in range(5):\n    backward(); optimizer.step()\n    {show}\n"
     first, other = traces(tmp_path, program, options=("--steps", "3"))
     compared = compare(first, other)
-    assert compared.equal and [str(one) for one in compared.looked.moved] == [
+    assert compared.equal and [str(metric) for metric in compared.looked.moved] == [
         "eval/acc#after (2.0 became 9.0 at step 2)"
     ]
 

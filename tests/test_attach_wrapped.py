@@ -43,8 +43,8 @@ def test_a_dict_over_several_lines_tells_what_it_tells_in_one(tmp_path: Path, ho
     """Each number in the step in which it stands in one line; inner ones, bools and a logger's are shown."""
     first, other = traces(tmp_path, program(loop, how))
     assert "loss" in first.steps[0].metrics
-    for one, wrapped in zip(first.steps, other.steps, strict=True):
-        assert one.metrics == wrapped.metrics and {*one.shown} == {*wrapped.shown}
+    for step, wrapped in zip(first.steps, other.steps, strict=True):
+        assert step.metrics == wrapped.metrics and {*step.shown} == {*wrapped.shown}
     assert compare(first, other).equal
 
 

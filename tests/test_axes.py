@@ -242,16 +242,16 @@ def test_a_change_that_a_script_drops_is_not_called_needless(flagged: Repo) -> N
     layouts = '[layouts.new]\nenv = { NEW = "1" }\n[layouts.bias]\ncommand = "bash run.sh --bias=2"\n'
     launched_by(flagged, "export NEW=0\nexec PROGRAM $MODE --bias=1.0\n", layouts)
     moves = '[[change]]\nname = "mode"\nenv = { MODE = "--mode fast" }\n'
-    for lost, said in (
+    for lost, message in (
         ('add = ["--bias=2"]', "all: --bias=2 is not on the command line of the process that trains"),
         ('env = { NEW = "1" }', "all: NEW is what it is without the change in the process that trains"),
     ):
         (flagged.root / "flags.toml").write_text(f"{moves}[[change]]\n{lost}\n")
         done = flagged.repro("bisect", "--no-explain", "--flags", "flags.toml")
-        assert (done.returncode, said in done.stderr) == (3, True), done.stderr
-    for name, said in (("new", "new: NEW is what it is"), ("bias", "bias: --bias=2 is not on")):
+        assert (done.returncode, message in done.stderr) == (3, True), done.stderr
+    for name, message in (("new", "new: NEW is what it is"), ("bias", "bias: --bias=2 is not on")):
         done = flagged.repro("bisect", "--layout", f"case..{name}")
-        assert (done.returncode, said in done.stderr) == (3, True), done.stderr
+        assert (done.returncode, message in done.stderr) == (3, True), done.stderr
 
 
 @pytest.mark.whole
@@ -312,7 +312,7 @@ def test_what_follows_the_dashes_is_the_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("commits", "given", "options", "said"),
+    ("commits", "given", "options", "message"),
     [
         (None, {}, {}, "nothing to search: give one of GOOD..BAD, --package, --flags and --layout"),
         ("a..b", {"layout": "case..threads=2"}, {}, "GOOD..BAD and --layout exclude each other"),
@@ -334,14 +334,14 @@ def test_what_follows_the_dashes_is_the_command() -> None:
     ],
 )
 def test_what_does_not_go_together(
-    tmp_path: Path, commits: str | None, given: dict[str, Any], options: dict[str, Any], said: str
+    tmp_path: Path, commits: str | None, given: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
     """One axis is asked for, with what belongs to it; anything else is refused in one line."""
     layouts = "\n[layouts.tp2]\nranks = 2\n[layouts.odd]\nconfig = { a = 1 }\n"
-    repo = kit.start(tmp_path, case=kit.CASE + (layouts if "tp" in said or "odd" in str(given) else ""))
+    repo = kit.start(tmp_path, case=kit.CASE + (layouts if "tp" in message or "odd" in str(given) else ""))
     with pytest.raises(ReproError) as refused:
         axis_of(find_checkout(repo.root), find_case(repo.root, None), commits, Options(**options), **given)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
