@@ -341,10 +341,10 @@ def test_what_no_commit_can_change_is_not_recorded(fork: Repo) -> None:
     text = case.read_text()
     (fork.root / "other").mkdir()
     (fork.root / "other" / "notes.py").touch()
-    for path, said in (("", "is imported as installed"), ("other", "repro_core is not in other/")):
+    for path, message in (("", "is imported as installed"), ("other", "repro_core is not in other/")):
         case.write_text(text.replace('path = "core"', f'path = "{path}"'))
         line = only_line(fork.repro("golden", "record"))
-        assert said in line and "no commit can change" in line and "set subject.path" in line
+        assert message in line and "no commit can change" in line and "set subject.path" in line
     case.write_text(text.replace('path = "core"', 'path = ""'))
     assert "set subject.path" in only_line(fork.repro("bisect", "HEAD..HEAD"))
     case.write_text(text)

@@ -134,14 +134,14 @@ def test_order_of_outcomes_does_not_matter(
         for commit, bad in rng.sample([*outcomes, *((c, None) for c in skips)], len(outcomes) + len(skips)):
             search = search.with_skip(commit) if bad is None else search.with_outcome(commit, bad)
         ends.append(search)
-    one, two = ends
-    assert one == two and hash(one) == hash(two) and one.skips == set(skips)
-    assert one.posterior == two.posterior and one.answer == two.answer
-    assert one.next(3) == two.next(3) == one.next(3)
+    first, second = ends
+    assert first == second and hash(first) == hash(second) and first.skips == set(skips)
+    assert first.posterior == second.posterior and first.answer == second.answer
+    assert first.next(3) == second.next(3) == first.next(3)
     under_way = [rng.choice([*dag.order, "good"]) for _ in range(3)]
-    assert one.next(2, under_way) == two.next(2, rng.sample(under_way, 3))
+    assert first.next(2, under_way) == second.next(2, rng.sample(under_way, 3))
     counts = {c: Count(outcomes.count((c, False)), outcomes.count((c, True))) for c, _ in outcomes}
-    assert one.observations == counts
+    assert first.observations == counts
 
 
 @given(dags(), st.integers(0, 6), st.integers(0, 6), st.integers(0, 6), st.integers(0, 6), st.data())

@@ -157,13 +157,13 @@ def test_what_only_resembles_parameters_is_no_copy() -> None:
     metrics = {"loss": torch.ones(1), "norm": torch.ones(1)}
     inner = {"0": model[0](torch.ones(4, 3)), "1": torch.ones(4)}
     lists = [torch.ones(4, 3), torch.ones(1, 4)]
-    one = {"weight": torch.ones(4, 3)}
+    single = {"weight": torch.ones(4, 3)}
     beside = Beside()
     for step in range(4):
         cache = {"weight": torch.ones(4, 3), "other": torch.ones(1, 4)}
         del cache
         assert not any(name.startswith("copy/") for name in read(beside, step, model))
-    del weights, matrices, gradients, batch, metrics, inner, lists, one
+    del weights, matrices, gradients, batch, metrics, inner, lists, single
 
 
 def test_what_stands_for_a_tensor_while_torch_traces_is_none() -> None:
@@ -329,8 +329,8 @@ def test_files_of_an_end_that_only_one_side_has_are_not_compared() -> None:
     stopped = rows(w=b"1", saved__last__w=b"1", saved__same__w=b"4", rng__torch=b"2")
     assert alone(end, stopped) == {"end": "a", "rng/torch": "b", "saved/last": "a", "saved/final": "a"}
     assert differing(end, stopped) == differing(stopped, end) == []
-    own = differing(end, stopped + rows(saved__own__w=b"5"))
-    assert [(kind, row.name) for kind, row, _ in own] == [("added", "saved/own/w")]
+    differences = differing(end, stopped + rows(saved__own__w=b"5"))
+    assert [(kind, row.name) for kind, row, _ in differences] == [("added", "saved/own/w")]
     both = differing(end, stopped + rows(end__w=b"1"))
     assert [(kind, row.name) for kind, row, _ in both] == [("value", "saved/last/w"), ("missing", "saved/final/w")]
 
@@ -368,8 +368,8 @@ def test_traces_of_earlier_recorders_are_compared_in_what_these_saw(tmp_path: Pa
         "all of buffer (the run's)" in comparison.looked.alone and "all of saved (the run's)" in comparison.looked.alone
     )
     assert comparison.looked.parameters == 1 and comparison.looked.buffers == 0
-    one, other = trace(tmp_path / "c", old), trace(tmp_path / "d", rows(w=b"1", buffer__m=b"5"))
-    for difference, kind in ((compare(one, other), "added"), (compare(other, one), "missing")):
+    first, other = trace(tmp_path / "c", old), trace(tmp_path / "d", rows(w=b"1", buffer__m=b"5"))
+    for difference, kind in ((compare(first, other), "added"), (compare(other, first), "missing")):
         assert difference.divergence is not None
         assert (difference.divergence.signal, difference.divergence.kind) == ("buffer/m", kind)
         assert "recorder" not in difference.divergence.detail

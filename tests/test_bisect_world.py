@@ -152,8 +152,8 @@ def test_a_command_is_given_where_it_runs(tmp_path: Path) -> None:
     repo.commit("Another program of this name")
     below = Repo(repo.root / "sub")
     done = below.repro("bisect", "HEAD~1..HEAD", *COMMAND)
-    said = done.stderr.splitlines()[-1]
-    assert done.returncode == 2 and "write sub/train.py, or where it is to run here, sh -c 'cd sub && " in said, said
+    line = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and "write sub/train.py, or where it is to run here, sh -c 'cd sub && " in line, line
     done = repo.repro("bisect", "HEAD~1..HEAD", "--", sys.executable, str(repo.root / "train.py"))
     assert done.returncode == 2 and "and not its own; write train.py instead" in done.stderr
     (tmp_path / "hp.json").write_text("{}")

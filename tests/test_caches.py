@@ -140,12 +140,12 @@ def test_what_was_downloaded_is_there_and_what_was_made_is_not(tmp_path: Path) -
     module.parent.mkdir(parents=True)
     module.touch()
     variables = {"HF_HOME": "hf"}
-    own = own_caches(variables, tmp_path / "run", tmp_path)
-    mine = Path(own["HF_DATASETS_CACHE"])
+    caches = own_caches(variables, tmp_path / "run", tmp_path)
+    mine = Path(caches["HF_DATASETS_CACHE"])
     assert sorted(name for name in files if (mine / name).exists()) == sorted([*files[:3], *files[-2:]])
     assert (mine / "json" / "d.arrow").exists() and (mine / "json" / "back" / "json").is_symlink()
     assert [path.stat().st_mtime for path in (mine / kept / "new", mine / kept / "old")] == [2000, 1000]
-    assert (Path(own["HF_MODULES_CACHE"]) / module.relative_to(home / "modules")).exists()
+    assert (Path(caches["HF_MODULES_CACHE"]) / module.relative_to(home / "modules")).exists()
     (mine / kept / "new" / "cache-2.arrow").write_text("")
     (mine / kept / "new" / "dataset_info.json").write_text("other")
     assert not (cache / kept / "new" / "cache-2.arrow").exists()

@@ -150,11 +150,11 @@ def test_what_is_no_json_object_is_one_line(tmp_path: Path, content: bytes) -> N
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("found", [None, "1", 1.0, 0, -3, True, [1]])
-def test_what_is_no_format_number_is_refused(found: object) -> None:
+@pytest.mark.parametrize("number", [None, "1", 1.0, 0, -3, True, [1]])
+def test_what_is_no_format_number_is_refused(number: object) -> None:
     """Only a positive integer is a format number; true, text and floats are damage."""
     with pytest.raises(ReproError, match="x has no format number"):
-        check_format(found, 2, "x")
+        check_format(number, 2, "x")
 
 
 def test_older_formats_are_read_and_newer_refused() -> None:

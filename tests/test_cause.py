@@ -27,9 +27,9 @@ def test_what_another_phase_makes_is_no_result_of_this_one() -> None:
     a.do("aten.mul", x, makes=2 * 11, line=2, phase="backward")
     b.show(b.neg(b.do("aten.pow", u, makes=11**3, line=2, arguments="(T0, 3)"), 3))
     b.do("aten.pow", u, makes=11**2, line=2, arguments="(T0, 2.0)", phase="backward")
-    found = cause(a, b)
-    assert found.kind == "arguments" and found.before is not None and found.after is not None
-    assert (found.before.arguments, found.after.arguments) == ("(T0, 2)", "(T0, 3)")
+    answer = cause(a, b)
+    assert answer.kind == "arguments" and answer.before is not None and answer.after is not None
+    assert (answer.before.arguments, answer.after.arguments) == ("(T0, 2)", "(T0, 3)")
 
 
 def test_equal_streams_have_no_cause() -> None:
@@ -102,11 +102,11 @@ PLANTED: dict[Kind, Callable[[], tuple[Tape, Tape, Sequence[int]]]] = {
 def test_each_kind_is_named(kind: Kind, touched: bool) -> None:
     """Kind and both operations, whether the change touched the line or is nowhere to be seen; also without a signal."""
     a, b, (before, after) = PLANTED[kind]()
-    own = ([before], [after]) if touched else ((), ())
-    named = cause(a, b, *own)
+    changes = ([before], [after]) if touched else ((), ())
+    named = cause(a, b, *changes)
     assert lines(named) == (kind, before, after)
     assert named.operation is named.after and named.side == "after"
-    assert lines(cause(a, b, *own, signal=None)) == (kind, before, after)
+    assert lines(cause(a, b, *changes, signal=None)) == (kind, before, after)
 
 
 def test_a_gap_is_between_the_last_writer_and_the_first_reader() -> None:
@@ -116,8 +116,8 @@ def test_a_gap_is_between_the_last_writer_and_the_first_reader() -> None:
     assert edges is not None and edges[0] is not None
     assert (edges[0].name, edges[1].name) == ("aten.mul.Tensor", "aten.neg.default")
     (a, x, y), (b, u, v) = pair()  # an operand that nobody wrote to says nothing, however late it was made
-    for tape, one, other in ((a, x, y), (b, u, v)):
-        made, late = tape.mul(one, other, 2), tape.neg(one, 3)
+    for tape, left, right in ((a, x, y), (b, u, v)):
+        made, late = tape.mul(left, right, 2), tape.neg(left, 3)
         if tape is b:
             tape.behind(made, 5)
         tape.show(tape.add(made, late, 4))
@@ -172,9 +172,9 @@ def test_the_other_version_s_operation_is_that_in_its_place() -> None:
     a, b = Tape(), Tape()
     for tape, off in ((a, 0), (b, 1)):
         x, y = tape.given(11), tape.given(13)
-        one = tape.do("aten.add.Tensor", x, y, makes=24 + off, line=2)
-        other = tape.do("aten.add.Tensor", x, x, makes=22 + off, line=3)
-        tape.show(tape.mul(one, other, 4))
+        left = tape.do("aten.add.Tensor", x, y, makes=24 + off, line=2)
+        right = tape.do("aten.add.Tensor", x, x, makes=22 + off, line=3)
+        tape.show(tape.mul(left, right, 4))
     assert lines(cause(a, b, (), [3])) == ("operation", 3, 3)
     assert lines(cause(a, b, (), [2])) == ("operation", 2, 2)
 

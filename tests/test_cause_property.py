@@ -110,8 +110,8 @@ def perturbed(step: Step, how: str) -> Step | None:
 
 def free(steps: Sequence[Step], k: int) -> bool:
     """Whether an operation and its successor have nothing to do with each other."""
-    one, other = steps[k], steps[k + 1]
-    writes = {one.kind, other.kind} & {"add_", "same"}
+    step, other = steps[k], steps[k + 1]
+    writes = {step.kind, other.kind} & {"add_", "same"}
     return not writes and INPUTS + k not in other.reads
 
 
@@ -138,8 +138,8 @@ def test_the_planted_operation_is_named(steps: list[Step], how: str, data: st.Da
     late = data.draw(st.sampled_from([None, *able])) if able else None
     a, b = run(steps, {}), run([*steps[:at], changed, *steps[at + 1 :]], rewrites, late)
     assume(a.operations[-1].inputs[0].content != b.operations[-1].inputs[0].content)
-    own = {o.key: line(o) for o in a.operations}  # where two lines do the same, either of them is an answer
-    assume(len(own) == len(a.operations) and all(own.get(o.key, line(o)) == line(o) for o in b.operations))
+    line_of = {o.key: line(o) for o in a.operations}  # where two lines do the same, either of them is an answer
+    assume(len(line_of) == len(a.operations) and all(line_of.get(o.key, line(o)) == line(o) for o in b.operations))
     # ... and where the change makes a number that the first version makes on another way, values cannot tell
     sides = (b, a) if how == "dropped" else (a, b)
     there = {value.key for o in sides[0].operations for value in (*o.inputs, *o.outputs)}

@@ -66,12 +66,12 @@ many = st.lists(answers, min_size=1, max_size=4)
 
 
 @given(many)
-def test_equal_bits_are_equal(found: list[Answer]) -> None:
+def test_equal_bits_are_equal(answers: list[Answer]) -> None:
     """NaN and the zeros too: a copy has no difference, and every value of it was looked at."""
-    rows = list(range(len(found)))
-    like = compare(rows, found, [replace(finding) for finding in found])
+    rows = list(range(len(answers)))
+    like = compare(rows, answers, [replace(finding) for finding in answers])
     assert like.equal and like.widest is None and like.differing == 0
-    assert like.values == sum(2 * len(one.tokens) + len(one.prompt_log_probs or []) for one in found)
+    assert like.values == sum(2 * len(answer.tokens) + len(answer.prompt_log_probs or []) for answer in answers)
 
 
 @given(many, many)
@@ -177,8 +177,8 @@ def test_each_fault_is_found_and_named(fault: Callable[[], Sound]) -> None:
     findings = check(fault(), PLAN)
     assert {finding.name for finding in findings if not finding.passed} == set(FAULTS[fault]) - {"unseeded"}
     assert exit_code(findings) == 1
-    for one in findings:
-        assert FAULTS[fault].get(one.name, "") in one.detail
+    for finding in findings:
+        assert FAULTS[fault].get(finding.name, "") in finding.detail
 
 
 class Says(Sound):
@@ -259,12 +259,12 @@ class Noisy(Sound):
 
 def test_seeds_of_an_engine_that_does_not_repeat_its_bits() -> None:
     """They are honoured all the same where first tokens come again far more often than by chance."""
-    found = {
+    findings = {
         finding.name: finding
         for finding in check(Noisy(), replace(PLAN, prompts=16), [n for n in CHECKS if "seed" in n])
     }
-    assert found["seeded-run-to-run"].outcome == "differs" and "ignored" not in found["seeded-run-to-run"].detail
-    assert found["seed"].outcome == "differs" and found["seed"].passed
+    assert findings["seeded-run-to-run"].outcome == "differs" and "ignored" not in findings["seeded-run-to-run"].detail
+    assert findings["seed"].outcome == "differs" and findings["seed"].passed
 
 
 def test_an_engine_without_weights_of_its_own() -> None:
@@ -382,16 +382,16 @@ def test_a_night_asks_the_engine(fork: Repo) -> None:
     checkout = find_checkout(fork.root)
     plain = find_case(checkout.root, "mini")
     commit = resolve(checkout, "HEAD")
-    said: list[str] = []
+    messages: list[str] = []
 
     def made(case: Case) -> dict[str, tuple[str, str]]:
-        checks = rollout_checks(checkout, case, commit, "", lambda event: said.append(str(event)))
+        checks = rollout_checks(checkout, case, commit, "", lambda event: messages.append(str(event)))
         return {finding.name: (finding.status, finding.text) for finding in checks}
 
-    assert made(plain) == {} and not said
+    assert made(plain) == {} and not messages
     facts = made(asked(plain, ["run-to-run", "seed", "memory"]))
     assert list(facts) == ["rollout", "rollout run-to-run", "rollout seed"]
-    assert {status for status, _ in facts.values()} == {"green"} and len(said) == 1
+    assert {status for status, _ in facts.values()} == {"green"} and len(messages) == 1
     assert facts["rollout"][1].startswith("policy ") and "; memory does not apply (" in facts["rollout"][1]
     assert asked(plain, True).digest == plain.digest and asked(plain, True).nightly.rollout is True
     fork.edit("core/repro_core/rollout/sampler.py", "def _draw(", "raise OSError('no luck')\n\n\ndef _draw(")

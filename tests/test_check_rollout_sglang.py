@@ -76,8 +76,8 @@ def test_without_deterministic_mode() -> None:
     only = ("run-to-run", "batch-of-8", "batch-of-32", "seed", "seeded-batch", "unseeded")
     report = checked(only, enable_deterministic_inference=False)
     outcomes = {hit.name: hit.outcome for hit in report.findings}
-    said = {finding.name: finding.detail for finding in report.findings}
-    assert outcomes["seed"] == "equal" and said["seed"].startswith("the seed is ignored")
+    details = {finding.name: finding.detail for finding in report.findings}
+    assert outcomes["seed"] == "equal" and details["seed"].startswith("the seed is ignored")
     assert outcomes["unseeded"] == "differs" and outcomes["run-to-run"] == "equal"
     if report.identity["device"] == "cpu":  # products of matrices are not padded without the mode
         assert outcomes["batch-of-8"] == outcomes["batch-of-32"] == "differs"

@@ -198,8 +198,8 @@ def test_a_program_sees_what_was_asked_for(tmp_path: Path) -> None:
         assert (folder / "log").read_bytes().count(b"\0") == len(variables)
         plain = {k: v for k, v in variables.items() if k != "PYTHONHOME"}
         Child([sys.executable, "-c", told, *words], folder, plain, folder / "log", 60.0, bound=bound).run()
-    one, two = ((folder / "log").read_bytes().replace(b"\n", b"\0").split(b"\0") for folder in (first, second))
-    assert [x for x in one if not x.startswith(MARK.encode())] == [x for x in two if not x.startswith(MARK.encode())]
+    left, right = ((folder / "log").read_bytes().replace(b"\n", b"\0").split(b"\0") for folder in (first, second))
+    assert [x for x in left if not x.startswith(MARK.encode())] == [x for x in right if not x.startswith(MARK.encode())]
 
 
 # -- what the machine did
@@ -464,7 +464,7 @@ def test_a_log_of_any_size_is_read_from_its_end(tmp_path: Path, line: int) -> No
 def test_a_limit_on_file_sizes_is_the_machines(tmp_path: Path) -> None:
     """A program that met the limit which it was started under did not fail by itself; one that set its own did."""
     write = "open('big', 'wb').write(bytes(1 << 20))"
-    own = "import resource, signal; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16)); "
+    limit = "import resource, signal; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16)); "
     heed = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_DFL); "
     outer = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, resource.RLIM_INFINITY)); "
     ask = "from pathlib import Path; from repro_golden.case.file import Case; "
@@ -477,4 +477,4 @@ def test_a_limit_on_file_sizes_is_the_machines(tmp_path: Path) -> None:
             [sys.executable, "-c", outer + ask, limited], cwd=tmp_path, capture_output=True, text=True
         )
         assert "MachineFailureError: the trainer met the limit on file sizes" in done.stderr, done.stdout + done.stderr
-    assert exit_code(case(tmp_path, command=f'{{python}} -c "{own}{write}"'), Place(tmp_path), tmp_path / "log") == 1
+    assert exit_code(case(tmp_path, command=f'{{python}} -c "{limit}{write}"'), Place(tmp_path), tmp_path / "log") == 1

@@ -73,7 +73,7 @@ def digest_row(name: str, content: bytes) -> Row:
 def pair(a: Sequence[Step], b: Sequence[Step], header: Header = HEADER) -> Iterator[tuple[Trace, Trace]]:
     """Two traces."""
     with tempfile.TemporaryDirectory(dir=RAM) as folder:
-        found = []
+        traces = []
         for name, steps in (("a", a), ("b", b)):
             writer = TraceWriter(Path(folder, name), header)
             for number, rows in enumerate(steps, header.first_step):
@@ -81,8 +81,8 @@ def pair(a: Sequence[Step], b: Sequence[Step], header: Header = HEADER) -> Itera
                     writer.add(row)
                 writer.end_step(number)
             writer.close({"reason": "finished"})
-            found.append(Trace(Path(folder, name)))
-        yield found[0], found[1]
+            traces.append(Trace(Path(folder, name)))
+        yield traces[0], traces[1]
 
 
 def violation(text: str, a: Step | Sequence[Step], b: Step | Sequence[Step], header: Header = HEADER) -> str | None:
@@ -461,15 +461,15 @@ def test_the_model_hash_is_asked_after_every_update() -> None:
 def test_thresholds_are_read_exactly(check: CiCheck, limit: float) -> None:
     """Every finite number of 0 or more is kept to the last bit; a predicate's text is what was written."""
     for head in texts(check):
-        found = parse_predicate(f"  {head}  atol={limit!r} ", HERE)
-        assert isinstance(found, CiChecks)
-        assert found.asked[0].limits == {"atol": limit}
-        assert found.text == f"{head}  atol={limit!r}"
+        predicate = parse_predicate(f"  {head}  atol={limit!r} ", HERE)
+        assert isinstance(predicate, CiChecks)
+        assert predicate.asked[0].limits == {"atol": limit}
+        assert predicate.text == f"{head}  atol={limit!r}"
     system = next(iter(check.rules))
-    found = parse_ci(f"ci:{system} {check.name}.atol={limit!r} steps_per_rollout=4")
-    assert {one.check.name: one.limits for one in found.asked}[check.name] == {"atol": limit}
-    assert (found.per_rollout, found.alone) == (4, False)
-    assert len(found.asked) == sum(system in check.rules for check in CHECKS)
+    predicate = parse_ci(f"ci:{system} {check.name}.atol={limit!r} steps_per_rollout=4")
+    assert {entry.check.name: entry.limits for entry in predicate.asked}[check.name] == {"atol": limit}
+    assert (predicate.per_rollout, predicate.alone) == (4, False)
+    assert len(predicate.asked) == sum(system in check.rules for check in CHECKS)
 
 
 @pytest.mark.parametrize(

@@ -430,7 +430,7 @@ def test_a_pull_request_that_changes_no_blob(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr + done.stdout
     (result,) = json.loads(done.stdout)["results"]
     assert result["verdict"] == "moved"
-    assert [found["commit"]["commit"] for found in result["culprits"]] == [culprit]
+    assert [finding["commit"]["commit"] for finding in result["culprits"]] == [culprit]
 
 
 def test_what_lies_beside_golden_runs_is_code(tmp_path: Path) -> None:

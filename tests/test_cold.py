@@ -40,7 +40,7 @@ def whole(*values: object) -> object:
     return pytest.param(*values, marks=pytest.mark.whole)
 
 
-@pytest.mark.parametrize(("words", "code", "said"), [
+@pytest.mark.parametrize(("words", "code", "message"), [
     ("golden list", 0, "toy"),
     ("golden show toy", 0, "toy"),
     ("golden verify", 1, "step 0"),
@@ -54,14 +54,14 @@ def whole(*values: object) -> object:
     whole("explain HEAD~1", 0, "train.py:23"),
     whole("report pr HEAD~3..HEAD", 1, "step 0"),
 ], ids=lambda value: " ".join(value.split()[:2]) if isinstance(value, str) else "")  # fmt: skip
-def test_a_command_begins_cold(day: Repo, words: str, code: int, said: str) -> None:
+def test_a_command_begins_cold(day: Repo, words: str, code: int, message: str) -> None:
     """Each command does its work in a process of its own, and so does what it starts, and does not load torch."""
     done = day.cold(*words.split(), flags=("-X", "importtime"))
     imported, told = [], []
     for line in done.stderr.splitlines():
         (imported if line.startswith("import time:") else told).append(line)
     assert done.returncode == code, (done.stdout, told)
-    assert said in "\n".join([done.stdout, *told])
+    assert message in "\n".join([done.stdout, *told])
     assert not any("Traceback" in line for line in told)
     modules = {line.rpartition("|")[2].strip() for line in imported}
     assert "repro.cli" in modules
@@ -144,8 +144,8 @@ def test_whoever_ends_a_search_leaves_no_trainer(tmp_path: Path, numbers: list[s
     for number in numbers:
         process.send_signal(number)
         time.sleep(0.03)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in said, said
-    assert said.splitlines()[-1].startswith("repro: interrupted"), said
+    _, output = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in output, output
+    assert output.splitlines()[-1].startswith("repro: interrupted"), output
     assert not [each.pid for each in psutil.process_iter(["cmdline"]) if token in (each.info["cmdline"] or ())]
     assert [*repo.worktrees, *(repo.root / ".git" / "repro").glob("tmp/*")] == []

@@ -421,13 +421,13 @@ def test_a_program_that_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None
     repo.commit("Guard")
     record = ("golden", "record", "toy", "--", sys.executable, "train.py")
     done = repo.repro(*record, "last-run")
-    said = done.stderr.splitlines()[-1]
+    line = done.stderr.splitlines()[-1]
     fix = "let the command name {out} in its place"
-    assert done.returncode == 2 and "left last-run/ in your checkout: if" in said and fix in said, done.stderr
+    assert done.returncode == 2 and "left last-run/ in your checkout: if" in line and fix in line, done.stderr
     (repo.root / "golden" / "cases" / "toy.toml").unlink()
     done = repo.repro(*record, "last-run")
-    said = done.stderr.splitlines()[-1]
-    assert done.returncode == 2 and "which has no last-run/, makes a step" in said and fix in said, done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and "which has no last-run/, makes a step" in line and fix in line, done.stderr
     done = repo.repro(*record, "{out}")
     assert done.returncode == 0, done.stderr
     assert repo.repro("golden", "verify").returncode == 0

@@ -93,14 +93,14 @@ def test_a_training_that_is_the_same_is_told(tmp_path: Path) -> None:
         (steps(scale, *metrics(loss=1.0)), steps(flat, *metrics(loss=1.0, acc=2.0)), same),
         (steps(), steps(), ""),
     )  # fmt: skip
-    for number, (a, b, said) in enumerate(cases):
+    for number, (a, b, text) in enumerate(cases):
         comparison = compare(*pair(tmp_path / str(number), a, b))
-        assert comparison.untouched == comparison.to_mapping()["untouched"] == said, number
-        assert bool(comparison.divergence) == (a != b) and (said in comparison_text(comparison))
+        assert comparison.untouched == comparison.to_mapping()["untouched"] == text, number
+        assert bool(comparison.divergence) == (a != b) and (text in comparison_text(comparison))
     a, b = pair(tmp_path / "told", steps(scale, *metrics(loss=1.0)), steps(flat, *metrics(loss=1.0)))
     assert "metrics" not in untouched(a, b, replace(compare(a, b).looked, unsure=["loss"])), "it was not compared"
-    one = [[row_of("update", "w", value)]], [[row_of("update", "w", value[0])]]
-    assert compare(*pair(tmp_path / "w", *one)).untouched.endswith("in the one step: only a shape changed")
+    sides = [[row_of("update", "w", value)]], [[row_of("update", "w", value[0])]]
+    assert compare(*pair(tmp_path / "w", *sides)).untouched.endswith("in the one step: only a shape changed")
 
 
 # -- where

@@ -68,11 +68,11 @@ def test_a_change_in_a_compiled_function_is_explained(tmp_path: Path) -> None:
     """Its operation and line are named, and that the step was recorded with the functions as they are written."""
     repo = kit.start(tmp_path, TRAIN, CASE)
     kit.edit(repo, "out.pow(2) * 0.5", "out.pow(2) * 0.75", "Other halves")
-    said = explained(repo)
+    text = explained(repo)
     line = TRAIN[: TRAIN.index("halves = out")].count("\n") + 1
-    assert f"train.py:{line}" in said and "aten.mul.Tensor" in said and "0.75" in said
-    assert "size, at aten.mul.Tensor" in said
-    assert "recorded as the code is written, without torch.compile" in said
+    assert f"train.py:{line}" in text and "aten.mul.Tensor" in text and "0.75" in text
+    assert "size, at aten.mul.Tensor" in text
+    assert "recorded as the code is written, without torch.compile" in text
 
 
 @pytest.mark.whole
@@ -80,8 +80,8 @@ def test_a_difference_that_only_the_compiler_makes(tmp_path: Path) -> None:
     """Where both versions agree as they are written, that is what is said."""
     repo = kit.start(tmp_path, TRAIN, CASE)
     kit.edit(repo, "out * 1.25", "out * 1.5", "Another compiler")
-    said = explained(repo, 3)
-    assert "torch.compile" in said and "agree in step 0" in said
+    text = explained(repo, 3)
+    assert "torch.compile" in text and "agree in step 0" in text
 
 
 @pytest.mark.whole
@@ -95,8 +95,8 @@ def test_what_is_random_under_the_recorder_is_refused(tmp_path: Path) -> None:
     kit.edit(repo, "out.pow(2) * 0.5", "out.pow(2) * 0.75", "Other halves")
     probes = repo.root / ".git" / "repro" / "probes"
     for call in (1, 2):  # what was recorded serves no later call
-        said = explained(repo, 3)
-        assert "does not reproduce itself" in said
+        text = explained(repo, 3)
+        assert "does not reproduce itself" in text
         assert len([*probes.glob("*/operations")]) == 4 * call
 
 
@@ -145,13 +145,13 @@ def test_finished_recordings_of_operations_are_not_made_again(tmp_path: Path) ->
         return cost["confirmation"]["probes"], cost["explanation"]["probes"], text
 
     state = repo.root / ".git" / "repro"
-    confirmation, explanation, said = called()
+    confirmation, explanation, answer = called()
     assert (confirmation, explanation) == (4, 2)
-    assert called() == (0, 0, said)
+    assert called() == (0, 0, answer)
     journal = state / "journal.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
     journal.write_text("".join(lines[:-2]))  # as it was before the last two recordings
-    assert called() == (0, 2, said)
+    assert called() == (0, 2, answer)
     for number, stream in enumerate(sorted(state.glob("probes/*/operations/rank-*.jsonl"))):
         stream.unlink() if number % 2 else stream.write_bytes(stream.read_bytes().replace(b"aten", b"at\xff\xff"))
-    assert called() == (0, 4, said)
+    assert called() == (0, 4, answer)

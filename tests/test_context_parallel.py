@@ -80,7 +80,7 @@ def test_a_padded_length_is_found_by_what_the_ranks_hold(samples, size: int, dat
 
 
 @pytest.mark.parametrize(
-    ("case", "said"),
+    ("case", "message"),
     [
         ((4, 4, 0, 2, None), "needs a token before it"),
         ((4, 5, 0, 2, None), "cannot be cut"),
@@ -88,9 +88,9 @@ def test_a_padded_length_is_found_by_what_the_ranks_hold(samples, size: int, dat
         ((9, 2, 0, 2, 8), "does not fit the 8"),
     ],
 )
-def test_lengths_that_no_trainer_can_have_cut_are_refused(case, said: str) -> None:
+def test_lengths_that_no_trainer_can_have_cut_are_refused(case, message: str) -> None:
     """A response without a prompt, longer than its sequence, a rank outside of the group, too short a padding."""
-    with pytest.raises(ReproError, match=said):
+    with pytest.raises(ReproError, match=message):
         ranges(*case)
 
 
