@@ -171,12 +171,12 @@ def test_numbers_out_of_range_are_refused(seed: int, threads: int) -> None:
         apply(seed, threads)
 
 
-@given(found=st.dictionaries(st.sampled_from([*ENVIRONMENT, "HOME"]), st.sampled_from([*ENVIRONMENT.values(), ""])))
-def test_missing_environment_names_each_variable_once(found: dict[str, str]) -> None:
+@given(variables=st.dictionaries(st.sampled_from([*ENVIRONMENT, "HOME"]), st.sampled_from([*ENVIRONMENT.values(), ""])))
+def test_missing_environment_names_each_variable_once(variables: dict[str, str]) -> None:
     """Claim: exactly the variables that differ are named, in order, each with what was wanted and what was found."""
-    lines = missing_environment(found)
+    lines = missing_environment(variables)
     assert [line.split(":")[0] for line in lines] == [
-        name for name in ENVIRONMENT if found.get(name) != ENVIRONMENT[name]
+        name for name in ENVIRONMENT if variables.get(name) != ENVIRONMENT[name]
     ]
     assert all(f"wanted {ENVIRONMENT[name]}" in line for line in lines for name in [line.split(":")[0]])
     assert missing_environment(ENVIRONMENT) == []

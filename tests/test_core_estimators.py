@@ -109,9 +109,9 @@ def fractions(parts: list[list[float]]) -> list[list[Fraction]]:
 def exact_rewards(case: Case, kl_coef: float) -> list[list[Fraction]]:
     """Token rewards of each sample's unmasked tokens."""
     out = [[-Fraction(kl_coef) * kl for kl in kls] for kls in fractions(case.kept(case.kls))]
-    for own, reward in zip(out, case.rewards, strict=True):
-        if own:
-            own[-1] += Fraction(reward)
+    for rewards, reward in zip(out, case.rewards, strict=True):
+        if rewards:
+            rewards[-1] += Fraction(reward)
     return out
 
 
@@ -286,10 +286,10 @@ def test_no_tokens_no_estimate(name: Any, whitened: bool) -> None:
 def test_a_single_token() -> None:
     """One token of one sample: no contrast in its group, nothing to whiten, and GAE is reward less value."""
     case = Case([0.75], [0], [[1]], [[0.5]], [[0.25]])
-    found = {
+    estimates = {
         name: case.estimate(TrainConfig(advantage_estimator=name, kl_coef=0.5, kl_loss_coef=0.0)) for name in NAMES
     }
-    got = {name: tuple(float(c) for c in e) for name, e in found.items()}
+    got = {name: tuple(float(c) for c in e) for name, e in estimates.items()}
     assert got == {
         "grpo": (0.5, 0.5, 0.0),
         "gspo": (0.5, 0.5, 0.0),

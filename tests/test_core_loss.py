@@ -229,8 +229,8 @@ def one_token(log_ratio: float, advantage: float, config: TrainConfig, gap: floa
     ours = column([-3.0 + log_ratio]).requires_grad_()
     old = column([-3.0])
     zeros = torch.zeros(1)
-    one = torch.ones(1, dtype=torch.int64)
-    columns = Columns(ours, zeros, zeros, old, old - gap, column([advantage]), one, one)
+    ones = torch.ones(1, dtype=torch.int64)
+    columns = Columns(ours, zeros, zeros, old, old - gap, column([advantage]), ones, ones)
     terms = policy_loss(columns, torch.ones(1), config)
     (gradient,) = torch.autograd.grad(terms.loss, ours)
     return terms, float(gradient)
@@ -293,8 +293,8 @@ def test_parts_of_an_update_add_up(columns: Columns, data: st.DataObject) -> Non
     parts, losses = [], []
     for part in (slice(0, cut), slice(cut, size)):
         cuts = {name: getattr(columns, name)[part] for name in Columns.__dataclass_fields__}
-        own = Columns(**cuts | {"response_lengths": torch.tensor([len(cuts["loss_mask"])])})
-        parts.append(policy_loss(own, weights[part], config))
+        piece = Columns(**cuts | {"response_lengths": torch.tensor([len(cuts["loss_mask"])])})
+        parts.append(policy_loss(piece, weights[part], config))
         losses.append(parts[-1].loss)
     got = torch.autograd.grad(losses, (columns.log_probs, columns.entropy))
     assert [bytes(g.view(torch.uint8).tolist()) for g in got] == [bytes(g.view(torch.uint8).tolist()) for g in wanted]
@@ -394,8 +394,8 @@ def test_updates_are_contiguous_shares_of_the_rollout() -> None:
 def test_terms_without_weight_cannot_break_the_loss() -> None:
     """With coefficient 0 an infinite KL or entropy stays a metric and does not turn the loss into NaN."""
     config = TrainConfig(kl_loss_coef=0.0, entropy_coef=0.0)
-    one = torch.ones(1).long()
-    columns = Columns(*[torch.zeros(1) for _ in range(6)], loss_mask=one, response_lengths=one)
+    ones = torch.ones(1).long()
+    columns = Columns(*[torch.zeros(1) for _ in range(6)], loss_mask=ones, response_lengths=ones)
     columns = replace(columns, kl=column([math.inf]), entropy=column([math.nan]))
     terms = policy_loss(columns, torch.ones(1), config)
     assert float(terms.loss) == 0.0 and math.isinf(float(terms.sums["kl_loss"]))

@@ -309,13 +309,13 @@ def test_masked_tokens_reach_no_bit_of_a_training_step() -> None:
     rewards = torch.tensor([1.0, 9.0, 0.0, 0.5, 0.25, 0.0])
 
     def trained(log_prob: float, reward: float, token: int) -> dict[str, Any]:
-        own = {**t, "loss_mask": mask, "rewards": rewards.clone(), "tokens": t["tokens"].clone()}
-        own["rollout_log_probs"] = torch.where(mask != 0, t["rollout_log_probs"], log_prob)
-        own["rewards"][1] = reward
+        tensors = {**t, "loss_mask": mask, "rewards": rewards.clone(), "tokens": t["tokens"].clone()}
+        tensors["rollout_log_probs"] = torch.where(mask != 0, t["rollout_log_probs"], log_prob)
+        tensors["rewards"][1] = reward
         total = t["total_lengths"]
-        own["tokens"][int(total[0]) + 1 : int(total[0] + total[1])] = token
+        tensors["tokens"][int(total[0]) + 1 : int(total[0] + total[1])] = token
         trainer = Trainer(config, log=lambda _: None)
-        list(trainer.train(Rollout(rollout.meta, own), lambda *_: None))
+        list(trainer.train(Rollout(rollout.meta, tensors), lambda *_: None))
         return {name: bits(value) for name, value in trainer.state().items()}
 
     wanted = trained(-1.0, 9.0, 65)

@@ -53,10 +53,10 @@ def test_clipping_scales_to_the_bound_and_returns_the_norm_before() -> None:
     assert float(clip_grads(grads, 1.0)) == 5.0
     assert float(global_norm(grads)) == pytest.approx(1.0, abs=1e-6)
     for bound, values in ((0.0, [3.0]), (10.0, [3.0]), (1.0, [3.0, math.inf]), (1.0, [3.0, math.nan]), (1.0, [1e30])):
-        own = {"w": torch.tensor(values)}
-        before = bits(own["w"])
-        norm = float(clip_grads(own, bound))
-        assert bits(own["w"]) == before and (norm == 3.0 or not math.isfinite(norm))
+        gradients = {"w": torch.tensor(values)}
+        before = bits(gradients["w"])
+        norm = float(clip_grads(gradients, bound))
+        assert bits(gradients["w"]) == before and (norm == 3.0 or not math.isfinite(norm))
     assert float(clip_grads({}, 1.0)) == 0.0
 
 

@@ -156,10 +156,10 @@ def test_a_rank_that_lost_its_peer_is_not_blamed(tmp_path: Path) -> None:
     for echo, blamed in ((False, (1, 9)), (True, (1, None))):
         children = []
         for rank in (0, 1):
-            said = {"failure": {"stage": "step", "step": 0, "message": "lost", "peer": True, "at": 2.0 - rank}}
+            report = {"failure": {"stage": "step", "step": 0, "message": "lost", "peer": True, "at": 2.0 - rank}}
             code = write + "time.sleep(99)" if rank == 0 or echo else "import sys, time; time.sleep(1); sys.exit(9)"
             result = str(result_path(tmp_path, rank))
-            command = [sys.executable, "-S", "-c", code, result, json.dumps(said)]
+            command = [sys.executable, "-S", "-c", code, result, json.dumps(report)]
             children.append(Child(command, tmp_path, os.environ, tmp_path / f"log-{rank}", 60.0))
         with pytest.raises(Lost) as raised:
             Ranks(children, tmp_path).run()

@@ -111,17 +111,17 @@ def test_gspo_is_its_formula(batch: Batch, dual: float | None, how: Any) -> None
     samples = sum(any(mask) for mask in masks)
     at, wanted, scale = 0, 0.0, 0.0
     for mask in masks:
-        own = [at + i for i, keep in enumerate(mask) if keep]
+        indices = [at + i for i, keep in enumerate(mask) if keep]
         masked = [at + i for i, keep in enumerate(mask) if not keep]
         at += len(mask)
         assert not gradient[masked].any()
-        if not own:
+        if not indices:
             continue
-        ratio = math.exp(sum(new[i] - old[i] for i in own) / len(own))
+        ratio = math.exp(sum(new[i] - old[i] for i in indices) / len(indices))
         bounded = min(max(ratio, 1 - config.eps_clip), 1 + config.eps_clip_high)
-        weight = 1 / tokens if how == "token" else 1 / (samples * len(own))
+        weight = 1 / tokens if how == "token" else 1 / (samples * len(indices))
         edges = [1 - config.eps_clip, 1 + config.eps_clip_high, *([dual] if dual else [])]
-        for i in own:
+        for i in indices:
             plain, clipped = -adv[i] * ratio, -adv[i] * bounded
             worse, slope = max(plain, clipped), -adv[i] * ratio if plain >= clipped else 0.0
             if dual is not None and adv[i] < 0 and -adv[i] * dual < worse:
@@ -168,7 +168,7 @@ def test_a_hole_is_no_token_of_the_loss(batch: Batch, name: Any) -> None:
     """For every estimator's loss: with masked tokens and without them, the same bits of value, metrics and gradient."""
     masks, *rest = batch
     config, keep = replace(PLAIN, advantage_estimator=name), packed(masks)[0] != 0
-    new, old, adv = ([value for value, own in zip(values, keep.tolist(), strict=True) if own] for values in rest)
+    new, old, adv = ([value for value, flag in zip(values, keep.tolist(), strict=True) if flag] for values in rest)
     a, slope_a = terms_of(*batch, config)
     b, slope_b = terms_of([[1] * sum(mask) for mask in masks], new, old, adv, config)
     assert bits(slope_a[keep]) == bits(slope_b) and bits(a.loss) == bits(b.loss)
@@ -210,8 +210,8 @@ def test_cispo_weighs_log_probs(batch: Batch, low: float, high: float, how: Any)
     for i in torch.nonzero(keep)[:, 0].tolist():
         exact = math.exp(float(column([new[i]]) - column([old[i]])))
         weight = 1 / int(keep.sum()) if how == "token" else float(token_weights(mask, lengths, how)[i])
-        own = weight * -adv[i] * min(max(exact, 1 - low), 1 + high) * new[i]
-        wanted, scale = wanted + own, scale + abs(own)
+        term = weight * -adv[i] * min(max(exact, 1 - low), 1 + high) * new[i]
+        wanted, scale = wanted + term, scale + abs(term)
         clipped += weight * (not 1 - low <= exact <= 1 + high)
     # exp, three products, the weight's division and at most 16 sums: each a rounding, exp two
     assert abs(float(terms.sums["pg_loss"]) - wanted) <= 32 * U * scale + 32 * TINY

@@ -223,8 +223,8 @@ def test_every_setting_takes_effect(settings: dict[str, Any]) -> None:
     rollout = with_rewards(quiet(config).sample(0))
     rollout.tensors["loss_mask"][::4] = 0  # so that samples differ in their number of tokens
     ends = []
-    for own in (config, replace(config, **settings)):
-        trainer = quiet(own)
+    for variant in (config, replace(config, **settings)):
+        trainer = quiet(variant)
         list(trainer.train(rollout, ignore))
         ends.append(bits(trainer.state()[f"main/{WEIGHT}"]))
     assert ends[0] != ends[1]
@@ -292,10 +292,10 @@ def test_the_metric_lines_are_the_fields() -> None:
 
 def test_a_rollout_depends_on_weights_seed_and_number_alone(tmp_path: Path) -> None:
     """Sampled in another order, after other draws, it is the same file; another number or seed gives another."""
-    one, two = quiet(), quiet()
-    one.sample(5)
+    trainer, twin = quiet(), quiet()
+    trainer.sample(5)
     random.random()
-    first, again, other = one.sample(1), two.sample(1), two.sample(2)
+    first, again, other = trainer.sample(1), twin.sample(1), twin.sample(2)
     for name, path in (("a", first), ("b", again)):
         write_rollout(tmp_path / name, path)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
