@@ -136,7 +136,7 @@ def test_exit_codes_and_evidence(tmp_path: Path) -> None:
     assert "why:" in bad.stdout and "do:" in bad.stdout
     assert run("good.sh", cwd=tmp_path).returncode == 0
     assert run("--ignore", "batch-invariant", "bad.sh", cwd=tmp_path).returncode == 0
-    for words, said in (
+    for words, message in (
         ((), "nothing to examine"),
         (("",), "an empty PATH names nothing"),
         (("--", "ls", "-l"), "no trainer's command line"),
@@ -146,7 +146,7 @@ def test_exit_codes_and_evidence(tmp_path: Path) -> None:
     ):
         done = run(*words, cwd=tmp_path)
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
-        assert said in done.stderr
+        assert message in done.stderr
 
 
 def test_a_program_of_another_trainer_is_told_as_such(tmp_path: Path) -> None:
@@ -156,12 +156,12 @@ def test_a_program_of_another_trainer_is_told_as_such(tmp_path: Path) -> None:
     for words in (("--", "python", "train.py"), ("--", "torchrun", "my.py"), ("train.py",)):
         done = run(*words, cwd=tmp_path)
         assert (done.returncode, "other-program" in done.stdout) == (0, True), done.stdout + done.stderr
-    for words, said in (
+    for words, message in (
         (("of_slime.py",), "cannot tell what"),
         (("--", "python", "of_slime.py"), "give the trainer's"),
     ):
         done = run(*words, cwd=tmp_path)
-        assert (done.returncode, said in done.stderr) == (2, True), done.stdout + done.stderr
+        assert (done.returncode, message in done.stderr) == (2, True), done.stdout + done.stderr
 
 
 def test_a_rule_speaks_once(tmp_path: Path) -> None:

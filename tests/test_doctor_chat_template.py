@@ -134,9 +134,9 @@ def _run(
     """A rollout dump whose samples have these prompts, as text or otherwise, and their tokens by the tokenizer."""
     encode = Tokenizer.from_file(str(folder / "tokenizer.json")).encode
     made = samples(len(texts), each=1)
-    for one, text in zip(made, texts, strict=True):
+    for sample, text in zip(made, texts, strict=True):
         ids = encode(text, add_special_tokens=False).ids if tokens else [1, 2]
-        one |= {"prompt": prompt(text), "tokens": [*ids, 5, 6, 7]}
+        sample |= {"prompt": prompt(text), "tokens": [*ids, 5, 6, 7]}
     return rollout(at, made)
 
 
@@ -156,11 +156,11 @@ def test_applied_twice_is_an_error_with_the_sample(family: Family, tmp_path: Pat
     folder = make(tmp_path / "tokenizer", family)
     texts = [render(family, _user(render(family, conversation))) for conversation in _conversations()]
     run = _run(tmp_path / "run", folder, texts)
-    said = found("chat-template-twice", run, folder)
-    assert [finding.severity for finding in said] == ["error"]
-    assert "twice in 6 of 6 prompts" in said[0].message
-    assert said[0].where.item == "sample 0 prompt"
-    assert family.opening.split("<")[-1] in said[0].where.value
+    findings = found("chat-template-twice", run, folder)
+    assert [finding.severity for finding in findings] == ["error"]
+    assert "twice in 6 of 6 prompts" in findings[0].message
+    assert findings[0].where.item == "sample 0 prompt"
+    assert family.opening.split("<")[-1] in findings[0].where.value
     assert found("chat-template-missing", run, folder) == []
 
 
@@ -169,9 +169,9 @@ def test_not_applied_is_said_with_the_sample(family: Family, tmp_path: Path) -> 
     folder = make(tmp_path / "tokenizer", family)
     run = _run(tmp_path / "run", folder, ["What is 2 + 3?", "的答案是什么？"])
     assert _both(run, folder) == ([], ["note"])
-    said = found("chat-template-missing", run, folder)
-    assert "2 of 2 prompts have no chat template applied" in said[0].message
-    assert "What is 2 + 3?" in said[0].where.value
+    findings = found("chat-template-missing", run, folder)
+    assert "2 of 2 prompts have no chat template applied" in findings[0].message
+    assert "What is 2 + 3?" in findings[0].where.value
     script = launch(tmp_path / "run.sh", "--hf-checkpoint /models/Qwen3-4B-Instruct-2507")
     assert _both(run, folder, script) == ([], ["warning"])
 
@@ -230,9 +230,9 @@ def test_the_template_of_another_model_is_named(tmp_path: Path) -> None:
     """Prompts in ChatML, given to a model of Llama's: a warning that names what they have."""
     other = read_tokenizer(make(tmp_path / "other", FAMILIES["ChatML"])).render(_user("What is 2 + 3?"))
     folder = make(tmp_path / "tokenizer", FAMILIES["Llama 3"])
-    said = found("chat-template-missing", _run(tmp_path / "run", folder, [other] * 4), folder)
-    assert [finding.severity for finding in said] == ["warning"]
-    assert "another template (ChatML)" in said[0].message
+    findings = found("chat-template-missing", _run(tmp_path / "run", folder, [other] * 4), folder)
+    assert [finding.severity for finding in findings] == ["warning"]
+    assert "another template (ChatML)" in findings[0].message
 
 
 def test_every_rollout_of_a_run_is_made_alike_and_said_once(tmp_path: Path) -> None:
@@ -245,9 +245,9 @@ def test_every_rollout_of_a_run_is_made_alike_and_said_once(tmp_path: Path) -> N
 
 def test_the_doctor_renders_as_the_test_does(family: Family, tmp_path: Path) -> None:
     """What the test takes for a rendered prompt is what the doctor's own reader of tokenizers makes of it."""
-    own = read_tokenizer(make(tmp_path / "tokenizer", family)).render
+    renderer = read_tokenizer(make(tmp_path / "tokenizer", family)).render
     conversation = _conversations()[-1]
-    assert own(conversation) == render(family, conversation)
+    assert renderer(conversation) == render(family, conversation)
 
 
 def test_a_tokenizer_without_a_template_says_nothing(tmp_path: Path) -> None:

@@ -79,8 +79,8 @@ def test_extents_end_where_the_library_says(tmp_path: Path) -> None:
     with (folder / ".metadata").open("rb") as file:
         storage = pickle.load(file).storage_data  # noqa: S301 - written by this test
     ends: dict[str, int] = {}
-    for one in storage.values():
-        ends[one.relative_path] = max(ends.get(one.relative_path, 0), one.offset + one.length)
+    for entry in storage.values():
+        ends[entry.relative_path] = max(ends.get(entry.relative_path, 0), entry.offset + entry.length)
     assert read_extents(folder / ".metadata") == ends
 
 
@@ -164,13 +164,13 @@ def test_a_scan_counts_what_torch_counts(values: list[float], name: str, tmp_pat
     stats = read_checkpoint(tmp_path).scan("x")
     wide = tensor.double()
     assert (stats.nan, stats.inf) == (int(wide.isnan().sum()), int(wide.isinf().sum()))
-    one = len(values) > 0 and bool(wide.isfinite().all()) and bool((wide == wide[0]).all())
+    constant = len(values) > 0 and bool(wide.isfinite().all()) and bool((wide == wide[0]).all())
     same_bits = (
         len({bytes(part) for part in tensor.view(torch.uint8).reshape(len(values), -1).numpy()}) == 1
         if values
         else False
     )
-    assert (stats.constant is not None) == (one and (same_bits or float(wide[0]) == 0.0))
+    assert (stats.constant is not None) == (constant and (same_bits or float(wide[0]) == 0.0))
     if stats.constant is not None:
         assert stats.constant == np.float32(wide[0].item())
 
@@ -228,9 +228,9 @@ def test_templates_render_as_in_transformers(template: str, messages: list[dict[
 )
 def test_a_template_cannot_do_harm(template: str, words: str, tmp_path: Path) -> None:
     """What refuses, loops, fills memory or reaches out of the sandbox ends in one line."""
-    found = read_tokenizer(tokenizer(tmp_path / "words", template=template))
+    reader = read_tokenizer(tokenizer(tmp_path / "words", template=template))
     with pytest.raises(ReproError, match=words) as raised:
-        found.render(MESSAGES[0])
+        reader.render(MESSAGES[0])
     assert "\n" not in str(raised.value)
 
 
@@ -268,16 +268,16 @@ def _safely(path: Path) -> list[object]:
     for reader in READERS:
         if reader.fits(path):
             try:
-                for one in reader.read(path):
-                    artefacts.append(one)  # noqa: PERF402 - what comes before a failure is kept
+                for artefact in reader.read(path):
+                    artefacts.append(artefact)  # noqa: PERF402 - what comes before a failure is kept
             except ReproError as error:
                 lines = str(error).splitlines()
                 if len(lines) != 1:
                     raise
     for name in ALONE:
-        for one in artefacts:
-            if isinstance(one, catalogue()[name].inputs[0]):
-                told(name, one)
+        for artefact in artefacts:
+            if isinstance(artefact, catalogue()[name].inputs[0]):
+                told(name, artefact)
     return artefacts
 
 

@@ -73,7 +73,7 @@ class TestFormat:
     """Lines that slime and Miles drop, and lines that they fail on: "data-format"."""
 
     @pytest.mark.parametrize(
-        ("line", "severity", "said"),
+        ("line", "severity", "message"),
         [
             (b'{"prompt": "caf\xe9"}', "error", "no UTF-8"),
             (b'["a", "b"]', "error", "a list, no object"),
@@ -83,10 +83,10 @@ class TestFormat:
             (b'{"n": 1' + b"0" * 5000 + b"}", "warning", "no JSON"),
         ],
     )
-    def test_each_kind(self, line: bytes, severity: str, said: str, tmp_path: Path) -> None:
+    def test_each_kind(self, line: bytes, severity: str, message: str, tmp_path: Path) -> None:
         """A dropped line is a warning; one that fails the loader is an error."""
         (finding,) = told("data-format", written(tmp_path / "a.jsonl", [*GOOD, line]), None)
-        assert finding.severity == severity and said in finding.message and finding.where.line == 21
+        assert finding.severity == severity and message in finding.message and finding.where.line == 21
 
     def test_a_byte_order_mark_costs_the_first_row(self, tmp_path: Path) -> None:
         """The loaders read it as part of the first line, which is then no JSON."""
@@ -157,7 +157,7 @@ class TestKeys:
     """Which keys are read, and which are meant: "data-keys"."""
 
     @pytest.mark.parametrize(
-        ("flags", "rows", "said", "fix"),
+        ("flags", "rows", "message", "fix"),
         [
             ("--label-key label", GOOD, "--input-key is not given, so 'input' is read", "--input-key prompt"),
             ("--input-key Prompt", GOOD, "--input-key is 'Prompt'", "--input-key prompt"),
@@ -173,11 +173,11 @@ class TestKeys:
         ],
     )
     def test_what_is_missing_and_what_was_meant(
-        self, flags: str, rows: list[object], said: str, fix: str, tmp_path: Path
+        self, flags: str, rows: list[object], message: str, fix: str, tmp_path: Path
     ) -> None:
         """A typo's neighbour, another case, or what such a field is commonly called."""
         (finding,) = told("data-keys", written(tmp_path / "train.jsonl", rows), reading(tmp_path, flags))
-        assert finding.severity == "error" and said in finding.message and (not fix or finding.fix == fix)
+        assert finding.severity == "error" and message in finding.message and (not fix or finding.fix == fix)
 
     def test_another_file_is_not_judged_by_this_launch(self, tmp_path: Path) -> None:
         """The launch reads train.jsonl, and this is another."""
@@ -206,7 +206,7 @@ class TestKeys:
         assert told("data-too-few", aime, reading(tmp_path, f"{flags} --rollout-batch-size 32")) == []
 
     @pytest.mark.parametrize(
-        ("prompt", "flags", "said"),
+        ("prompt", "flags", "message"),
         [
             ([{"role": "user", "content": "a"}], "--apply-chat-template", ""),
             ("a", "--apply-chat-template", ""), ("a", "", ""),
@@ -216,11 +216,11 @@ class TestKeys:
             (3, "", "a prompt is a int"),
         ],
     )  # fmt: skip
-    def test_shapes_of_prompts(self, prompt: object, flags: str, said: str, tmp_path: Path) -> None:
+    def test_shapes_of_prompts(self, prompt: object, flags: str, message: str, tmp_path: Path) -> None:
         """Text or messages; messages need a template, unless a function of the user's takes them."""
         data = written(tmp_path / "train.jsonl", [{"prompt": prompt, "label": "b"}])
         findings = told("data-keys", data, reading(tmp_path, f"{FLAGS} {flags}"))
-        assert [said in finding.message for finding in findings] == ([True] if said else [])
+        assert [message in finding.message for finding in findings] == ([True] if message else [])
 
 
 class TestOthers:

@@ -48,7 +48,7 @@ def test_every_check_of_the_library_is_a_rule() -> None:
     renamed = {"experts-missing": "dump-routed-experts-missing", "versions-in-batch": "dump-weight-versions"}
     kept = [check.id for check in CHECKS if check.id not in elsewhere]
     assert len(kept) == len(CHECKS) - len(elsewhere)
-    assert [rule.id for rule in RULES] == [renamed.get(one, f"dump-{one}") for one in kept]
+    assert [rule.id for rule in RULES] == [renamed.get(name, f"dump-{name}") for name in kept]
     assert {"reward-constant", "truncated-ratio"} <= catalogue().keys()
     assert all(rule.title and rule.sources for rule in RULES)
 

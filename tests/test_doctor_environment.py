@@ -70,17 +70,17 @@ class TestMachine:
         assert machine.gpus == 2 and told("torch-cpu-only", machine, None) == []
 
     @pytest.mark.parametrize(
-        ("text", "said"),
+        ("text", "message"),
         [
             ("0,1", ""), ("1", ""), ("GPU-0c5f0e1a,GPU-1c5f0e1a", ""), ("", "hides all 2 GPUs"), ("-1", "hides all 2"),
             ("0,2", "names GPU 2, and the machine has 2"), ("1,1", "names GPU 1 twice"),
         ],
     )  # fmt: skip
-    def test_visible_gpus(self, text: str, said: str, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_visible_gpus(self, text: str, message: str, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Of the machine, "cuda-visible" tells GPUs that are hidden, not there, or named twice."""
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
         findings = told("cuda-visible", machine_of(python), None)
-        assert [finding.message.count(said) for finding in findings] == ([1] if said else [])
+        assert [finding.message.count(message) for finding in findings] == ([1] if message else [])
 
     def test_visible_gpus_of_the_launch_come_first(
         self, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -92,14 +92,14 @@ class TestMachine:
         assert "GPU 7" in finding.message and finding.where.line == 2
 
     @pytest.mark.parametrize(
-        ("text", "said"),
+        ("text", "message"),
         [("1", ""), ("1,2", ""), ("9999", "asks for 9999 threads"), ("many", "is no number"), ("0", "is no number")],
     )
-    def test_threads(self, text: str, said: str, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_threads(self, text: str, message: str, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """More threads than cores, and what is no number, are told by "thread-count"."""
         monkeypatch.setenv("OMP_NUM_THREADS", text)
         findings = told("thread-count", machine_of(python), None, None)
-        assert [finding.message.count(said) for finding in findings] == ([1] if said else [])
+        assert [finding.message.count(message) for finding in findings] == ([1] if message else [])
 
     def test_threads_of_a_launch_without_ray(self, python: str, tmp_path: Path) -> None:
         """A deterministic run of no known trainer is told to pin them; one that pins them, or Ray's, is not."""
@@ -213,11 +213,13 @@ class TestPackages:
     def test_an_interpreter_without_anything(self, tmp_path: Path) -> None:
         """What a trainer imports first is missed first; a replay needs no engine."""
         machine = machine_of(environment(tmp_path / "e", {}))
-        said = [finding.message for finding in told("package-missing", machine, launch(tmp_path, "--debug-train-only"))]
-        assert len(said) == 2 and "torch" in said[0] and "ray" in said[1]
+        messages = [
+            finding.message for finding in told("package-missing", machine, launch(tmp_path, "--debug-train-only"))
+        ]
+        assert len(messages) == 2 and "torch" in messages[0] and "ray" in messages[1]
 
     @pytest.mark.parametrize(
-        ("packages", "said"),
+        ("packages", "message"),
         [
             ({"flash-attn": "2.8.3", "flash-attn-3": "3.0.0b1"}, ""),
             ({"opencv-python": "4.10.0", "opencv-python-headless": "4.10.0"}, "write over each other"),
@@ -230,10 +232,10 @@ class TestPackages:
             ({"nvidia-cutlass-dsl": "4.6.2", "nvidia-cutlass-dsl-libs-cu13": "4.6.0"}, "must be of one version"),
         ],
     )
-    def test_packages_that_belong_together(self, packages: dict[str, str], said: str, tmp_path: Path) -> None:
+    def test_packages_that_belong_together(self, packages: dict[str, str], message: str, tmp_path: Path) -> None:
         """Local builds are the same version; what coexists by design is let pass."""
         findings = told("package-mismatch", freeze(tmp_path, packages))
-        assert [said in finding.message for finding in findings] == ([True] if said else [])
+        assert [message in finding.message for finding in findings] == ([True] if message else [])
 
     def test_this_very_environment_has_no_error(self, tmp_path: Path) -> None:
         """Nothing of ours is wrong enough to fail."""
@@ -299,4 +301,4 @@ def _one_of(specifier: str) -> str:
     """A version that a specifier holds for."""
     candidates = [f"{major}.{minor}.{patch}" for major in range(10) for minor in range(30) for patch in range(25)]
     bases = [part.lstrip("<>=~!").replace(".*", ".0") for part in specifier.split(",")]
-    return next(one for one in [*bases, *candidates] if matches(specifier, one))
+    return next(version for version in [*bases, *candidates] if matches(specifier, version))

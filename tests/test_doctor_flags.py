@@ -49,11 +49,11 @@ LOST = {
 @pytest.mark.parametrize("name", LOST)
 def test_flags_that_a_shell_loses_are_told(tmp_path: Path, name: str) -> None:
     """Ends of lines and dashes that look right, and spoil a flag."""
-    flags, rule, said = LOST[name]
+    flags, rule, message = LOST[name]
     path = tmp_path / "run.sh"
     before, _, flags = flags.rpartition(";")
     path.write_bytes(f"#!/bin/bash\n{before}\npython3 train.py {flags}\n".encode())
-    assert [finding.message for finding in told(rule, launch(path)) if said in finding.message]
+    assert [finding.message for finding in told(rule, launch(path)) if message in finding.message]
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_how_grave_it_is(name: str, words: str, severities: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "before", "found"),
+    ("flags", "before", "text"),
     [
         (f"{NODES} 8 --colocate", "ray start --head --num-gpus 8", ""),
         (f"{NODES} 8 --colocate", "ray start --head --num-gpus=4", "8 (colocated) = 8"),
@@ -111,11 +111,11 @@ def test_how_grave_it_is(name: str, words: str, severities: list[str]) -> None:
         (f"{NODES} 8 --colocate", "export CUDA_VISIBLE_DEVICES=0,1,2", "names 3"),
     ],
 )
-def test_gpus_asked_for_and_given(tmp_path: Path, flags: str, before: str, found: str) -> None:
+def test_gpus_asked_for_and_given(tmp_path: Path, flags: str, before: str, text: str) -> None:
     """The rule "gpu-count": on one node, against `ray start` and CUDA_VISIBLE_DEVICES."""
     messages = [finding.message for finding in told("gpu-count", launch(script(tmp_path, flags, before=before)))]
-    assert bool(messages) == bool(found)
-    assert found in "".join(messages)
+    assert bool(messages) == bool(text)
+    assert text in "".join(messages)
 
 
 def test_gpus_of_the_machine_are_a_warning() -> None:
@@ -133,7 +133,7 @@ def test_gpus_of_the_machine_are_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "outcomes"),
     [
         ("--save-debug-rollout-data /x/{}.pt", [("error", "certain")]),
         ("--save-debug-rollout-data /x/{0}.pt", [("error", "certain")]),
@@ -151,9 +151,9 @@ def test_gpus_of_the_machine_are_a_warning() -> None:
         ("--save-debug-rollout-data $OUT/{step}.pt", [("error", "certain")]),
     ],
 )
-def test_templates_are_formatted_as_the_trainers_do(words: str, found: list[tuple[str, str]]) -> None:
+def test_templates_are_formatted_as_the_trainers_do(words: str, outcomes: list[tuple[str, str]]) -> None:
     """The rule "rollout-path-template": what `str.format` takes, with a saved rollout's id as text."""
-    assert [finding[:2] for finding in said("rollout-path-template", words)] == found
+    assert [finding[:2] for finding in said("rollout-path-template", words)] == outcomes
 
 
 def test_a_subsample_of_the_dump_at_hand_is_certain(tmp_path: Path) -> None:

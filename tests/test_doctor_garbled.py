@@ -98,7 +98,7 @@ TEXTS: dict[str, Callable[[], tuple[str, ...]]] = {
     "short prose": lambda: tuple(text[:400] for text in prose()),
     "source": source,
     "docstrings": lambda: tuple(
-        doc for _, one in inspect.getmembers(decimal.Decimal) if (doc := inspect.getdoc(one)) and len(doc) > 40
+        doc for _, member in inspect.getmembers(decimal.Decimal) if (doc := inspect.getdoc(member)) and len(doc) > 40
     ),
     "mathematics": lambda: tuple(_mathematics(seed) for seed in range(8)),
     "JSON": lambda: tuple(_json(seed) for seed in range(8)),
@@ -215,9 +215,9 @@ def test_order_within_a_window_does_not_matter(order: list[int]) -> None:
 
 def _with(texts: list[tuple[str, list[int] | None]]) -> list[dict[str, object]]:
     made = samples(len(texts))
-    for one, (text, ids) in zip(made, texts, strict=True):
+    for sample, (text, ids) in zip(made, texts, strict=True):
         ids = tokenizer().encode(text).ids if ids is None else ids
-        one |= {"response": text, "tokens": [1, 2, *ids], "response_length": len(ids), "rollout_log_probs": None}
+        sample |= {"response": text, "tokens": [1, 2, *ids], "response_length": len(ids), "rollout_log_probs": None}
     return made
 
 
@@ -232,11 +232,11 @@ def _bad(name: str, count: int = 8) -> list[tuple[str, list[int] | None]]:
 def test_garbled_from_the_first_rollout_on(tmp_path: Path) -> None:
     """`garbled-first-rollout`: an error where the text of most responses shows it, with the sample and its words."""
     name = "garbled-first-rollout"
-    said = found(name, rollout(tmp_path / "a", _with(_bad("many scripts"))))
-    assert [finding.severity for finding in said] == ["error"]
-    assert said[0].message.startswith("8 of 8 responses are garbled")
-    assert said[0].where.item == "sample 0 response"
-    assert said[0].where.value
+    findings = found(name, rollout(tmp_path / "a", _with(_bad("many scripts"))))
+    assert [finding.severity for finding in findings] == ["error"]
+    assert findings[0].message.startswith("8 of 8 responses are garbled")
+    assert findings[0].where.item == "sample 0 response"
+    assert findings[0].where.value
     assert found("garbled-first-rollout", rollout(tmp_path / "b", _with(_good()))) == []
     assert "--load" in catalogue()[name].fix
 
@@ -251,12 +251,12 @@ def test_a_few_garbled_responses_are_no_error(bad: int, severity: list[str], tmp
 def test_one_character_in_short_responses(tmp_path: Path) -> None:
     """`garbled-first-rollout` says what 16 responses of `!` are, and `never-eos` offers no stop tokens for them."""
     made = _with([("!" * 100, [0] * 100)] * 16)
-    for one in made:
-        one["status"] = "truncated"
+    for sample in made:
+        sample["status"] = "truncated"
     run = rollout(tmp_path / "run", made)
-    (said,) = found("garbled-first-rollout", run)
-    assert said.severity == "error"
-    assert said.message == "16 of 16 responses are garbled; of the first one, 100% of its characters are '!'"
+    (finding,) = found("garbled-first-rollout", run)
+    assert finding.severity == "error"
+    assert finding.message == "16 of 16 responses are garbled; of the first one, 100% of its characters are '!'"
     assert found("never-eos", run) == []
 
 
@@ -266,9 +266,9 @@ def test_one_character_among_short_answers(tmp_path: Path) -> None:
     few = rollout(tmp_path / "few", _with([dashes, *[answers] * 15]))
     some = rollout(tmp_path / "some", _with([dashes] * 4 + [answers] * 12))
     assert found("garbled-first-rollout", few) == []
-    (said,) = found("garbled-first-rollout", some)
-    assert said.severity == "warning"
-    assert said.message.startswith("4 of 16 ")
+    (finding,) = found("garbled-first-rollout", some)
+    assert finding.severity == "warning"
+    assert finding.message.startswith("4 of 16 ")
 
 
 def test_padding_is_not_one_token() -> None:
@@ -304,9 +304,9 @@ def test_divergence_begins_where_it_begins(tmp_path: Path) -> None:
     """`later-divergence`: sound first, garbled from rollout 2 on: said once, of rollout 2; the first is in order."""
     for number, texts in enumerate((_good(), _good(), _bad("a loop of words"), _bad("a loop of words"))):
         rollout(tmp_path / "run", _with(texts), number)
-    said = found("later-divergence", tmp_path / "run")
-    assert [Path(finding.where.path).name for finding in said] == ["2.pt"]
-    assert "8 of 8 responses of rollout 2" in said[0].message
+    findings = found("later-divergence", tmp_path / "run")
+    assert [Path(finding.where.path).name for finding in findings] == ["2.pt"]
+    assert "8 of 8 responses of rollout 2" in findings[0].message
     assert found("garbled-first-rollout", tmp_path / "run") == []
 
 
@@ -321,9 +321,9 @@ def test_a_run_that_began_garbled_has_not_diverged(tmp_path: Path) -> None:
 def test_a_later_file_alone_says_that_it_does_not_know(tmp_path: Path) -> None:
     """A dump of rollout 57 without the others may have diverged before: a warning that says so."""
     folder = rollout(tmp_path / "run", _with(_bad("many scripts")), 57)
-    said = found("garbled-first-rollout", folder / "rollout_data" / "57.pt")
-    assert [finding.severity for finding in said] == ["warning"]
-    assert "before 57" in said[0].message
+    findings = found("garbled-first-rollout", folder / "rollout_data" / "57.pt")
+    assert [finding.severity for finding in findings] == ["warning"]
+    assert "before 57" in findings[0].message
 
 
 def _line(text: str, form: str) -> str:
@@ -338,9 +338,9 @@ def test_samples_that_logs_show(form: str, tmp_path: Path) -> None:
     """`garbled-log`: the line of a garbled sample is named, in both trainers' forms; a sound one is silence."""
     bad = log(tmp_path / "bad.log", more=[_line(prose()[0], form), _line(_soup(1), form)])
     good = log(tmp_path / "good.log", more=[_line(prose()[0], form), _line(source()[0], form), "Finish rollout: ["])
-    said = found("garbled-log", bad)
-    assert [finding.where.line for finding in said] == [2]
-    assert "number 2" in said[0].message
+    findings = found("garbled-log", bad)
+    assert [finding.where.line for finding in findings] == [2]
+    assert "number 2" in findings[0].message
     assert found("garbled-log", good) == []
 
 
@@ -356,9 +356,9 @@ def test_samples_that_logs_show(form: str, tmp_path: Path) -> None:
 )
 def test_one_character_in_a_log(form: str, text: str, reason: str, tmp_path: Path) -> None:
     """`garbled-log`: a short line of one character, the prompt before it or not."""
-    said = found("garbled-log", log(tmp_path / "a.log", more=[_line(text, form)]))
-    assert len(said) == bool(reason)
-    assert reason in "".join(finding.message for finding in said)
+    findings = found("garbled-log", log(tmp_path / "a.log", more=[_line(text, form)]))
+    assert len(findings) == bool(reason)
+    assert reason in "".join(finding.message for finding in findings)
 
 
 # -- ends of responses
@@ -371,12 +371,12 @@ def _cut(ids: list[int] | None = None, **fields: object) -> list[dict[str, objec
 
 def test_no_response_ends(tmp_path: Path) -> None:
     """`never-eos`: all responses cut, and none of them ends; one that ended makes it `truncated-ratio`."""
-    said = found(
+    findings = found(
         "never-eos", rollout(tmp_path / "a", _cut()), launch(tmp_path / "a.sh", "--rollout-max-response-len 4")
     )
-    assert [finding.severity for finding in said] == ["warning"]
-    assert "8 of 8" in said[0].message
-    assert "--rollout-max-response-len 4" in said[0].where.value
+    assert [finding.severity for finding in findings] == ["warning"]
+    assert "8 of 8" in findings[0].message
+    assert "--rollout-max-response-len 4" in findings[0].where.value
     made = _cut()
     made[3]["status"] = "completed"
     assert found("never-eos", rollout(tmp_path / "b", made)) == []
@@ -390,9 +390,9 @@ def test_going_on_after_the_end_names_the_ids(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
     (folder / "generation_config.json").write_text('{"eos_token_id": [77, 78]}')
-    said = found("never-eos", rollout(tmp_path / "run", _cut([10, 77, 12, 13])), folder)
-    assert "8 of them went on after an end token" in said[0].message
-    assert "--rollout-stop-token-ids 77 78" in said[0].fix
+    findings = found("never-eos", rollout(tmp_path / "run", _cut([10, 77, 12, 13])), folder)
+    assert "8 of them went on after an end token" in findings[0].message
+    assert "--rollout-stop-token-ids 77 78" in findings[0].fix
     turns = _cut([10, 77, 12, 13], loss_mask=[1, 1, 0, 1])
     assert "went on" not in found("never-eos", rollout(tmp_path / "turns", turns), folder)[0].message
     assert found("never-eos", rollout(tmp_path / "ended", _cut([10, 11, 12, 77])), folder) == []

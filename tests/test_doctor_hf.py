@@ -115,8 +115,8 @@ def test_checkpoints_of_transformers_are_clean(kind: str, more: dict[str, Any], 
     assert len(list(folder.glob("*.safetensors"))) > 2
     kinds = {type(artefact) for artefact in HF.read(folder)}
     assert kinds == {HfCheckpoint, HfConfig}
-    for one in HF_RULES:
-        assert findings(one, folder) == [], one
+    for rule in HF_RULES:
+        assert findings(rule, folder) == [], rule
 
 
 @pytest.mark.parametrize("name", HF_RULES)

@@ -129,8 +129,8 @@ def test_the_cure_cures(tmp_path: Path) -> None:
     reported = [*findings("int4-router", folder), *findings("int4-ignore", folder)]
     assert len(reported) == 8  # three routers, the embedding, four projections of the attention
     proposed = []
-    for one in reported:
-        match = re.match(r"add (.*?) to quantization_config", one.fix)
+    for hit in reported:
+        match = re.match(r"add (.*?) to quantization_config", hit.fix)
         assert match is not None
         proposed += json.loads(f"[{match[1]}]")
     cured = _quantised(tmp_path / "cured", [*ignore, *proposed])

@@ -133,9 +133,9 @@ def test_the_reader_finds_the_words_that_bash_passes_on(tmp_path: Path, name: st
     """For each construct of the shell that launch scripts use."""
     path = tmp_path / "run.sh"
     path.write_text(SCRIPTS[name] + "\n")
-    said = by_bash(path)
-    assert said
-    assert by_reader(path) == said
+    words = by_bash(path)
+    assert words
+    assert by_reader(path) == words
 
 
 VALUES = st.text(st.sampled_from(list("ab-=/.:0 \t\n'\"\\$`{}[](),#!&;|<>~@%+é")), max_size=8)

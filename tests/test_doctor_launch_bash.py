@@ -189,8 +189,8 @@ def by_bash(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         timeout=60,
         check=False,
     )
-    said = [part.split("\0")[:-1] for part in done.stdout.decode(errors="replace").split("\1\0")[:-1]]
-    return dict(zip([*FOLLOWED, *READ], said, strict=True))
+    words = [part.split("\0")[:-1] for part in done.stdout.decode(errors="replace").split("\1\0")[:-1]]
+    return dict(zip([*FOLLOWED, *READ], words, strict=True))
 
 
 def by_reader(script: str, *, taken: bool | None = True) -> Word:

@@ -69,11 +69,11 @@ def test_what_may_be_set_is_possibly_missing(tmp_path: Path, name: str) -> None:
     """Where some variables are not known, whatever rests on one that is not set is possible, and a note."""
     path = tmp_path / "run.sh"
     path.write_text(f"{HIDDEN[name]} python3 train.py {FLAGS}\n".replace("\n python3", "\npython3"))
-    said = {(finding.rule, finding.severity, finding.certainty) for finding in examine(look([path])).findings}
-    assert {each for each in said if each[0] in RULES} == {(rule, "note", "possible") for rule in RULES}
+    outcomes = {(finding.rule, finding.severity, finding.certainty) for finding in examine(look([path])).findings}
+    assert {each for each in outcomes if each[0] in RULES} == {(rule, "note", "possible") for rule in RULES}
     path.write_text(f"python3 train.py {FLAGS}\n")
-    said = {(finding.rule, finding.certainty) for finding in examine(look([path])).findings}
-    assert {("cuda-connections", "likely"), ("determinism-half", "likely")} <= said
+    outcomes = {(finding.rule, finding.certainty) for finding in examine(look([path])).findings}
+    assert {("cuda-connections", "likely"), ("determinism-half", "likely")} <= outcomes
 
 
 @pytest.mark.parametrize(

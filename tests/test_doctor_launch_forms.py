@@ -136,14 +136,14 @@ def test_a_branch_that_may_not_be_taken_silences_no_rule(tmp_path: Path, hook: s
     faults = "--actor-num-nodes 1 --colocate --num-rollout 9 --rollout-batch-size 32 --n-samples-per-prompt 8"
     faults += " --global-batch-size 300"
     path.write_text(f"MORE=()\n{hook}\npython3 /root/slime/train.py {faults} ${{MORE[@]}}\n")
-    (found,) = (finding for finding in examine(look([path])).findings if finding.rule == "batch-invariant")
-    assert (found.severity, found.certainty) == ("warning", "possible")
-    assert found.message.endswith(" (where a branch of the script is not taken)")
+    (finding,) = (finding for finding in examine(look([path])).findings if finding.rule == "batch-invariant")
+    assert (finding.severity, finding.certainty) == ("warning", "possible")
+    assert finding.message.endswith(" (where a branch of the script is not taken)")
     assert examine(look([path])).of("error") == []
     hook = hook.replace("--debug-rollout-only", "--seed 1")
     path.write_text(f"MORE=()\n{hook}\npython3 /root/slime/train.py {faults} ${{MORE[@]}}\n")
-    (found,) = (finding for finding in examine(look([path])).findings if finding.rule == "batch-invariant")
-    assert (found.severity, found.certainty) == ("error", "certain")
+    (finding,) = (finding for finding in examine(look([path])).findings if finding.rule == "batch-invariant")
+    assert (finding.severity, finding.certainty) == ("error", "certain")
 
 
 DOUBTED = {
@@ -170,9 +170,9 @@ def test_what_a_branch_may_do_is_no_error(tmp_path: Path, script: str, rule: str
     """Flags, numbers and variables of a branch that may not be taken: what they make wrong is possible."""
     path = tmp_path / "run.sh"
     path.write_text(f"{script}\n")
-    (found,) = (finding for finding in examine(look([path])).findings if finding.rule == rule)
-    assert (found.severity, found.certainty) == ("warning", "possible")
-    assert "(where a branch of the script is taken)" in found.message
+    (finding,) = (finding for finding in examine(look([path])).findings if finding.rule == rule)
+    assert (finding.severity, finding.certainty) == ("warning", "possible")
+    assert "(where a branch of the script is taken)" in finding.message
 
 
 WAYS = {
@@ -194,8 +194,8 @@ def test_what_a_way_makes_right_is_no_error(tmp_path: Path, ways: str) -> None:
         f"N=(8); R=(32)\n{ways}\npython3 /root/slime/train.py --colocate --num-rollout 9 --actor-num-nodes 1 "
         "--rollout-batch-size ${R[0]} --n-samples-per-prompt ${N[0]} --global-batch-size ${G[0]}\n"
     )
-    found = [finding for finding in examine(look([path])).findings if finding.rule == "batch-invariant"]
-    assert {(each.severity, each.certainty) for each in found} == {("warning", "possible")}
+    findings = [finding for finding in examine(look([path])).findings if finding.rule == "batch-invariant"]
+    assert {(each.severity, each.certainty) for each in findings} == {("warning", "possible")}
 
 
 def test_what_is_wrong_in_each_of_three_ways_stays_an_error(tmp_path: Path) -> None:
@@ -207,8 +207,8 @@ def test_what_is_wrong_in_each_of_three_ways_stays_an_error(tmp_path: Path) -> N
         "python3 /root/slime/train.py --colocate --num-rollout 9 --actor-num-nodes 1 --rollout-batch-size 32 "
         '--n-samples-per-prompt 8 "${G[@]}"\n'
     )
-    (found,) = (finding for finding in examine(look([path])).findings if finding.rule == "batch-invariant")
-    assert (found.severity, found.certainty) == ("error", "certain")
+    (finding,) = (finding for finding in examine(look([path])).findings if finding.rule == "batch-invariant")
+    assert (finding.severity, finding.certainty) == ("error", "certain")
 
 
 def test_what_is_wrong_both_ways_is_told_as_ever(tmp_path: Path) -> None:
@@ -218,8 +218,8 @@ def test_what_is_wrong_both_ways_is_told_as_ever(tmp_path: Path) -> None:
         'A=(--colocate --num-rollout 9)\nif [ "$M" ]; then A+=(--use-kl-loss); fi\n'
         "python3 /root/slime/train.py ${A[@]}\n  --lr 1e-6 --seed 1 --rm-type math\n"
     )
-    (found,) = (finding for finding in examine(look([path])).findings if finding.rule == "continuation-lost")
-    assert (found.severity, found.certainty) == ("error", "certain") and "branch" not in found.message
+    (finding,) = (finding for finding in examine(look([path])).findings if finding.rule == "continuation-lost")
+    assert (finding.severity, finding.certainty) == ("error", "certain") and "branch" not in finding.message
 
 
 def test_what_one_branch_alone_launches_is_no_error(tmp_path: Path) -> None:
@@ -227,8 +227,8 @@ def test_what_one_branch_alone_launches_is_no_error(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     flags = "--colocate --num-rollout 9 --actor-num-nodes 1 --debug-rollout-only --debug-train-only"
     path.write_text(f'A=()\nif [ "$M" ]; then A=({flags}); fi\npython3 /root/slime/train.py "${{A[@]}}"\n')
-    (found,) = (finding for finding in examine(look([path])).findings if finding.rule == "debug-modes-exclusive")
-    assert (found.severity, found.certainty) == ("warning", "possible")
+    (finding,) = (finding for finding in examine(look([path])).findings if finding.rule == "debug-modes-exclusive")
+    assert (finding.severity, finding.certainty) == ("warning", "possible")
     assert examine(look([path])).of("error") == []
 
 
@@ -240,8 +240,8 @@ def test_a_python_launcher_is_no_error_and_no_all_clear(tmp_path: Path) -> None:
         f"def main(mode):\n    train_args = {flags}\n    if mode == 'rollout':\n"
         "        train_args += '--debug-rollout-only '\n    execute_train(train_args=train_args)\n"
     )
-    (found,) = (finding for finding in examine(look([path])).findings if finding.rule == "batch-invariant")
-    assert (found.severity, found.certainty) == ("warning", "possible")
+    (finding,) = (finding for finding in examine(look([path])).findings if finding.rule == "batch-invariant")
+    assert (finding.severity, finding.certainty) == ("warning", "possible")
     assert examine(look([path])).of("error") == []
 
 

@@ -100,9 +100,9 @@ def test_what_is_read_through_is_what_bash_passes_on(tmp_path: Path, name: str) 
     """Each word is known, and bash's."""
     path = tmp_path / "run.sh"
     path.write_text(READ[name] + LAST)
-    said = by_bash(path)
+    calls = by_bash(path)
     commands = [command.words for command in read_script(path.read_bytes(), path).commands]
-    assert [[word.text for word in words[1:]] for words in commands if words[0].text == "python3"] == said
+    assert [[word.text for word in words[1:]] for words in commands if words[0].text == "python3"] == calls
     assert all(known(word.value) for words in commands for word in words)
 
 
@@ -111,11 +111,11 @@ def test_what_is_not_read_through_is_not_known(tmp_path: Path, name: str) -> Non
     """Each word that the doctor knows is bash's, and there are as many where it knows all."""
     path = tmp_path / "run.sh"
     path.write_text(NOT_READ[name] + LAST)
-    said = by_bash(path)
+    calls = by_bash(path)
     commands = [command.words[1:] for command in read_script(path.read_bytes(), path).commands]
     reported = [words for words in commands if words and words[0].text == "train.py"]
-    assert len(reported) == len(said)
-    for words, theirs in zip(reported, said, strict=True):
+    assert len(reported) == len(calls)
+    for words, theirs in zip(reported, calls, strict=True):
         if len(words) == len(theirs):
             assert [word.text for word in words if known(word.value)] == [
                 other for word, other in zip(words, theirs, strict=True) if known(word.value)

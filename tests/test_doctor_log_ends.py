@@ -97,9 +97,9 @@ def test_dead_processes_are_named_by_their_ranks(tmp_path: Path) -> None:
     assert [hit.message.partition(" died")[0] for hit in hits["rank-died"]] == [
         "a process of Ray's (rank 5)", "a process of Ray's (rank 6)",
     ]  # fmt: skip
-    own = actor("[rank3]: RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:1", 26103)
+    line = actor("[rank3]: RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:1", 26103)
     other = actor("[rank4]: RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:1", 2610)
-    (only,) = found(read(tmp_path, [own, other, WORKER_DIED]))["rank-died"]
+    (only,) = found(read(tmp_path, [line, other, WORKER_DIED]))["rank-died"]
     assert "(rank 3, pid 26103)" in only.message
 
 

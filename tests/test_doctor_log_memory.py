@@ -50,11 +50,11 @@ TRAINED = [
 )
 def test_chatter_of_engines_is_none_of_a_memory_error(lines: list[str], name: str, tmp_path: Path) -> None:
     """Whose memory was used up is told by who says so and by its own traceback, not by other processes' lines."""
-    said = found(read(tmp_path, [LOADED, step(0), step(1), *lines]))
-    assert [key for key in said if key.startswith("oom")] == [name]
+    findings = found(read(tmp_path, [LOADED, step(0), step(1), *lines]))
+    assert [key for key in findings if key.startswith("oom")] == [name]
     if lines is TRAINED:
-        assert "in a backward pass" in said[name][0].message
-        assert "--recompute-activations" in said[name][0].fix
+        assert "in a backward pass" in findings[name][0].message
+        assert "--recompute-activations" in findings[name][0].fix
 
 
 ROLLOUT = [actor(slime(f"rollout {number}: {{'rollout/raw_reward': 0.5}}")) for number in range(3)]
@@ -78,8 +78,8 @@ FOUR = [step(number) for number in range(4)]
 )
 def test_cycles_of_shared_gpus_are_rollouts_not_steps(lines: list[str], name: str, tmp_path: Path) -> None:
     """Offload and reload happen once per rollout, so the second cycle is the second rollout, after any steps."""
-    said = found(read(tmp_path, [*COLOCATED, *lines, *BACKWARD]))
-    assert [key for key in said if key.startswith("oom")] == [name]
+    findings = found(read(tmp_path, [*COLOCATED, *lines, *BACKWARD]))
+    assert [key for key in findings if key.startswith("oom")] == [name]
 
 
 @pytest.mark.parametrize(
@@ -123,13 +123,13 @@ def test_reference_loaded_instead_of_the_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "OSError: /shared/model does not appear to have a file named config.json. Checkout 'https://huggingface.co/'",
         "OSError: /shared/model is not a local folder and is not a valid model identifier listed on 'https://hf.co'",
     ],
 )
-def test_configuration_missing_without_frames_is_a_warning(said: str, tmp_path: Path) -> None:
+def test_configuration_missing_without_frames_is_a_warning(message: str, tmp_path: Path) -> None:
     """The exception's line alone, without a frame of AutoConfig, says enough for a warning."""
-    (only,) = found(read(tmp_path, [engine(said)]), "autoconfig-race")["autoconfig-race"]
+    (only,) = found(read(tmp_path, [engine(message)]), "autoconfig-race")["autoconfig-race"]
     assert (only.severity, only.where.line) == ("warning", 1)

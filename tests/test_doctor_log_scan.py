@@ -153,8 +153,8 @@ def test_log_gives_metrics_arguments_and_lines(tmp_path: Path) -> None:
     assert series.rollouts[1]["perf/step_time"] == 10.0
     for (kind, number), line in series.lines.items():
         (text,) = log.around(line, line)
-        said = labelled(text)
-        assert said is None or (said.label, said.number) == (kind, number)
+        label = labelled(text)
+        assert label is None or (label.label, label.number) == (kind, number)
         assert f"{kind} {number}" in text
 
 

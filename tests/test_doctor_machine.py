@@ -78,9 +78,9 @@ class TestInterpreter:
     def test_cores_are_those_that_are_left(self) -> None:
         """A process that may use one core has one, and one thread; torch agrees."""
         ask = "import torch; from repro.doctor.artefacts.machine import machine_of; m = machine_of(None)"
-        one = f"import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); {ask}"
+        code = f"import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); {ask}"
         done = subprocess.run(
-            [sys.executable, "-c", f"{one}; print(m.cpus, m.threads, torch.get_num_threads())"],
+            [sys.executable, "-c", f"{code}; print(m.cpus, m.threads, torch.get_num_threads())"],
             capture_output=True, text=True, check=True,
             env={k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")},
         )  # fmt: skip
@@ -137,11 +137,11 @@ PINS = "numpy==1.26.4\nflash_attn_3==3.0.0b1\n# a comment\ntorch==2.11.0+cu129\n
 def outcome(path: Path) -> str:
     """What reading a list comes to."""
     try:
-        said = read_packages(path)
+        result = read_packages(path)
     except ReproError as error:
         return "several lines" if "\n" in str(error) else "one line"
-    texts = all(isinstance(one, str) for pair in said.packages.items() for one in pair)
-    return "packages" if isinstance(said, Machine) and texts else "nonsense"
+    texts = all(isinstance(text, str) for pair in result.packages.items() for text in pair)
+    return "packages" if isinstance(result, Machine) and texts else "nonsense"
 
 
 class TestLists:
@@ -186,11 +186,11 @@ class TestLists:
         }.items():
             done = subprocess.run([sys.executable, "-m", "pip", *options], capture_output=True, text=True, check=True)
             (tmp_path / name).write_text(done.stdout)
-        own = machine_of(None).packages
+        packages = machine_of(None).packages
         for name in ("freeze.txt", "list.txt", "l.json"):
-            said = listed(tmp_path / name)
-            assert said.complete and len(said.packages) >= len(own) - 2
-            assert {k: v for k, v in said.packages.items() if own.get(k) != v and v} == {}
+            machine = listed(tmp_path / name)
+            assert machine.complete and len(machine.packages) >= len(packages) - 2
+            assert {k: v for k, v in machine.packages.items() if packages.get(k) != v and v} == {}
 
     def test_requirements_say_only_what_they_pin(self, tmp_path: Path) -> None:
         """Ranges are no versions, and the list is not all that is installed."""

@@ -53,8 +53,8 @@ def test_help_lists_flags(tmp_path: Path) -> None:
     }  # fmt: skip
     assert content.complete
     artefact = launch(script(tmp_path, *BATCH, "--no-offload", "--n-sample-per-prompt 3", "--other 1"))
-    said = {finding.where.item: finding.severity for finding in told("flag-unknown", artefact, content)}
-    assert said == {"--n-sample-per-prompt": "error", "--other": "warning"}
+    severities = {finding.where.item: finding.severity for finding in told("flag-unknown", artefact, content)}
+    assert severities == {"--n-sample-per-prompt": "error", "--other": "warning"}
 
 
 def test_what_parsers_wrote_in_a_replay(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_parser_settles_what_a_ghost_is(tmp_path: Path) -> None:
     assert finding.where.item == "--streaming-data"
     assert [reported.certainty for reported in told("ghost-flag", artefact)] == ["possible", "certain"]
     assert told("flag-typo", artefact, read(path)) == []
-    assert [found.where.item for found in told("flag-typo", artefact)] == ["--rollout-batch-sizes"]
+    assert [finding.where.item for finding in told("flag-typo", artefact)] == ["--rollout-batch-sizes"]
 
 
 @pytest.mark.parametrize(

@@ -43,12 +43,12 @@ def found(folder: Path, text: str) -> list[Found]:
 
 def test_a_switch_behind_the_model_is_found_where_it_stands(tmp_path: Path) -> None:
     """The switch, its line and function, and what was built before it; earlier in the function it is no fault."""
-    (one,) = found(tmp_path, ENGINE)
-    assert (one.where.path, one.where.line, one.where.item) == (
+    (finding,) = found(tmp_path, ENGINE)
+    assert (finding.where.path, finding.where.line, finding.where.item) == (
         str(tmp_path / "engine.py"), 6, "set_deterministic_algorithms",
     )  # fmt: skip
-    assert "Engine.initialize()" in one.message and "make_mcore_model() in line 4" in one.message
-    assert (one.severity, one.certainty) == (None, None), "the rule's own"
+    assert "Engine.initialize()" in finding.message and "make_mcore_model() in line 4" in finding.message
+    assert (finding.severity, finding.certainty) == (None, None), "the rule's own"
     before = ENGINE.replace("        with", "        self.config.deterministic_mode = True\n        with", 1)
     assert found(tmp_path, before) == [], "the later call is for what asks at run time"
     assert found(tmp_path, before.replace("= True", "= False")) != [], "that switches nothing on"
@@ -108,8 +108,8 @@ def test_what_is_in_order_or_never_in_a_row_is_no_fault(text: str, tmp_path: Pat
 def test_a_model_of_plain_torch_is_a_note(tmp_path: Path) -> None:
     """Its modules ask when they run: only what is built of other libraries may have copied the setting."""
     text = "m = AutoModelForCausalLM.from_pretrained(p)\ntorch.use_deterministic_algorithms(True)\n"
-    (one,) = found(tmp_path, text)
-    assert (one.severity, one.certainty) == ("note", "possible")
+    (finding,) = found(tmp_path, text)
+    assert (finding.severity, finding.certainty) == ("note", "possible")
 
 
 def test_a_hash_seed_is_read_when_python_starts(tmp_path: Path) -> None:
@@ -156,16 +156,16 @@ def programs(draw: st.DrawFn, depth: int = 2, indent: str = "    ") -> str:
 
 @given(programs(), programs())
 def test_any_program_is_read_and_a_switch_before_everything_is_enough(
-    tmp_path_factory: pytest.TempPathFactory, one: str, other: str
+    tmp_path_factory: pytest.TempPathFactory, first: str, second: str
 ) -> None:
     """No program of calls, branches and recursion makes the reader fail; one that begins with all switches is clean."""
     folder = tmp_path_factory.mktemp("code")
     head = "    torch.use_deterministic_algorithms(True)\n    os.environ['NCCL_ALGO'] = 'Ring'\n"
-    text = f"def f():\n{one}def g():\n{other}"
+    text = f"def f():\n{first}def g():\n{second}"
     ast.parse(text)
     late = found(folder, f"{text}# torch.use_deterministic_algorithms(True)\n")
     assert all(at.where.line and at.where.line > 1 for at in late)
-    assert found(folder, f"def f():\n{head}{one}def g():\n{head}{other}") == []
+    assert found(folder, f"def f():\n{head}{first}def g():\n{head}{second}") == []
 
 
 @given(st.binary(max_size=200))

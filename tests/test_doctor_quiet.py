@@ -62,9 +62,9 @@ def test_a_recording_is_preceded_by_what_is_wrong_with_its_launch(tmp_path: Path
     late = "model = get_model(provider)\ntorch.use_deterministic_algorithms(True)\n"
     (fork.repo.root / "slime" / "late.py").write_text(late)
     fork.repo.commit("Deterministic, they say")
-    said = fork.repo.repro("golden", "record", fork.case)
-    assert "doctor: error debug-modes-exclusive" in said.stderr, said.stderr
-    assert "doctor: warning" not in said.stderr and "ghost-flag" not in said.stderr, said.stderr
+    done = fork.repo.repro("golden", "record", fork.case)
+    assert "doctor: error debug-modes-exclusive" in done.stderr, done.stderr
+    assert "doctor: warning" not in done.stderr and "ghost-flag" not in done.stderr, done.stderr
     clean = make_fork(tmp_path / "clean", commits=0)
     assert "doctor: error" not in clean.repo.repro("golden", "record", clean.case).stderr
 
@@ -107,8 +107,8 @@ def test_a_replay_samples_nothing(tmp_path: Path) -> None:
     (launch,) = (artefact for artefact in artefacts_of(case, fork.repo.root) if isinstance(artefact, Launch))
     sizes = "--actor-num-nodes 1 --actor-num-gpus-per-node 2"
     assert launch.trainer and launch.has("--debug-train-only")
-    own = case.model_copy(update={"subject": case.subject.model_copy(update={"command": f"python train.py {sizes}"})})
-    report = examine([], list(artefacts_of(own, fork.repo.root)))
+    other = case.model_copy(update={"subject": case.subject.model_copy(update={"command": f"python train.py {sizes}"})})
+    report = examine([], list(artefacts_of(other, fork.repo.root)))
     assert "gpu-count" not in {hit.rule for hit in report.findings}
     alone = launch_of_argv(["python", "train.py", *sizes.split()])
     assert "gpu-count" in {finding.rule for finding in examine([], [alone]).findings}

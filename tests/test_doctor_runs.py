@@ -115,20 +115,20 @@ def test_what_is_corrupt_does_not_hide_the_rest(tmp_path: Path) -> None:
     for place in ("rollout_data", "train_data"):
         path = folder / place / "1.pt"
         path.write_bytes(path.read_bytes()[:200])
-    artefacts, said = _until_refused(folder)
+    artefacts, message = _until_refused(folder)
     names = [("Rollout", "0.pt"), ("Rollout", "2.pt"), ("TrainStep", "0.pt"), ("TrainStep", "2.pt"), ("Series", "run")]
     assert _kinds(artefacts) == names
-    assert "rollout_data/1.pt" in said
-    assert "train_data/1.pt" in said
-    assert "\n" not in said
+    assert "rollout_data/1.pt" in message
+    assert "train_data/1.pt" in message
+    assert "\n" not in message
 
 
 def test_a_missing_rank_is_said_of_its_rollout_alone(tmp_path: Path) -> None:
     """A rank's file that is not there makes its rollout unreadable, not the others."""
     folder = Run(system="miles", dp=2).write(tmp_path / "run")
     (folder / "train_data" / "0_0.pt").unlink()
-    steps, said = _until_refused(folder)
-    assert "rollout 0" in said
+    steps, message = _until_refused(folder)
+    assert "rollout 0" in message
     assert [step.rollout_id for step in steps if isinstance(step, TrainStep)] == [1]
 
 
@@ -236,7 +236,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Of a run whose dumps are larger than the budget some are read, and a note says how many."""
     for number in range(8):
         rollout(tmp_path, samples(4), number)
-    whole = sum(one.stat().st_size for one in (tmp_path / "rollout_data").iterdir())
+    whole = sum(path.stat().st_size for path in (tmp_path / "rollout_data").iterdir())
     monkeypatch.setattr("repro.doctor.artefacts.runs.BUDGET", whole // 2)
     read = list(RUN_FOLDER.read(tmp_path))
     (left,) = [artefact for artefact in read if isinstance(artefact, NotRead)]

@@ -60,23 +60,23 @@ def test_nan_in_both_is_equal_and_nan_in_one_is_not(tmp_path: Path) -> None:
         for i in range(run.count):
             run.changes[0, "ref_log_probs", i] = whole["log_probs"][i].array
         run.changes[0, "loss_masks", 0] = whole["loss_masks"][0].array * 0 + 1
-        own = whole["log_probs"][0].array.copy()
-        own[2] = math.nan
-        ref = own.copy()
+        log_probs = whole["log_probs"][0].array.copy()
+        log_probs[2] = math.nan
+        ref = log_probs.copy()
         ref[2] = other
-        run.changes[0, "log_probs", 0], run.changes[0, "ref_log_probs", 0] = own, ref
-        said = found("ref-log-probs-differ", run.write(tmp_path / name))
-        assert [finding.severity for finding in said] == ([] if name == "both" else ["warning"])
-        if said:
-            assert "response token 2" in said[0].where.item
+        run.changes[0, "log_probs", 0], run.changes[0, "ref_log_probs", 0] = log_probs, ref
+        findings = found("ref-log-probs-differ", run.write(tmp_path / name))
+        assert [finding.severity for finding in findings] == ([] if name == "both" else ["warning"])
+        if findings:
+            assert "response token 2" in findings[0].where.item
 
 
 @pytest.mark.parametrize(("shift", "severity"), [(1e-5, "note"), (0.01, "warning")])
 def test_jitter_of_log_probs_is_a_note(shift: float, severity: str, tmp_path: Path) -> None:
     """One token that differs by a rounding is a note; by a hundredth, a warning; both name it."""
-    said = found("ref-log-probs-differ", equal_run(tmp_path / "run", shift))
-    assert [finding.severity for finding in said] == [severity]
-    assert "differ at 1 of" in said[0].message
+    findings = found("ref-log-probs-differ", equal_run(tmp_path / "run", shift))
+    assert [finding.severity for finding in findings] == [severity]
+    assert "differ at 1 of" in findings[0].message
 
 
 def test_replayed_routing_exempts_from_equality(tmp_path: Path) -> None:
@@ -114,10 +114,12 @@ def test_kl_of_a_folder_is_of_its_dumps(tmp_path: Path) -> None:
     assert severities("kl-between", equal_run(tmp_path / "c")) == []
 
 
-@pytest.mark.parametrize(("own", "severity"), [(-0.69, []), (-0.75, ["note"]), (-1.4, ["note"]), (-1.6, []), (0.1, [])])
-def test_band_of_the_chat_template(own: float, severity: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("log_prob", "severity"), [(-0.69, []), (-0.75, ["note"]), (-1.4, ["note"]), (-1.6, []), (0.1, [])]
+)
+def test_band_of_the_chat_template(log_prob: float, severity: list[str], tmp_path: Path) -> None:
     """-0.7 to -1.5 per token asks for the chat template; a note where nothing says that it is an instruct model."""
-    path = log(tmp_path / "a.log", rollouts={0: {"log_probs": own}})
+    path = log(tmp_path / "a.log", rollouts={0: {"log_probs": log_prob}})
     assert severities("chat-template-log-probs", path) == severity
 
 
@@ -189,9 +191,9 @@ def test_updates_of_a_rollout_by_any_source(tmp_path: Path) -> None:
 )
 def test_levels_of_gradient_norms(norms: tuple[float, ...], level: str, tmp_path: Path) -> None:
     """`grad-norm-explodes`: from update 2 on, and what has risen already is no level."""
-    said = found("grad-norm-explodes", *_norms(*norms)(tmp_path))
-    assert len(said) == bool(level)
-    assert level in "".join(finding.message for finding in said)
+    findings = found("grad-norm-explodes", *_norms(*norms)(tmp_path))
+    assert len(findings) == bool(level)
+    assert level in "".join(finding.message for finding in findings)
 
 
 @pytest.mark.parametrize(
@@ -208,19 +210,19 @@ def test_levels_of_gradient_norms(norms: tuple[float, ...], level: str, tmp_path
 )
 def test_losses_that_explode(metric: str, values: tuple[float, ...], at: str, tmp_path: Path) -> None:
     """`loss-explodes`: by absolute value, above 1 (10 at first), three updates in a row."""
-    said = found("loss-explodes", *_losses(*values, metric=metric)(tmp_path))
-    assert len(said) == bool(at)
-    assert at in "".join(str(finding.where) for finding in said)
+    findings = found("loss-explodes", *_losses(*values, metric=metric)(tmp_path))
+    assert len(findings) == bool(at)
+    assert at in "".join(str(finding.where) for finding in findings)
 
 
 def test_losses_that_explode_together_are_one_finding(tmp_path: Path) -> None:
     """The first is named with the others, and fp16 where the run has it."""
     path = log(tmp_path / "a.log", {n: dict.fromkeys(("loss", "kl_loss"), 0.1 if n < 6 else 1e3) for n in range(9)},
                flags={"fp16": True})  # fmt: skip
-    (said,) = found("loss-explodes", path)
-    assert "so does kl_loss" in said.message
-    assert said.fix.startswith("train in bf16")
-    assert "--lr" in said.fix
+    (finding,) = found("loss-explodes", path)
+    assert "so does kl_loss" in finding.message
+    assert finding.fix.startswith("train in bf16")
+    assert "--lr" in finding.fix
 
 
 # -- rewards and curves
@@ -238,8 +240,8 @@ def test_a_thing_that_stays_is_said_once(tmp_path: Path) -> None:
     for number in range(3):
         rollout(tmp_path / "run", samples(reward=0.0), number)
     rollout(tmp_path / "run", samples(reward=0.0), 0, evaluation=True)
-    said = found("reward-constant", tmp_path / "run")
-    assert [Path(finding.where.path).name for finding in said] == ["0.pt"]
+    findings = found("reward-constant", tmp_path / "run")
+    assert [Path(finding.where.path).name for finding in findings] == ["0.pt"]
 
 
 @pytest.mark.parametrize(
@@ -257,9 +259,9 @@ def test_keys_and_labels(
     """Dicts without a key, with a wrong one, numbers with a key, and zeros without labels, each said as it is."""
     made = rollout(tmp_path / "run", samples(reward=reward, label=None))
     paths = (made,) if flags is None else (made, launch(tmp_path / "run.sh", *flags))
-    said = found("reward-key-data", *paths)
-    assert [finding.severity or "error" for finding in said] == [severity]
-    assert text in said[0].message
+    findings = found("reward-key-data", *paths)
+    assert [finding.severity or "error" for finding in findings] == [severity]
+    assert text in findings[0].message
 
 
 def test_own_code_takes_any_reward(tmp_path: Path) -> None:
@@ -310,10 +312,10 @@ def test_what_never_falls_has_not_collapsed(values: list[float]) -> None:
 def test_collapse_is_the_same_in_other_units(values: list[float], power: int) -> None:
     """A reward in other units falls at the same place, as long as its height counts."""
     scaled = [value * 2.0**power for value in values]
-    one, other = falls(_points(values), least=1e-3), falls(_points(scaled), least=1e-3 * 2.0**power)
-    assert (one is None) == (other is None)
-    if one is not None and other is not None:
-        assert one.since == other.since
+    fall, other = falls(_points(values), least=1e-3), falls(_points(scaled), least=1e-3 * 2.0**power)
+    assert (fall is None) == (other is None)
+    if fall is not None and other is not None:
+        assert fall.since == other.since
 
 
 @given(_VALUES, st.lists(st.sampled_from([math.nan, math.inf, -math.inf]), max_size=5))

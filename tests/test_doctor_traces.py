@@ -83,7 +83,7 @@ SMALL = [b"", b"{}", b"[]", b"null", b"\xff\xfe", b'{"format": 1e400}', b'{"a": 
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: Folders) -> Path:
+def golden_run(tmp_path_factory: Folders) -> Path:
     """A sound golden run."""
     return golden(repository(tmp_path_factory.mktemp("one")))
 
@@ -93,10 +93,10 @@ FILES = ("run.json", "trace/header.json", "trace/steps.jsonl", "trace/rank-00000
 
 @at_most(60)
 @given(st.sampled_from(FILES), st.data())
-def test_damaged_golden_runs(one: Path, tmp_path_factory: Folders, name: str, data: st.DataObject) -> None:
+def test_damaged_golden_runs(golden_run: Path, tmp_path_factory: Folders, name: str, data: st.DataObject) -> None:
     """Whatever bytes a file holds, a golden run is read or refused in one line, and no rule fails on it."""
     folder = tmp_path_factory.mktemp("bad") / "toy"
-    shutil.copytree(one, folder)
+    shutil.copytree(golden_run, folder)
     path = folder / name
     raw = path.read_bytes()
     at = data.draw(st.integers(0, len(raw) - 1))
@@ -114,10 +114,10 @@ _JSON = st.recursive(
 
 
 @given(st.sampled_from(["run.json", "trace/header.json"]), st.data())
-def test_records_of_any_types(one: Path, tmp_path_factory: Folders, name: str, data: st.DataObject) -> None:
+def test_records_of_any_types(golden_run: Path, tmp_path_factory: Folders, name: str, data: st.DataObject) -> None:
     """Any JSON value in any place of a record or header."""
     folder = tmp_path_factory.mktemp("odd") / "toy"
-    shutil.copytree(one, folder)
+    shutil.copytree(golden_run, folder)
     record = json.loads((folder / name).read_text())
     key = data.draw(st.sampled_from(sorted(record)))
     inner = record[key] if isinstance(record[key], dict) and record[key] and data.draw(st.booleans()) else None
