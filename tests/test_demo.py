@@ -53,8 +53,8 @@ def states(seed: int) -> list[dict[str, str]]:
     out: list[dict[str, str]] = []
     for commit in history(seed).commits:
         base = out[commit.parents[0]] if commit.parents else {}
-        own = {p.removeprefix(SUBJECT): text for p, text in commit.changes.items() if p.startswith(SUBJECT)}
-        out.append(base | own)
+        files = {p.removeprefix(SUBJECT): text for p, text in commit.changes.items() if p.startswith(SUBJECT)}
+        out.append(base | files)
     return out
 
 
@@ -170,8 +170,8 @@ def test_the_window_fails_in_one_way(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stderr.strip().splitlines()[-1].replace(str(folder), "")
 
-    said = [last_line(i) for i in broken]
-    assert len(set(said)) == 1 and said[0].startswith("ModuleNotFoundError: No module named 'repro_core.")
+    lines = [last_line(i) for i in broken]
+    assert len(set(lines)) == 1 and lines[0].startswith("ModuleNotFoundError: No module named 'repro_core.")
     for number in (broken[0] - 1, broken[-1] + 1):
         assert last_line(number) == f"/{SUBJECT}__init__.py"
 
@@ -426,8 +426,8 @@ def test_a_wrong_verdict_is_said() -> None:
             right, verification=replace(right.verification, comparison=Comparison(STEPS, None, [], {}))
         ),
     }
-    for said, demo in wrong.items():
-        assert said in demo.problem
+    for message, demo in wrong.items():
+        assert message in demo.problem
         assert f"WRONG: {demo.problem}" in result_text(demo, Path("out")).plain
 
 

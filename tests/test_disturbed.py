@@ -63,9 +63,9 @@ def searched(root: Path, program: str, codes: str) -> tuple[dict[str, Any], list
 def test_a_skip_beside_other_probes_is_tried_alone(tmp_path: Path) -> None:
     """Commits that cannot be tested while another probe runs are tested one by one: the culprit is named, and why."""
     program = ONE_AT_A_TIME.format(lock=str(tmp_path / "lock"))
-    result, commits, said = searched(tmp_path, program, "0 0 0 1 1 1")
+    result, commits, output = searched(tmp_path, program, "0 0 0 1 1 1")
     assert result["culprit"]["commit"] == commits[3] and not result["skips"]
-    assert "disturb each other" in result["remarks"][0] and "from the beginning, with -j 1" in said
+    assert "disturb each other" in result["remarks"][0] and "from the beginning, with -j 1" in output
     runs = len((tmp_path / "lock.runs").read_text())
     assert runs - result["cost"]["probes"] in (0, 1), "what was given up was spent too, but for one that was ended"
 
@@ -84,8 +84,8 @@ sys.exit(code)
 @pytest.mark.whole
 def test_a_program_with_a_port_of_its_own(tmp_path: Path) -> None:
     """Its probes cannot run side by side, so that they run one by one."""
-    result, commits, said = searched(tmp_path, SERVER.format(port=free_port()), "0 0 0 1 1 1")
-    assert result["culprit"]["commit"] == commits[3] and "from the beginning, with -j 1" in said
+    result, commits, output = searched(tmp_path, SERVER.format(port=free_port()), "0 0 0 1 1 1")
+    assert result["culprit"]["commit"] == commits[3] and "from the beginning, with -j 1" in output
 
 
 INSTALLS = """\
@@ -149,8 +149,8 @@ def at_first(failing: set[str], culprit: int, slots: int = 2) -> Told:
 
 def test_a_failure_by_chance_is_no_disturbance(tmp_path: Path) -> None:
     """What fails once beside another probe, and not alone, has its answer: the search goes on side by side."""
-    said, axis, executor = list[str](), line(16), at_first({"c15"}, 11)
-    result = bisect(axis, executor, Exit(), tmp_path, said)
+    messages, axis, executor = list[str](), line(16), at_first({"c15"}, 11)
+    result = bisect(axis, executor, Exit(), tmp_path, messages)
     assert result.culprit and result.culprit.commit == "c11" and not result.skips
     assert result.cost.total.probes == executor.runs.total()
     with pytest.raises(DisturbedError, match="nor could another one before it"):
@@ -225,8 +225,8 @@ def test_reasons_that_are_other_words_each_time_are_tried_once(tmp_path: Path) -
 
     def run(_: Task, folder: Path) -> Outcome:
         time.sleep(0.05)
-        said = f"lost worker {id(folder):#x} after {time.time():.6f} s, see {folder}/log"
-        return Outcome(ChildFailure("start", -1, said, str(folder / "log")))
+        message = f"lost worker {id(folder):#x} after {time.time():.6f} s, see {folder}/log"
+        return Outcome(ChildFailure("start", -1, message, str(folder / "log")))
 
     axis, executor = line(6), Told(run, slots=2)
     with ThreadPoolExecutor(2) as pool:
@@ -279,8 +279,8 @@ def test_a_journal_of_before_says_nothing_of_others_beside(tmp_path: Path) -> No
 
 def test_what_cannot_be_tested_alone_either_is_skipped(tmp_path: Path) -> None:
     """A skip of the commit's own stays one, and no other with its reason is tried again."""
-    result, commits, said = searched(tmp_path, "raise SystemExit(code)\n", "0 125 0 125 0 1 125 1")
-    assert result["culprit"]["commit"] == commits[5] and "disturb" not in said and not result["remarks"]
+    result, commits, output = searched(tmp_path, "raise SystemExit(code)\n", "0 125 0 125 0 1 125 1")
+    assert result["culprit"]["commit"] == commits[5] and "disturb" not in output and not result["remarks"]
 
 
 def test_alone_is_alone() -> None:

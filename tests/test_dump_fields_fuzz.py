@@ -98,8 +98,8 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 def changes(odd: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
     """One to three changes: which place, whether among the upper levels alone, what to do, and with what."""
     kinds = st.sampled_from(["replace", "replace", "replace", "remove", "add", "resize"])
-    one = st.tuples(st.integers(0, 10_000), st.booleans(), kinds, TEXTS, st.integers(0, 3), odd)
-    return st.lists(one, min_size=1, max_size=3)
+    change = st.tuples(st.integers(0, 10_000), st.booleans(), kinds, TEXTS, st.integers(0, 3), odd)
+    return st.lists(change, min_size=1, max_size=3)
 
 
 def mutated(value: Any, many: list[Any]) -> Any:
@@ -142,10 +142,10 @@ def outcome(make: Callable[[], Any]) -> Any:
         try:
             return make()
         except ReproError as error:
-            said = str(error)
-            assert said and len(said.splitlines()) == 1, said
-            assert len(said) < 4000
-            said.encode()
+            message = str(error)
+            assert message and len(message.splitlines()) == 1, message
+            assert len(message) < 4000
+            message.encode()
             return None
 
 

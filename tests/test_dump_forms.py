@@ -78,12 +78,12 @@ def test_a_mask_of_fractions_is_refused(tmp_path: Path) -> None:
 def test_a_sample_that_is_removed_is_not_trained_on(tmp_path: Path) -> None:
     """Its log-probs of 0 are none of what reaches a gradient."""
     zeros = {"tokens": list(range(12)), "response_length": 10, "loss_mask": [1] * 10, "rollout_log_probs": [0.0] * 10}
-    found = [
+    outcomes = [
         check_dump(read_rollout_dump(saved(tmp_path / str(removed) / "0.pt", sample(0, **zeros, remove_sample=removed),
                                            sample(1))))
         for removed in (False, True)
     ]  # fmt: skip
-    assert ["of exactly 0" in str(findings) for findings in found] == [True, False]
+    assert ["of exactly 0" in str(findings) for findings in outcomes] == [True, False]
 
 
 @pytest.mark.parametrize(("count", "severity"), [(4, "warning"), (5, "error")])
@@ -91,8 +91,9 @@ def test_groups_without_a_number_are_no_groups_of_a_size(tmp_path: Path, count: 
     """Dumps of before groups had numbers: what was asked of their size cannot be told, and that is told."""
     samples = [{k: v for k, v in sample(n).items() if k != "group_index"} for n in range(count)]
     dump = read_rollout_dump(saved(tmp_path / "0.pt", *samples))
-    (found,) = check_dump(dump, group_size=2)
-    assert (found.rule, found.severity) == ("group-size", severity) and "have no number of their group" in found.message
+    (finding,) = check_dump(dump, group_size=2)
+    assert (finding.rule, finding.severity) == ("group-size", severity)
+    assert "have no number of their group" in finding.message
     assert check_dump(dump) == []
 
 
@@ -147,8 +148,8 @@ def test_a_column_that_is_not_looked_at_is_named(tmp_path: Path) -> None:
         trace, _ = trace_of_folder(folder, tmp_path / f"trace-{name}", log=tmp_path / f"{name}.log")
         assert trace.end is not None and {"turns", "is_weights"} <= trace.end["unread"].keys()
         traces.append(trace)
-    said = str(compare(*traces).looked)
-    assert "is_weights (it has not one entry for each sample)" in said and "turns (it holds what is no number" in said
+    text = str(compare(*traces).looked)
+    assert "is_weights (it has not one entry for each sample)" in text and "turns (it holds what is no number" in text
 
 
 def test_a_mismatch_is_of_one_column_on_both_sides(tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_a_mismatch_is_of_one_column_on_both_sides(tmp_path: Path) -> None:
     a = write(tmp_path / "a", [shown])
     b = write(tmp_path / "b", [[column("forward", "old_log_probs", -3.0, -4.0), *shown]])
     for sides in ((a, b), (b, a)):
-        found = mismatch_change(*sides)
-        assert found is not None and found.before.column == found.after.column == "log_probs" and found.same
+        change = mismatch_change(*sides)
+        assert change is not None and change.before.column == change.after.column == "log_probs" and change.same
     c = write(tmp_path / "c", [[column("forward", "old_log_probs", -3.0, -4.0), *shown[1:]]])
     assert mismatch_change(a, c) is None

@@ -276,13 +276,13 @@ def test_what_changed_in_an_environment_is_listed() -> None:
         subject = {"environment": {"key": key, "packages": [f"torch=={torch}", *packages]}} if key else {}
         return Header({}, "", subject, {"environment": {"torch": torch}, "host": {"cpu": key}}, 1)
 
-    one, two = header("k", "2.8", "a==1", "b==1"), header("l", "2.9", "a==2", "c==1")
+    first, second = header("k", "2.8", "a==1", "b==1"), header("l", "2.9", "a==2", "c==1")
     told = ["torch: 2.8 -> 2.9", "a: 1 -> 2", "b: 1 -> (absent)", "c: (absent) -> 1"]
-    assert [str(d) for d in environment_changes(one, two)] == [f"environment {text}" for text in told]
-    assert [str(d) for d in environment_changes(one, header("m", "2.8", "a==1", "b==1"))] == [
+    assert [str(d) for d in environment_changes(first, second)] == [f"environment {text}" for text in told]
+    assert [str(d) for d in environment_changes(first, header("m", "2.8", "a==1", "b==1"))] == [
         "environment lock files: k -> m"
     ]
-    assert environment_changes(one, one) == environment_changes(header("", "2.8"), header("", "2.8")) == []
+    assert environment_changes(first, first) == environment_changes(header("", "2.8"), header("", "2.8")) == []
 
 
 def test_a_build_that_takes_too_long_is_ended_with_all_it_started(repo: Repo) -> None:

@@ -454,10 +454,10 @@ def test_any_name_is_a_sane_tag(tmp_path_factory: pytest.TempPathFactory, names:
     assert len(files) == len(runs) and all(len(p.relative_to(folder).parts) == 3 for p in files)
     for path in files:
         (values,) = read_events(path.parent).values()
-        own = {t for t in values if t.startswith("night/")} - {
+        tags = {t for t in values if t.startswith("night/")} - {
             f"{n}/{p}" for n in names for p in ("last", "low", "high")
         }
-        assert own >= {"night/status", "night/seconds", "night/step_seconds"}
+        assert tags >= {"night/status", "night/seconds", "night/step_seconds"}
         assert len(values) == 5 + 3 * len(names)
         assert all(part and part.isprintable() and part == part.strip() for tag in values for part in tag.split("/"))
 

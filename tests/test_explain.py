@@ -155,9 +155,9 @@ def changed(name: str) -> int:
     return line_of(TRAIN, CHANGES[name][0])
 
 
-def names_the_line(found: Explanation, name: str) -> bool:
+def names_the_line(explanation: Explanation, name: str) -> bool:
     """Whether the answer stands on the changed line, which the change touched, and shows its hunk."""
-    place = found.named.place if found.named else None
+    place = explanation.named.place if explanation.named else None
     hunk = bool(place and place.hunk.count(CHANGES[name][0]) and place.hunk.count(CHANGES[name][1]))
     return bool(place) and (place.file, place.line, place.touched, hunk) == ("train.py", changed(name), True, True)
 
@@ -321,17 +321,17 @@ def test_a_setting_of_the_optimizer(planted: Planted) -> None:
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("seed", "the weights that the run starts from"),
         ("load", "the weights that the run starts from (second."),
         ("order", "holds the same elements in another order"),
     ],
 )
-def test_inputs_that_differ(planted: Planted, name: str, said: str) -> None:
+def test_inputs_that_differ(planted: Planted, name: str, message: str) -> None:
     """Another seed, a checkpoint that loads differently and another order of the data are told as what they are."""
     explanation = planted.explain(name)
-    assert explanation.answer == "inputs" and said in explanation.text and explanation.start is None
+    assert explanation.answer == "inputs" and message in explanation.text and explanation.start is None
     assert explanation.text.startswith("the step begins with other values: ")
     if name != "order":
         assert explanation.named is not None and explanation.named.phase in ("input", "forward")
@@ -390,8 +390,8 @@ def refused(folder: Path, train: str) -> str:
 def test_a_step_that_the_recorder_would_change_is_refused(tmp_path: Path) -> None:
     """A trainer that looks whether a dispatch mode is under way makes another step under the recorder."""
     looking = "x, powers) * (late + torch._C._len_torch_dispatch_stack())"
-    said = refused(tmp_path, TRAIN.replace("x, powers) * late", looking))
-    assert said.startswith("step 0 of ") and "has other numbers under the recorder than without it" in said
+    message = refused(tmp_path, TRAIN.replace("x, powers) * late", looking))
+    assert message.startswith("step 0 of ") and "has other numbers under the recorder than without it" in message
 
 
 @pytest.mark.campaign

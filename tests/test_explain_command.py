@@ -82,12 +82,12 @@ def test_the_text_says_what_the_json_says(repo: Repo) -> None:
     data = json.loads(repo.repro("explain", spec, "--json").stdout)
     done = repo.repro("explain", spec)
     assert done.returncode == 0 and max(map(len, done.stdout.splitlines())) < 400
-    said = [data["text"], f"train.py:{LINE} in", "(changed)", data["after"]["explained"]["name"]]
-    said += [f"{data['before']['operations']} and {data['after']['operations']} operations", "both ran from step 0"]
-    said += [f"reproduce with: {data['reproduce']}", *data["reports"]]
-    said += [f"looked at {data['looked_at']['text']}"]
+    facts = [data["text"], f"train.py:{LINE} in", "(changed)", data["after"]["explained"]["name"]]
+    facts += [f"{data['before']['operations']} and {data['after']['operations']} operations", "both ran from step 0"]
+    facts += [f"reproduce with: {data['reproduce']}", *data["reports"]]
+    facts += [f"looked at {data['looked_at']['text']}"]
     assert data["looked_at"]["metrics"] == 1 and "looked" not in data
-    for text in said:
+    for text in facts:
         assert text in done.stdout, (text, done.stdout)
     if data["size"]:
         assert f"{data['size']['magnitude']['differing']} of" in done.stdout
