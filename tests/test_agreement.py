@@ -283,6 +283,16 @@ def test_a_distance_is_not_within_where_no_element_is_kept(tmp_path: Path) -> No
     assert first_violation(ulp, a, b) is not None and first_violation(ulp, a, same) is None
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_a_tensor_of_shards_differs_from_a_whole_one(tmp_path: Path, back: bool) -> None:
+    """Where one side alone has shards, as after a commit that shards the model, the size is not known, in both ways."""
+    whole = column("update", "w", 1.0, 2.0)
+    sharded = replace(column("update", "w", 1.0, 3.0), sketch=b"", values=None)
+    a, b = (write(tmp_path / name, [[r]]) for name, r in (("a", whole), ("b", sharded)))
+    first = (compare(b, a) if back else compare(a, b)).divergence
+    assert first is not None and (first.signal, str(first.magnitude)) == ("w", "not measured")
+
+
 def test_a_mask_of_all_ranks_is_the_mask_of_each(tmp_path: Path) -> None:
     """KL over ranks apart counts the tokens that the one mask of all ranks keeps."""
     mask = column("input", "loss_mask", 1, 0, 0, 0, dtype=torch.int64)

@@ -367,8 +367,9 @@ def measured(a: Trace, b: Trace, step: int, row: Row, other: Row) -> TensorDiffe
         return measure(row.dtype, dumps[0], dumps[1], total)
     if row.values is not None and other.values is not None:
         return measure(row.dtype, row.values, other.values, total)
-    sampled = measure(row.dtype, row.sketch, other.sketch, total)
-    if sampled.differing == 0:  # the change missed the sampled elements: its size is unknown, not zero
+    # a tensor that was added up of shards has no sketch, and the other side may have it whole
+    sampled = measure(row.dtype, row.sketch, other.sketch, total) if len(row.sketch) == len(other.sketch) else None
+    if sampled is None or sampled.differing == 0:  # no element that both sampled differs: the size is unknown, not zero
         return TensorDifference(0, total, 0, None, None, None, 0)
     return sampled
 
