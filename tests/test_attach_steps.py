@@ -22,7 +22,8 @@ from repro_golden.fingerprint import fingerprint
 from repro_golden.fingerprint.placement import shard
 from repro_golden.recording.attach.alive.readings import gradients_of, handed_to
 from repro_golden.recording.attach.base.steps import Steps
-from repro_golden.recording.attach.gathered.collect import Gathering, OtherRanksError, merge_rows
+from repro_golden.recording.attach.gathered.collect import Gathering
+from repro_golden.recording.attach.gathered.merging import OtherRanksError, merge_rows
 from repro_golden.recording.attach.written.order import as_planted, may_be
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.git import Git

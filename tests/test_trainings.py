@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from attach_kit import traced
 from conftest import Repo
 
 from repro_bisect.probe.executors.local import _slots
@@ -105,3 +108,30 @@ def test_two_trainings_meet_at_a_port_of_their_probe() -> None:
     for processes, ports in (({"other_ranks": 1}, 2), ({"ranks": 2}, 2), ({}, 0)):
         slots = _slots(Case.model_validate(told | {"resources": processes}), 2)
         assert len({slot["MASTER_PORT"] for slot in slots if slot}) == ports
+
+
+SERVED = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, trains = dist.get_rank(), int(sys.argv[1])
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if rank in (trains, int(sys.argv[2])) else None
+for step in range(2):
+    data = torch.full((2, 3), 1.0 + step)
+    dist.broadcast(data, 0)
+    if optimizer:
+        model(data).sum().backward()
+        optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.whole
+def test_a_rank_that_only_serves(tmp_path: Path) -> None:
+    """Whichever rank it is, the one that trains is recorded where one is asked for, and who does not is named."""
+    first, _ = traced(tmp_path, SERVED, "first", ("--ranks", "1"), "0", "0")
+    second, _ = traced(tmp_path, SERVED, "second", ("--ranks", "1"), "1", "1")
+    assert [step.root for step in first.steps] == [step.root for step in second.steps]
+    unread = [trace.end and trace.end["unread"] for trace in (first, second)]
+    assert unread == [{f"rank {rank}": "no training step was recorded there"} for rank in (1, 0)]

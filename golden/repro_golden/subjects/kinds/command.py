@@ -22,8 +22,9 @@ from repro_golden.compare.renames import Parting
 from repro_golden.recording.attach.base.settings import Settings
 from repro_golden.recording.attach.code import strangers
 from repro_golden.recording.attach.code.identify import Built
-from repro_golden.recording.attach.gathered.collect import Gathering, OtherRanksError, read_terminal
+from repro_golden.recording.attach.gathered.collect import Gathering, read_terminal
 from repro_golden.recording.attach.gathered.earlier_runs import among_others
+from repro_golden.recording.attach.gathered.merging import OtherRanksError
 from repro_golden.recording.attach.gathered.run import environment_for, said_of
 from repro_golden.recording.attach.gathered.unseen import Unseen
 from repro_golden.recording.attach.written.order import as_planted

@@ -15,7 +15,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.base.machine.usage import slowest
 from repro_golden.recording.attach.base.rounds import Rounds, read, written
 from repro_golden.recording.attach.gathered.earlier_runs import read_in
-from repro_golden.recording.attach.gathered.merging import largest, merge_rows, one_at_a_time
+from repro_golden.recording.attach.gathered.merging import all_asked_for, merge_rows, those_without_a_step
 from repro_golden.recording.attach.gathered.unseen import unseen_for
 from repro_golden.recording.attach.written.order import IN_ORDER, At, take_dumps, told_apart
 from repro_golden.recording.attach.written.raw import SHOWN, number_of
@@ -24,14 +24,10 @@ from repro_golden.trace import Header, Row, StepRecord, TraceWriter, seal
 from repro_golden.trace.checkpoints import checkpoint_content
 from repro_golden.trace.families import BESIDE, family, file_of, plain
 from repro_golden.trace.frames import FrameReader
-from repro_golden.trace.model import METRIC, RECORDER
+from repro_golden.trace.model import METRIC
 from repro_golden.trace.writer import digest_row
 
-__all__ = ["Collected", "Gathering", "OtherRanksError", "read_terminal"]
-
-
-class OtherRanksError(ReproError):
-    """What trained were more ranks, or fewer, than the case asks for."""
+__all__ = ["Collected", "Gathering", "read_terminal"]
 
 
 @dataclass(frozen=True)
@@ -199,7 +195,9 @@ class Gathering:
         self._refuse()
         if not self._ranks:
             ranks = self._find()
-            if not ranks or len(ranks) < self._wanted(ranks) + self._others:
+            want = self._wanted(ranks) + self._others if ranks else 1
+            # those that are asked for may be others than the first, which is known in the end
+            if len(ranks) < want or (len(ranks) == want and not self._others and not _of_the_first(ranks)):
                 return []
             self._open(ranks)
         records = []
@@ -235,7 +233,7 @@ class Gathering:
             self._open(self._find(whole=False), command, code)
         if reason != "diverged":  # else it was cut: of what came behind, parts may be missing
             self._refuse()
-            self._check(self._find())  # a process may have begun to train when others had
+            all_asked_for(self._find(), self._want, self._others)  # a process may have begun to train when others had
             for rank in self._ranks:
                 rank.read()
                 rank.close()
@@ -266,7 +264,7 @@ class Gathering:
             unread = [_UNTOLD if note is None else note for note in notes]
             unread += [end.get("unread", {}) for end in ends if end]
             seen = {name: why for notes in unread for name, why in notes.items()}
-            seen |= self._unread()
+            seen |= {**self._unread(), **those_without_a_step(self._ranks)}
             if self._others:
                 seen["a training beside it"] = f"resources.other_ranks = {self._others}"
             closing["unread"] = {name: why for name, why in seen.items() if _plain_file(name) not in self._bytes}
@@ -380,36 +378,7 @@ class Gathering:
             raise ReproError(f"no optimizer step was seen in {command[0]} (exit code {code}): {why}")
         if not all(rank.about for rank in ranks):
             raise self._none_whole(code)
-        self._ranks = self._check(ranks)
-
-    def _check(self, ranks: Sequence[_Rank]) -> list[_Rank]:
-        """The records of each rank that there must be, by this recorder, of the code in question.
-
-        Raises:
-            ReproError: they are not.
-        """
-        if self._others:
-            ranks = largest(ranks, self._others)
-        present = sorted(rank.about["rank"] for rank in ranks)
-        if any(rank.about["recorder"] != RECORDER for rank in ranks):
-            raise ReproError("the program imports another version of repro_golden: use one in both environments")
-        if len(set(present)) < len(present):
-            twice = next(r for r in present if present.count(r) > 1)
-            raise ReproError(f"{present.count(twice)} processes trained as rank {twice}: {one_at_a_time(ranks)}")
-        want = self._wanted(ranks)
-        if present != list(range(want)):
-            missing = sorted(set(range(want)) - set(present))
-            made = max(len(present), *(0 if self._others else int(rank.about["world"]) for rank in ranks))
-            if made > want:  # whichever of them were seen first
-                raise OtherRanksError(
-                    f"{made} ranks train, and {want} {'are' if want > 1 else 'is'} asked for: "
-                    f"`--ranks {made}` before --, or ranks = {made} in [resources] of the case"
-                )
-            raise OtherRanksError(
-                f"{len(present)} of {want} ranks recorded steps (missing: {missing or 'none'}, found: {present}): "
-                "resources.ranks (--ranks) says how many there must be"
-            )
-        return [*ranks]
+        self._ranks = all_asked_for(ranks, self._want, self._others)
 
     def _write(self, ranks: Sequence[Sequence[Row]], more: Sequence[Row], *, in_process: bool) -> StepRecord:
         if self._writer is None:
@@ -443,6 +412,10 @@ def _under_other_names(rows: Iterable[Row]) -> Iterator[Row]:
             row = replace(row, name=f"{row.name}.again")
         others.add((row.phase, row.name))
         yield row
+
+
+def _of_the_first(ranks: Sequence[_Rank]) -> bool:
+    return {rank.about["rank"] for rank in ranks} == set(range(len(ranks)))
 
 
 def _is_late(row: Row) -> bool:

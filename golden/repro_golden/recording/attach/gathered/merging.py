@@ -14,10 +14,14 @@ from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint.share import merge
 from repro_golden.recording.attach.written.raw import NORM, number_of
 from repro_golden.trace import Row
-from repro_golden.trace.model import METRIC
+from repro_golden.trace.model import METRIC, RECORDER
 from repro_golden.trace.writer import metric_row
 
-__all__ = ["largest", "merge_rows", "one_at_a_time"]
+__all__ = ["OtherRanksError", "all_asked_for", "merge_rows", "those_without_a_step"]
+
+
+class OtherRanksError(ReproError):
+    """What trained were more ranks, or fewer, than the case asks for."""
 
 
 def merge_rows(ranks: Sequence[Sequence[Row]], *, everywhere: bool = False) -> Iterator[Row]:
@@ -156,7 +160,7 @@ def _by_size(ranks: Sequence[R]) -> list[tuple[int, list[R]]]:
     return sorted(sized, key=lambda training: training[0], reverse=True)
 
 
-def largest(ranks: Sequence[R], others: int) -> list[R]:
+def _largest(ranks: Sequence[R], others: int) -> list[R]:
     """The ranks of one of several trainings beside each other: the actor's, where a critic's are the others.
 
     The one that is recorded is the largest: which of them begins first is chance.
@@ -175,7 +179,7 @@ def largest(ranks: Sequence[R], others: int) -> list[R]:
     return first
 
 
-def one_at_a_time(ranks: Sequence[_Rank]) -> str:
+def _one_at_a_time(ranks: Sequence[_Rank]) -> str:
     """How to go on where several processes trained as one rank."""
     (size, first), *rest = _by_size(ranks)
     if not rest or size == rest[0][0]:
@@ -184,3 +188,46 @@ def one_at_a_time(ranks: Sequence[_Rank]) -> str:
         "trace one program at a time, or say in a case that another training runs beside it: "
         f"resources.other_ranks = {len(ranks) - len(first)}"
     )
+
+
+def all_asked_for(ranks: Sequence[R], want: int | None, others: int) -> list[R]:
+    """The records of each rank that there must be, by this recorder, of the code in question.
+
+    Args:
+        ranks: All that there are. Where as many as are asked for trained, those are they, whichever of the world's.
+        want: How many must be; by default as many as each says its world has.
+        others: Processes of other trainings beside it.
+
+    Raises:
+        ReproError: they are not there.
+    """
+    ranks = _largest(ranks, others) if others else [*ranks]
+    present = sorted(rank.about["rank"] for rank in ranks)
+    if any(rank.about["recorder"] != RECORDER for rank in ranks):
+        raise ReproError("the program imports another version of repro_golden: use one in both environments")
+    if len(set(present)) < len(present):
+        twice = next(r for r in present if present.count(r) > 1)
+        raise ReproError(f"{present.count(twice)} processes trained as rank {twice}: {_one_at_a_time(ranks)}")
+    world = max(int(rank.about["world"]) for rank in ranks)
+    want = want or world
+    if len(present) > want:  # whichever of them were seen first
+        made = len(present) if others else max(len(present), world)
+        raise OtherRanksError(
+            f"{made} ranks train, and {want} {'are' if want > 1 else 'is'} asked for: "
+            f"`--ranks {made}` before --, or ranks = {made} in [resources] of the case"
+        )
+    if len(present) < want:
+        raise OtherRanksError(
+            f"{len(present)} of {want} ranks recorded steps (missing: {sorted({*range(want)} - {*present})}, "
+            f"found: {present}): resources.ranks (--ranks) says how many there must be"
+        )
+    return ranks
+
+
+def those_without_a_step(ranks: Sequence[_Rank]) -> dict[str, str]:
+    """The ranks of the world that did not train, with why they were not looked at."""
+    world = max(int(rank.about["world"]) for rank in ranks)
+    idle = sorted({*range(world)} - {rank.about["rank"] for rank in ranks})
+    if not idle:
+        return {}
+    return {f"rank{'s' * (len(idle) > 1)} {', '.join(map(str, idle))}": "no training step was recorded there"}
