@@ -133,5 +133,6 @@ def test_a_rank_that_only_serves(tmp_path: Path) -> None:
     first, _ = traced(tmp_path, SERVED, "first", ("--ranks", "1"), "0", "0")
     second, _ = traced(tmp_path, SERVED, "second", ("--ranks", "1"), "1", "1")
     assert [step.root for step in first.steps] == [step.root for step in second.steps]
+    assert {trace.header.identity["layout"]["ranks"] for trace in (first, second)} == {"1"}, "as a case says"
     unread = [trace.end and trace.end["unread"] for trace in (first, second)]
     assert unread == [{f"rank {rank}": "no training step was recorded there"} for rank in (1, 0)]

@@ -15,7 +15,7 @@ from repro_golden.base.errors import ReproError
 from repro_golden.base.machine.usage import slowest
 from repro_golden.recording.attach.base.rounds import Rounds, read, written
 from repro_golden.recording.attach.gathered.earlier_runs import read_in
-from repro_golden.recording.attach.gathered.merging import all_asked_for, merge_rows, those_without_a_step
+from repro_golden.recording.attach.gathered.merging import all_asked_for, merge_rows, those_without_a_step, told_of_all
 from repro_golden.recording.attach.gathered.unseen import unseen_for
 from repro_golden.recording.attach.written.order import IN_ORDER, At, take_dumps, told_apart
 from repro_golden.recording.attach.written.raw import SHOWN, number_of
@@ -384,7 +384,7 @@ class Gathering:
         if self._writer is None:
             seen = (max if self._filled else min)(rank.steps for rank in self._ranks)
             seen = seen if self._most is None else min(seen, self._most)
-            header = self._header(self._ranks[0].about, seen)
+            header = self._header(told_of_all(self._ranks), seen)
             self._writer, self._first = TraceWriter(self._out, header, sealing=True), header.first_step
         rows = itertools.chain(merge_rows(ranks, everywhere=in_process), more)
         compared, shown = [], dict[str, float]()

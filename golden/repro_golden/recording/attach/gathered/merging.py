@@ -17,7 +17,7 @@ from repro_golden.trace import Row
 from repro_golden.trace.model import METRIC, RECORDER
 from repro_golden.trace.writer import metric_row
 
-__all__ = ["OtherRanksError", "all_asked_for", "merge_rows", "those_without_a_step"]
+__all__ = ["OtherRanksError", "all_asked_for", "merge_rows", "those_without_a_step", "told_of_all"]
 
 
 class OtherRanksError(ReproError):
@@ -231,3 +231,12 @@ def those_without_a_step(ranks: Sequence[_Rank]) -> dict[str, str]:
     if not idle:
         return {}
     return {f"rank{'s' * (len(idle) > 1)} {', '.join(map(str, idle))}": "no training step was recorded there"}
+
+
+def told_of_all(ranks: Sequence[_Rank]) -> Mapping[str, Any]:
+    """What the first rank says of itself; the layout has the ranks that train, as a case does, and not those beside."""
+    about = ranks[0].about
+    if "identity" not in about:
+        return about  # type: ignore[no-any-return]
+    identity = about["identity"]
+    return {**about, "identity": {**identity, "layout": {**identity["layout"], "ranks": str(len(ranks))}}}
