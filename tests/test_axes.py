@@ -111,6 +111,25 @@ def test_the_release_that_moved_the_numbers(packaged: Repo, index: Index) -> Non
     assert "commit" not in report + Path(result["reports"][1]).read_text()
 
 
+@pytest.mark.whole
+def test_a_script_that_trains_in_the_base_says_nothing_of_a_release(
+    packaged: Repo, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a launch starts by an absolute path, or activates, has the base's release at every point."""
+    base = find_case(packaged.root, None).subject.own_python
+    monkeypatch.setenv("PATH", f"{base}/bin:{os.environ['PATH']}")
+    (packaged.root / "run.sh").write_text(f"python -c pass\n. {base}/bin/activate\nexec python train.py\n")
+    packaged.commit("A script")
+    asked = ("--package", "tinyscale==1.0..2.0", "--index-url", index.url, "--", "sh", "run.sh")
+    done = packaged.repro("bisect", *asked)
+    assert done.returncode == 2, done.stdout
+    assert "does not run in its own environment" in done.stderr
+    assert done.stderr.rstrip().endswith(
+        "not in the environment that has tinyscale 2.0 (a path in the launch, or a "
+        "script that activates another?): let it take the python that PATH has first"
+    )
+
+
 @pytest.mark.campaign
 def test_releases_that_cannot_be_tested(packaged: Repo, index: Index) -> None:
     """Between the last good and the first bad release, those that were yanked or do not import hide the answer.

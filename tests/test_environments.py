@@ -215,6 +215,21 @@ def test_one_is_built_for_each_content(repo: Repo) -> None:
     assert work() == environment.folder
 
 
+def test_a_program_of_another_environment_says_nothing(repo: Repo, tmp_path: Path) -> None:
+    """One that runs in no Python of the environment that was built for it is refused; a helper may run in another."""
+    (tmp_path / "log").touch()
+
+    def code(command: str) -> int:
+        case = toy(f"{sys.executable} -m venv --without-pip {{out}}", command=command)
+        return exit_code(case, Place(repo.root), tmp_path / "log")
+
+    other = f"{sys.executable} -c 'raise SystemExit(3)'"
+    assert code(f"python3 -c pass; {other}") == 3
+    with pytest.raises(ChildFailure, match=r"not in the environment that lock asks for") as failure:
+        code(other)
+    assert failure.value.stage == "elsewhere"
+
+
 def test_what_does_not_build_is_skipped_with_its_cause(repo: Repo, tmp_path: Path) -> None:
     """A failure is the commit's, at stage build, with equal text wherever it happens, and leaves nothing half built.
 

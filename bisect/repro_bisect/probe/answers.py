@@ -31,6 +31,7 @@ _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)[\w.]*'(?! 
 UNTESTABLE = f"exit {UNTESTABLE_CODE}"
 ABSENT = "lacks what it needs"
 _OTHER_CODE = "does not run its own code"
+_ELSEWHERE = "does not run in its own environment"
 _OTHER_RANKS = "trains on other ranks than are asked for"
 _OUT_OF_TIME = "runs out of time"
 _CRASHES = "crashes at step"
@@ -138,7 +139,7 @@ def unusable(name: str, answer: Answer) -> str:
 def is_told(reason: str) -> bool:
     """Whether the reason of a skip names its cause, and the cure."""
     names_cause = names_fix(reason) or LEADS_OUT in reason or RECORDER_FAILED in reason
-    return names_cause or reason.startswith((_OTHER_CODE, _OTHER_RANKS, ABSENT))
+    return names_cause or reason.startswith((_OTHER_CODE, _ELSEWHERE, _OTHER_RANKS, ABSENT))
 
 
 def differ_twice(first: Trace, again: Trace, name: str, asked: int | None = None) -> Divergence | None:
@@ -197,6 +198,7 @@ def reason_of(failure: ChildFailure, git: Git) -> str:
         "record": f"{_UNRECORDED} {failure.step}",
         "timeout": _OUT_OF_TIME,
         "other": _OTHER_CODE,
+        "elsewhere": _ELSEWHERE,
         "ranks": _OTHER_RANKS,
         "absent": ABSENT,
     }[failure.stage]

@@ -41,7 +41,9 @@ __all__ = [
     "watched",
 ]
 
-Stage = Literal["import", "contract", "build", "load", "start", "step", "record", "timeout", "other", "ranks", "absent"]
+Stage = Literal[
+    "import", "contract", "build", "load", "start", "step", "record", "timeout", "other", "elsewhere", "ranks", "absent"
+]
 
 BITS_DEFAULTS = {
     "PYTHONHASHSEED": "0",

@@ -9,22 +9,33 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from repro_golden.base.errors import ReproError
 from repro_golden.case.file import Case
-from repro_golden.case.python_of import same_python
+from repro_golden.case.python_of import named_by, same_python
 from repro_golden.recording.attach.code.identify import Built, marked
 from repro_golden.recording.attach.code.met import PYTHONS
-from repro_golden.replay.children import base_environment
+from repro_golden.replay.children import ChildFailure, base_environment
 from repro_golden.repository.checkout import Place
-from repro_golden.subjects.argv import interpreter, variables_of
+from repro_golden.subjects.argv import interpreter, replaced, variables_of
 from repro_golden.subjects.environments.builds import build_for
 from repro_golden.subjects.environments.releases import asked
 from repro_golden.subjects.surroundings import paths_in
 
-__all__ = ["build_in", "build_of_other", "environments_named", "is_one_of", "ran_in", "said_to"]
+__all__ = [
+    "build_in",
+    "build_of_other",
+    "check_own",
+    "environments_named",
+    "is_one_of",
+    "other_pythons",
+    "ran_in",
+    "said_by",
+    "said_to",
+]
 
 _RAN_IN = "ran in"
 """A file beside a worktree, with the interpreters that its processes said they are."""
@@ -32,6 +43,26 @@ _ITSELF = "import json\nprint(json.dumps(sys.executable))"
 _UNKNOWN = "a Python that did not say which it is"
 _OF_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
 """What lies in the folder of an environment."""
+
+
+def check_own(own: str, what: str, pythons: Collection[str], log: Path) -> None:
+    """Refuse a program that runs in other environments than the one that was made for it.
+
+    Args:
+        own: The interpreter of that.
+        what: What that environment is, behind "the environment that".
+        pythons: The interpreters of the processes that count; of none nothing is known.
+        log: What the program printed.
+
+    Raises:
+        ChildFailure: none of them is that one.
+    """
+    if pythons and not any(is_one_of(python, [own]) for python in pythons):
+        line = (
+            f"the program runs in {' and '.join(sorted({*pythons}))}, not in the environment that {what} (a path in "
+            "the launch, or a script that activates another?): let it take the python that PATH has first"
+        )
+        raise ChildFailure("elsewhere", -1, line, str(log))
 
 
 @contextlib.contextmanager
@@ -54,6 +85,21 @@ def said_to(raw: Path, place: Place, known: Sequence[str]) -> Iterator[None]:
             (place.beside / _RAN_IN).write_text(json.dumps(sorted({*ran_in(place), *others})), encoding="utf-8")
 
 
+def said_by(raw: Path) -> dict[str, str]:
+    """The interpreter that each process said it is, by the name of its record.
+
+    Args:
+        raw: Folder of their raw records.
+    """
+    said = {}
+    for path in raw.glob(PYTHONS):
+        try:
+            said[path.name] = str(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError:  # cut short: of one that nobody finds nothing is used again
+            said[path.name] = _UNKNOWN
+    return said
+
+
 def ran_in(place: Place) -> list[str]:
     """The other interpreters that runs in a worktree ran in."""
     path = place.beside / _RAN_IN
@@ -73,11 +119,7 @@ def build_in(case: Case, python: str, root: Path) -> Built:
     """
     if not Path(python).exists():
         raise ReproError(f"there is no {python} any more")
-    program = case.subject.program
-    assert program is not None
-    case_python = interpreter(program, root)
-    variables = variables_of(case, program, case_python, {"root": str(root), "python": case_python})
-    return build_for(python, variables, root)
+    return build_for(python, _surroundings(case, root)[2], root)
 
 
 def build_of_other(case: Case, python: str, root: Path) -> Built:
@@ -87,6 +129,29 @@ def build_of_other(case: Case, python: str, root: Path) -> Built:
     except ReproError:
         marks, status = marked([python]), Path(python).stat()
         return Built(f"{python} {status.st_size} {status.st_mtime_ns}", marks)
+
+
+def other_pythons(case: Case, root: Path) -> list[str]:
+    """The interpreters that a program's commands name beside the case's own.
+
+    Where `env` has a PATH of its own, that which a script finds there is one of them.
+    """
+    program = case.subject.program
+    assert program is not None
+    python, tokens, variables = _surroundings(case, root)
+    lines = [shlex.split(line) for line in program.lines]
+    lines += [["python"]] * ("PATH" in program.env)
+    named = {named_by([replaced(word, tokens) for word in line], root, variables["PATH"]) for line in lines if line}
+    return sorted(other for other in named if other and not same_python(other, python))
+
+
+def _surroundings(case: Case, root: Path) -> tuple[str, dict[str, str], dict[str, str]]:
+    """A case's own interpreter, what a program's tokens stand for, and its variables."""
+    program = case.subject.program
+    assert program is not None
+    python = interpreter(program, root)
+    tokens = {"root": str(root), "python": python}
+    return python, tokens, variables_of(case, program, python, tokens)
 
 
 def environments_named(case: Case, root: Path) -> list[str]:
@@ -101,11 +166,7 @@ def environments_named(case: Case, root: Path) -> list[str]:
 
 
 def _others(raw: Path, root: Path, known: Sequence[str]) -> Iterator[str]:
-    for text in {path.read_text(encoding="utf-8") for path in raw.glob(PYTHONS)}:
-        try:
-            python = str(json.loads(text))
-        except ValueError:  # cut short: of one that nobody finds nothing is used again
-            python = _UNKNOWN
+    for python in {*said_by(raw).values()}:
         of_tree = any(Path(python).is_relative_to(top) for top in (root, root.resolve()))
         if not of_tree and not is_one_of(python, known):
             yield python

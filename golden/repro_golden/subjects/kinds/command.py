@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import shlex
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +16,6 @@ from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.base.files import scratch_folder
 from repro_golden.base.machine.processes import ExecError
 from repro_golden.case.file import Case, CommandSubject
-from repro_golden.case.python_of import named_by, same_python
 from repro_golden.compare.renames import Parting
 from repro_golden.recording.attach.base.settings import Settings
 from repro_golden.recording.attach.code import strangers
@@ -48,7 +46,7 @@ from repro_golden.subjects.environments.builds import Environment, Who, held, id
 from repro_golden.subjects.environments.installs import left_alone, taken_back
 from repro_golden.subjects.environments.overlays import Overlay, held_overlay
 from repro_golden.subjects.kinds.kind import Kind, Perturbation
-from repro_golden.subjects.pythons import build_of_other, environments_named, said_to
+from repro_golden.subjects.pythons import build_of_other, check_own, environments_named, other_pythons, said_by, said_to
 from repro_golden.trace import Header, Trace
 
 __all__ = ["AdditionOf", "CommandKind"]
@@ -153,7 +151,17 @@ class _Job:
         settings = self.settings if self.addition else replace(self.settings, recorder=False)
         return environment_for(settings, self.variables)
 
+    def check_own(self, pythons: Collection[str]) -> None:
+        """Refuse a program of which no process runs in the environment that was made for it."""
+        environment = self.overlay or self.built
+        if environment and environment.python:
+            pinned = [f"{name} {version}" for name, version in self.subject.packages.items()]
+            what = f"has {', '.join(pinned)}" if self.overlay else f"{', '.join(self.subject.locks)} asks for"
+            check_own(environment.python, what, pythons, self.log)
+
     def header(self, about: Mapping[str, Any], _: int) -> Header:
+        if self.recorded:
+            self.check_own([about["python"]])
         rollouts = rollouts_of(self.case, Path(self.run.rollouts)).digest if self.run.rollouts else ""
         place = {"kind": self.subject.kind, "commit": self.place.commit, "tree": self.place.tree}
         environment = self.overlay or self.built
@@ -218,11 +226,7 @@ class CommandKind(Kind):
 
     def other_pythons(self, root: Path) -> list[str]:
         """See `Kind.other_pythons`; where `env` has a PATH of its own, that which a script finds there."""
-        python, variables, tokens = self._surroundings(root)
-        lines = [shlex.split(line) for line in self.subject.lines]
-        lines += [["python"]] * ("PATH" in self.subject.env)
-        named = {named_by([replaced(word, tokens) for word in line], root, variables["PATH"]) for line in lines if line}
-        return sorted(other for other in named if other and not same_python(other, python))
+        return other_pythons(self.case, root)
 
     def build(self, root: Path) -> Built:
         """See `subjects.build_of`."""
@@ -230,12 +234,6 @@ class CommandKind(Kind):
         builds = [case_build, *(build_of_other(self.case, other, root) for other in self.other_pythons(root))]
         marks = {place: mark for build in builds for place, mark in build.marks.items()}
         return Built(digest("builds", *(build.digest for build in builds)), marks) if builds[1:] else case_build
-
-    def _surroundings(self, root: Path) -> tuple[str, dict[str, str], dict[str, str]]:
-        """The case's own interpreter, the program's variables, and what its tokens stand for."""
-        python = interpreter(self.subject, root)
-        tokens = {"root": str(root), "python": python}
-        return python, variables_of(self.case, self.subject, python, tokens), tokens
 
     def run_all(
         self,
@@ -280,7 +278,7 @@ class CommandKind(Kind):
             with held(self.case, self.subject, place, cancel) as built:
                 bare = _Job(self.case, self.subject, place, asked, log, scratch, out, adds(asked, scratch), built)
                 with _prepared(bare, cancel) as job:
-                    code = _started(job, job.child(self.subject.command, job.watched), cancel)
+                    code = _ran(job, job.child(self.subject.command, job.watched), cancel)
                     if job.addition:
                         job.addition.ended(code)
         if code:
@@ -366,6 +364,14 @@ def _step(job: _Job, stage: Any, text: str, cancel: threading.Event | None) -> N
         raise ChildFailure(stage, -1, f"{text} exited with {code}: {last_line(job.log)}", str(job.log))
 
 
+def _ran(job: _Job, child: Child, cancel: threading.Event | None, enough: Any = None) -> int:
+    """The exit code of the program, which is refused where no process of it was in its environment."""
+    before = said_by(job.raw).keys()
+    code = _started(job, child, cancel, enough)
+    job.check_own([python for name, python in said_by(job.raw).items() if name not in before])
+    return code
+
+
 def _started(job: _Job, child: Child, cancel: threading.Event | None, enough: Any = None) -> int:
     strangers.prepare(job.raw, job.place.home or job.place.root)
     try:
@@ -428,7 +434,7 @@ def _gathered(
     if job.recorded:
         child = replace(child, beside=unseen.watch)
     try:
-        code = _started(job, child, cancel, enough if run.trace or not job.recorded else None)
+        code = _ran(job, child, cancel, enough if run.trace or not job.recorded else None)
     except ChildFailure:
         _blame_the_disk(job)
         raise
