@@ -22,7 +22,7 @@ from repro_golden.compare.traces import first_difference
 from repro_golden.replay.children import ChildFailure, Run, RunResult
 from repro_golden.repository.checkout import Place
 from repro_golden.subjects import identity_of, launch, packages_of
-from repro_golden.subjects.argv import interpreter, words
+from repro_golden.subjects.argv import argv_of, interpreter
 from repro_golden.trace import Trace, read_dump
 
 TRAIN = """\
@@ -271,14 +271,14 @@ TOKENS = {"root": "/my checkout", "rollouts": "", "out": "/o", "checkpoint": "/c
 @given(st.lists(st.text(st.characters(exclude_characters="\0{}"), min_size=1)), st.sampled_from(sorted(TOKENS)))
 def test_words_and_tokens(plain: list[str], token: str) -> None:
     """Words come out as they went in, and a token becomes its value within one word, whatever it holds."""
-    assert words(f"{shlex.join(plain)} {{{token}}}/x", TOKENS, False) == [*plain, f"{TOKENS[token]}/x"]
+    assert argv_of(f"{shlex.join(plain)} {{{token}}}/x", TOKENS, False) == [*plain, f"{TOKENS[token]}/x"]
 
 
 def test_other_braces_stay() -> None:
     """JSON and shell braces are not ours; in a shell line values are quoted."""
     text = """train '{"lr": {"max": 1}}' ${HOME} {root}"""
-    assert words(text, TOKENS, False) == ["train", '{"lr": {"max": 1}}', "${HOME}", "/my checkout"]
-    assert words(text, TOKENS, True)[2] == """train '{"lr": {"max": 1}}' ${HOME} '/my checkout'"""
+    assert argv_of(text, TOKENS, False) == ["train", '{"lr": {"max": 1}}', "${HOME}", "/my checkout"]
+    assert argv_of(text, TOKENS, True)[2] == """train '{"lr": {"max": 1}}' ${HOME} '/my checkout'"""
 
 
 def test_a_stopped_recording_begins_again_with_the_same_command(tmp_path: Path) -> None:

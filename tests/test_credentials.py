@@ -13,7 +13,7 @@ from conftest import Repo, environment
 
 from repro_golden.base.credentials import handed_on, looks_secret, withheld
 from repro_golden.case.file import Case
-from repro_golden.recording.attach.entry import words_given
+from repro_golden.recording.attach.entry import argv_given
 from repro_golden.replay.children import base_environment
 
 SECRET = {
@@ -150,7 +150,7 @@ def test_a_trace_holds_no_secret_of_a_command_line() -> None:
     """A value that looks like one, behind its option, is a digest; what decides numbers stands as it is."""
     digits = "0123456789" * 4
     plain = ["python", "train.py", "--token-type", "wordpiece", "--lr=0.1", "--num-key-value-heads", "4"]
-    given = words_given([*plain, "--wandb-key", digits, f"--api-key={digits}", f"HF_TOKEN=hf_{digits}"])
+    given = argv_given([*plain, "--wandb-key", digits, f"--api-key={digits}", f"HF_TOKEN=hf_{digits}"])
     assert given[: len(plain)] == plain and digits not in str(given)
     assert [word.partition("=")[0] for word in given[len(plain) :: 2]] == ["--wandb-key", "--api-key"]
-    assert words_given(["--wandb-key", digits]) != words_given(["--wandb-key", digits[::-1]])
+    assert argv_given(["--wandb-key", digits]) != argv_given(["--wandb-key", digits[::-1]])

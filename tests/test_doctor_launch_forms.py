@@ -77,7 +77,7 @@ def test_a_script_is_read_with_its_lines(folder: Path) -> None:
     sourced = read.where("--swiglu")
     assert (Path(sourced.path).resolve(), sourced.line) == ((folder / "models" / "tiny.sh").resolve(), 3)
     assert ("ray", "start", "--head", "--num-gpus", "8") in read.commands
-    assert read.words[:2] == ("python3", "train.py")
+    assert read.argv[:2] == ("python3", "train.py")
 
 
 def test_sourced_files_are_named_as_the_script_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,15 +90,15 @@ def bisect(
 
     checkout = find_checkout(Path.cwd())
     case = case_of(checkout, name, line)
-    open_end = bool(line.words) and line.steps is None and when != "exit"
+    open_end = bool(line.argv) and line.steps is None and when != "exit"
     how = (first_parent, every, fresh, confidence, open_end, why, diagnosis, try_skips, quick)
     options = Options(jobs, ray, when, paths, *how)
     chosen = {"package": package, "flags": flags, "layout": layout, "index_url": index_url}
     axis = axis_of(checkout, case, commits, options, at=at, tolerance=tolerance, **chosen)  # type: ignore[arg-type]
     values = {"--when": when, "--all": every, "--confidence": confidence, "--export": export, "--try-skips": try_skips}
     _refuse(axis, values | {"--quick": quick})
-    ends = axis_parameters(checkout, axis, index_url)
-    command = again(checkout.root, case, **ends, name=None if line.words else case.name)
+    parameters = axis_parameters(checkout, axis, index_url)
+    command = again(checkout.root, case, **parameters, name=None if line.argv else case.name)
     folder = out or checkout.state / "reports" / f"{report_folder(axis, case)}{asked(checkout.root, line, when)}"
     if isinstance(axis, LayoutLine):
         from repro.report.layouts import layout_text, write_layout_report

@@ -36,7 +36,7 @@ def rollout(
     case: str | None,
     engine: str | None,
     sglang_url: str | None,
-    words: tuple[str, ...],
+    pairs: tuple[str, ...],
     only: tuple[str, ...],
     expect: tuple[str, ...],
     as_json: bool,
@@ -60,7 +60,7 @@ def rollout(
     expected = expectations(dict(_pair(text) for text in expect))
     checkout = find_checkout(Path.cwd())
     this_case = find_case(checkout.root, case)
-    asked = Capture(settings_of(engine, sglang_url, words)).case(this_case)
+    asked = Capture(settings_of(engine, sglang_url, pairs)).case(this_case)
     with progress("checking") as say:
         say(f"checking the rollout engine of {this_case.name}")
         result = check_rollouts(asked, checkout.place(asked), only=chosen, expected=expected)

@@ -103,7 +103,7 @@ def case_of(checkout: Checkout, name: str | None, line: CommandLine) -> Case:
     from repro_golden.case.file import find_case
 
     line.check(beside=name)
-    if line.words:
+    if line.argv:
         case = line.case(checkout.root)
         say_python(case, line)
         return case
@@ -120,7 +120,7 @@ def asked(root: Path, line: CommandLine, when: str | None = None) -> str:
     """
     from repro_golden.base.canonical import canonical_json, digest
 
-    case = canonical_json(line.case(root).canonical()) if line.words else ""
+    case = canonical_json(line.case(root).canonical()) if line.argv else ""
     return f"-{digest('asked', case, when or '')[:8]}" if case or when else ""
 
 

@@ -67,10 +67,10 @@ def explain(
     with bisect_view() as watch, session(checkout, case, axis, Bitwise(), watch, options) as (scheduler, golden):
         golden_states = golden.states if golden else {}
         explanation = explained(scheduler, checkout, axis.good, axis.bad, golden=golden_states)
-    ends = f"{short(axis.good)}..{short(axis.bad)}"
+    span = f"{short(axis.good)}..{short(axis.bad)}"
     typed_range = typed(checkout, axis.good, axis.bad)
-    command = again(checkout.root, case, what=typed_range, other=None, name=None if line.words else case.name)
-    folder = out or checkout.state / "reports" / f"explain-{ends}-{case.name}{asked(checkout.root, line)}"
+    command = again(checkout.root, case, what=typed_range, other=None, name=None if line.argv else case.name)
+    folder = out or checkout.state / "reports" / f"explain-{span}-{case.name}{asked(checkout.root, line)}"
     with told(as_json, explanation.to_mapping(), f"{explain_text(explanation)}\n", command) as written:
         written.extend(write_report(explanation, folder, command))
     return 3 if explanation.answer == "unseen" else 0
@@ -102,5 +102,5 @@ def _asked(checkout: Checkout, what: str, other: str | None, name: str | None, l
                 "record again"
             )
     recorded = str(traces[0].header.case.get("name", ""))
-    case = case_of(checkout, name or (None if line.words else recorded or None), line)
+    case = case_of(checkout, name or (None if line.argv else recorded or None), line)
     return case, f"{commits[0]}..{commits[1]}"

@@ -55,7 +55,7 @@ def record(
     line: CommandLine,
     engine: str | None,
     sglang_url: str | None,
-    words: tuple[str, ...],
+    pairs: tuple[str, ...],
     allow_noise: bool,
     allow_failed_checks: bool,
     as_json: bool,
@@ -69,7 +69,7 @@ def record(
     from repro_golden.runs.record import Options
 
     line.check()
-    capture = Capture(settings_of(engine, sglang_url, words))
+    capture = Capture(settings_of(engine, sglang_url, pairs))
     return _record(case, Options(allow_noise, allow_failed_checks, capture=capture), as_json, line)
 
 
@@ -93,7 +93,7 @@ def _record(case: str | None, options: Options, as_json: bool, line: CommandLine
     from repro_golden.runs.record import record as run_record
 
     checkout = find_checkout(Path.cwd())
-    if line and line.words:
+    if line and line.argv:
         if case is None:
             raise ReproError("a golden run needs a name: repro golden record NAME -- CMD")
         file, this_case = line.new_file(checkout.root, case), line.case(checkout.root, case)
@@ -137,8 +137,8 @@ def _code(checkout: Checkout, case: Case) -> str:
     """The code that was recorded and that no commit has yet, as words of a command; '' where one has it."""
     names = checkout.uncommitted(case)
     paths = names if len(names) <= _NAMED else checkout.paths(case)
-    words = "".join(f" {shlex.quote(os.path.relpath(checkout.root / path))}" for path in paths) if names else ""
-    return f" && git add -u{words}" if len(names) > _NAMED else words
+    arguments = "".join(f" {shlex.quote(os.path.relpath(checkout.root / path))}" for path in paths) if names else ""
+    return f" && git add -u{arguments}" if len(names) > _NAMED else arguments
 
 
 def _beside(checkout: Checkout, case: Case) -> str:

@@ -79,8 +79,8 @@ def history(
     axis = axis_of(checkout, case, commits, options, at=at, line=True, **chosen)  # type: ignore[arg-type]
     with bisect_view() as watch:
         result = history_of(checkout, roomy(axis, case), axis, watch, options)
-    ends = axis_parameters(checkout, axis, index_url)
-    command = again(checkout.root, case, **ends, name=None if line.words else case.name)
+    parameters = axis_parameters(checkout, axis, index_url)
+    command = again(checkout.root, case, **parameters, name=None if line.argv else case.name)
     folder = out or checkout.state / "reports" / f"history-{report_folder(axis, case)}{asked(checkout.root, line)}"
     with told(as_json, result.to_mapping(), history_text(result), command) as written:
         written.extend(write_report(result, folder, command))

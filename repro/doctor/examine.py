@@ -243,7 +243,7 @@ def _distinct(artefacts: Sequence[object]) -> list[object]:
     for artefact in artefacts:
         path = getattr(artefact, "path", None)
         place = os.path.abspath(path) if path else id(artefact)  # noqa: PTH100 - a link is another name, and stays one
-        which = getattr(artefact, "rollout_id", None), getattr(artefact, "words", None)  # of several in one file
+        which = getattr(artefact, "rollout_id", None), getattr(artefact, "argv", None)  # of several in one file
         distinct.setdefault((type(artefact), place, which), artefact)
     return list(distinct.values())
 

@@ -55,7 +55,7 @@ def comment(report: PullReport, key: str = "default", *, limit: int = LIMIT) -> 
             "verdicts": lines,
             "sections": rendered,
             "left": _left_out(sections, parts[number:]),
-            "ends": _ends(report),
+            "ends": _endpoint_lines(report),
             "at": report.at.replace("T", " ").replace("Z", " UTC"),
             "command": fenced(_shortened(report.command)),
             "version": __version__,
@@ -133,7 +133,7 @@ def _left_out(sections: Sequence[tuple[PairResult, list[Block]]], gone: Sequence
     return Markdown(left)
 
 
-def _ends(report: PullReport) -> list[str]:
+def _endpoint_lines(report: PullReport) -> list[str]:
     """Both commits in full; of the baseline the one that served, which cases share."""
     lines: dict[str, None] = {}
     for result in report.results:

@@ -375,8 +375,8 @@ class _Pair:
         (again,) = scheduler.ask(Request(scheduler.history.bad, self.case.steps, stage="ends", full=True, run=1))
         how = unlike_before(first, again, self.case.steps, "a second replay of HEAD", "two replays of HEAD differ")
         whole = isinstance(again, Trace) and len(again.steps) >= len(first.steps)
-        ends = (scheduler.history.commit(end) for end in (scheduler.history.good, scheduler.history.bad))
-        if not how and (pins := not_installed(self.case, scheduler.prober.git, *ends)):
+        commits = (scheduler.history.commit(end) for end in (scheduler.history.good, scheduler.history.bad))
+        if not how and (pins := not_installed(self.case, scheduler.prober.git, *commits)):
             self.notes.append(pins)
         if not how or (whole and self.case.compare.mode == "bounds" and not self._beyond(first, again)):
             return compared

@@ -124,15 +124,15 @@ def _text_of(result: PairResult) -> list[str]:
 
 def page(report: PullReport) -> str:
     """The report as a page that needs nothing beside itself."""
-    ends: dict[str, tuple[str, Any]] = {}
+    commits: dict[str, tuple[str, Any]] = {}
     for result in report.results:
-        ends |= {f"{name} {p.commit}": (name, p) for name, p in (("BASE", result.base), ("HEAD", result.head))}
+        commits |= {f"{name} {p.commit}": (name, p) for name, p in (("BASE", result.base), ("HEAD", result.head))}
     context = {
         "report": report,
         "title": summary(report.entries) if len(report.entries) != 1 else _title(report.entries[0]),
         "verdicts": [(e.verdict, (code(e.case), said(": ")), verdict_line(e)) for e in report.entries],
         "sections": [_section(result) for result in report.results],
-        "ends": ends.values(),
+        "ends": commits.values(),
         "utc": utc,
         "clean": clean,
         "at": report.at.replace("T", " ").replace("Z", " UTC"),

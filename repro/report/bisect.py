@@ -8,7 +8,7 @@ from typing import Any
 
 from repro.report.change import change_of
 from repro.report.explain import explain_lines, size_plot
-from repro.report.pieces import Markdown, range_ends, report_text, written
+from repro.report.pieces import Markdown, endpoint_rows, report_text, written
 from repro.report.skips import Skipped, cost_text, skip_lines, skipped
 from repro.text import METRICS_HEAD, count, duration, metrics_rows, metrics_table, plural
 from repro_bisect.axes.axis import short
@@ -327,7 +327,7 @@ def _context(result: BisectResult, command: str, what: str, *, plotted: bool) ->
         "untried": untried_line(result, what),
         "noise": noise_line(result, what),
         "environment": [line for culprit in result.culprits for line in environment_lines(culprit)],
-        "ends": range_ends(result.ends),
+        "ends": endpoint_rows(result.ends),
         "reasons": [reason for culprit in result.culprits if (reason := _reason(culprit, plotted=plotted))],
         "cost": cost_line(result, what),
         "metrics": Markdown("\n\n".join(_metric_tables(result, report_text))),

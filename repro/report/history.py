@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from repro.report.pieces import Markdown, cut, range_ends, report_text, written
+from repro.report.pieces import Markdown, cut, endpoint_rows, report_text, written
 from repro.report.skips import cost_text, skip_lines, skipped
 from repro.text import NO_METRIC, count, plural, table
 from repro_bisect.axes.axis import short
@@ -229,7 +229,7 @@ def _context(result: HistoryResult, command: str) -> dict[str, Any]:
     return {
         "result": result,
         "headline": headline(result),
-        "ends": range_ends(result.ends),
+        "ends": endpoint_rows(result.ends),
         "head": HEAD,
         "rows": cells(result),
         "table": Markdown(table(HEAD, [[report_text(c) for c in row] for row in cells(result)])) if result.rows else "",

@@ -31,6 +31,7 @@ __all__ = [
     "code",
     "code_span",
     "cut",
+    "endpoint_rows",
     "escaped",
     "fenced",
     "in_markdown",
@@ -38,7 +39,6 @@ __all__ = [
     "plain",
     "prose",
     "quoted",
-    "range_ends",
     "report_text",
     "said",
     "seen",
@@ -192,9 +192,9 @@ def markdown(line: Line, *, width: int = 200, cell: bool = False) -> Markdown:
     return Markdown("".join(shown))
 
 
-def range_ends(ends: Sequence[PointInfo]) -> list[tuple[str, PointInfo, str]]:
+def endpoint_rows(endpoints: Sequence[PointInfo]) -> list[tuple[str, PointInfo, str]]:
     """GOOD and BAD, each with its date in UTC; a point that is no commit has none."""
-    return [(name, point, utc(point.date)) for name, point in zip(("GOOD", "BAD"), ends, strict=False)]
+    return [(name, point, utc(point.date)) for name, point in zip(("GOOD", "BAD"), endpoints, strict=False)]
 
 
 def fenced(text: str, language: str = "") -> Markdown:

@@ -92,10 +92,10 @@ def together(changes: Sequence[Change]) -> list[list[Change]]:
 def _of_machine(runs: Sequence[NightlyRun]) -> list[Change]:
     begins = list(_begins(runs))
     at = {id(run): index for index, run in enumerate(runs)}
-    ends = [at[id(run)] for run, *_ in begins] + [len(runs)]
+    bounds = [at[id(run)] for run, *_ in begins] + [len(runs)]
     return [
         Change(run, before, kind, last - first)
-        for (run, before, kind), (first, last) in zip(begins, pairwise(ends), strict=True)
+        for (run, before, kind), (first, last) in zip(begins, pairwise(bounds), strict=True)
     ]
 
 

@@ -187,8 +187,8 @@ def _of_pull(path: Path) -> list[Comparison]:
 
 def _whole(pair: Mapping[str, Any], report: Mapping[str, Any]) -> Mapping[str, Any]:
     """A case that failed says no more than why: the rest is the report's."""
-    ends = {side: {"commit": report[side]} for side in ("base", "head") if side not in pair}
-    return {"machine": "", "at": report.get("at"), **pair, **ends}
+    endpoints = {side: {"commit": report[side]} for side in ("base", "head") if side not in pair}
+    return {"machine": "", "at": report.get("at"), **pair, **endpoints}
 
 
 def _of_pair(pair: Mapping[str, Any], source: str, reproduce: str) -> Comparison:
@@ -196,7 +196,7 @@ def _of_pair(pair: Mapping[str, Any], source: str, reproduce: str) -> Comparison
     if pair["verdict"] not in VERDICTS:
         raise ValueError(f"no verdict: {pair['verdict']}")
     when(pair["at"])
-    ends = [str(side["commit"])[:10] for side in (before, after)]
+    commits = [str(side["commit"])[:10] for side in (before, after)]
     notes = [pair.get("reason"), pair.get("unnamed"), *(pair.get("notes") or ())]
     looked = ((pair.get("compared") or {}).get("drift") or {}).get("looked_at")
     notes += [f"looked at {looked['text']}"] if looked else []
@@ -221,5 +221,5 @@ def _of_pair(pair: Mapping[str, Any], source: str, reproduce: str) -> Comparison
         else None,
         notes=[str(note) for note in notes if note],
         spent={"before": spent.get("base"), "after": spent.get("head")},
-        reproduce=reproduce or f"repro report pr {ends[0]}..{ends[1]} --case {case}",
+        reproduce=reproduce or f"repro report pr {commits[0]}..{commits[1]} --case {case}",
     )

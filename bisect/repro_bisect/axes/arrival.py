@@ -70,7 +70,7 @@ def lost(
     a, b = _Process(good), _Process(made)
     if not a.argv or not b.argv:
         return None
-    texts = [*_variables(without, made.case, a, b), *_words(without, made.case, good.case, a, b)]
+    texts = [*_variables(without, made.case, a, b), *_arguments(without, made.case, good.case, a, b)]
     missing = [text for text in texts if text]
     return Lost(missing[0], b.runs_the_program, computed=_computed(good, made, a, b, twins)) if missing else None
 
@@ -81,12 +81,12 @@ class _Process:
         self.argv = [str(word) for word in given.get("argv", ())]
         self.variables: Mapping[str, str] | None = given.get("variables")
         self.layout = header.identity.get("layout", {})
-        self.pieces, self.words, self.pairs = _counted(self.argv), Counter(_verbatim(self.argv)), _paired(self.argv)
+        self.pieces, self.terms, self.pairs = _counted(self.argv), Counter(_verbatim(self.argv)), _paired(self.argv)
         self.order = Counter(itertools.pairwise(piece for word in self.argv for piece in _pieces(word)))
         if launched := given.get("launched"):  # a line that saves or resumes has words of its own
             line = _line(header.case)
             self.pieces -= _counted([launched]) - _counted(line)
-            self.words -= Counter(_verbatim(_split(launched))) - Counter(_verbatim(line))
+            self.terms -= Counter(_verbatim(_split(launched))) - Counter(_verbatim(line))
 
     @property
     def runs_the_program(self) -> bool:
@@ -102,7 +102,7 @@ class _Process:
 
     def shows(self, word: str, other: _Process, times: int = 1) -> bool:
         """Whether a word is here more often than in another process, under whatever name."""
-        if self.words[word] - other.words[word] >= times:
+        if self.terms[word] - other.terms[word] >= times:
             return True
         pieces = _pieces(word)
         if pieces and all(self.pieces[piece] - other.pieces[piece] >= times for piece in pieces):
@@ -125,23 +125,23 @@ class _Process:
         return self.shows(word, other) or not beside.isdisjoint(_pieces(word))
 
 
-def _verbatim(words: Iterable[str]) -> Iterator[str]:
+def _verbatim(argv: Iterable[str]) -> Iterator[str]:
     """Words, and what stands behind the `=` in them."""
-    for word in words:
+    for word in argv:
         yield word
         _, equal, value = word.partition("=")
         if equal:
             yield value
 
 
-def _paired(words: Sequence[str]) -> Counter[tuple[str, str]]:
+def _paired(argv: Sequence[str]) -> Counter[tuple[str, str]]:
     """What stands side by side, or on both sides of a `=`."""
-    joined = ((name, value) for name, equal, value in (word.partition("=") for word in words) if equal)
-    return Counter([*itertools.pairwise(words), *joined])
+    joined = ((name, value) for name, equal, value in (word.partition("=") for word in argv) if equal)
+    return Counter([*itertools.pairwise(argv), *joined])
 
 
-def _counted(words: Iterable[str]) -> Counter[str]:
-    return Counter(piece for word in words for piece in _pieces(str(word)))
+def _counted(texts: Iterable[str]) -> Counter[str]:
+    return Counter(piece for word in texts for piece in _pieces(str(word)))
 
 
 def _pieces(word: str) -> list[str]:
@@ -173,10 +173,10 @@ def _variables(without: Mapping[str, Any], case: Mapping[str, Any], a: _Process,
             yield f"{name} is what it is without the change in the process that trains"
 
 
-# -- words
+# -- arguments
 
 
-def _words(
+def _arguments(
     without: Mapping[str, Any], case: Mapping[str, Any], good: Mapping[str, Any], a: _Process, b: _Process
 ) -> Iterator[str]:
     """Of each option and value that a change adds or takes, how it was lost; '' where it arrived."""
@@ -185,19 +185,19 @@ def _words(
     added = _beyond(lines[1], lines[0], starts[1])
     taken = _beyond(lines[0], lines[1], starts[0])
     all_added = Counter(word for _, word in _beyond(lines[1], lines[2], starts[1]))
-    for name, values, words in _options(added):
+    for name, values, parts in _options(added):
         if _moved(name, values, b, a, all_added):
             yield ""
         else:
             here = bool(name) and b.pieces.keys() >= set(_pieces(name))
-            yield f"{shlex.join(words if here else words[:1])} is not on {b.at}"
-    for name, values, words in _options(taken):
+            yield f"{shlex.join(parts if here else parts[:1])} is not on {b.at}"
+    for name, values, parts in _options(taken):
         if _moved(name, values, a, b, Counter(word for _, word in taken)):
             yield ""
-        elif all(b.pieces[piece] for word in words for piece in _pieces(word)):
-            yield f"{shlex.join(words)} is still on {b.at}"
+        elif all(b.pieces[piece] for word in parts for piece in _pieces(word)):
+            yield f"{shlex.join(parts)} is still on {b.at}"
         else:
-            yield f"{shlex.join(words)} was not on {b.at} before"
+            yield f"{shlex.join(parts)} was not on {b.at} before"
     beyond = {word for _, word in (*added, *taken)}
     before, after = (_valued(line[start:]) for line, start in zip(lines, starts, strict=False))
     for name, new_values in after.items():
@@ -207,10 +207,10 @@ def _words(
             yield "" if here else f"{shlex.join([name, *new_values] if name else new_values)} is not on {b.at}"
 
 
-def _valued(words: Sequence[str]) -> dict[str, list[str]]:
+def _valued(argv: Sequence[str]) -> dict[str, list[str]]:
     """The values behind each option that has some, in order; '' names what stands before all options."""
     values, name = dict[str, list[str]](), ""
-    for word in words:
+    for word in argv:
         if _is_option(word):
             name = word
         elif not _TOKEN.search(word) and _pieces(word):
@@ -242,18 +242,18 @@ def _computed(good: Header, made: Header, a: _Process, b: _Process, twins: Seque
     return bool(beyond)
 
 
-def _passing(words: Sequence[str], again: Sequence[str]) -> Iterator[str]:
+def _passing(argv: Sequence[str], again: Sequence[str]) -> Iterator[str]:
     """What stands before the words by which two processes of one case differ."""
-    if len(words) == len(again):
-        for before, word, other in zip(["", *words], words, again, strict=False):
+    if len(argv) == len(again):
+        for before, word, other in zip(["", *argv], argv, again, strict=False):
             if word != other:
                 name, equal, _ = word.partition("=")
                 yield name if equal and other.startswith(f"{name}=") else before
 
 
-def _lasting(words: Sequence[str], passing: Collection[str]) -> list[str]:
+def _lasting(argv: Sequence[str], passing: Collection[str]) -> list[str]:
     """The words that are no paths, and stand behind nothing of which the words pass."""
-    pairs = zip(["", *words], words, strict=False)
+    pairs = zip(["", *argv], argv, strict=False)
     plain = ((before, word) for before, word in pairs if before not in passing and "/" not in word)
     return [word for _, word in plain if "=" not in word or word.partition("=")[0] not in passing]
 
@@ -301,23 +301,23 @@ def _is_module(line: Sequence[str], at: int) -> bool:
 
 def _beyond(line: Sequence[str], other: Sequence[str], start: int) -> list[tuple[str, str]]:
     """The words of a line that another has not, or not as often, without its launcher's, each behind the one before."""
-    left, words = Counter(other), list[tuple[str, str]]()
+    left, pairs = Counter(other), list[tuple[str, str]]()
     for k, word in enumerate(line):
         if left[word]:
             left[word] -= 1
         elif k >= start and not _TOKEN.search(word) and _pieces(word):
-            words.append((line[k - 1] if k else "", word))
-    return words
+            pairs.append((line[k - 1] if k else "", word))
+    return pairs
 
 
 def _is_option(word: str) -> bool:
     return word.startswith("-") and not re.match(r"-\.?\d", word)
 
 
-def _options(words: Sequence[tuple[str, str]]) -> list[tuple[str, list[tuple[str, str]], list[str]]]:
+def _options(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, list[tuple[str, str]], list[str]]]:
     """Each option, its values, each behind the word before it, and the words of both; '' names what is none's."""
     options: list[tuple[str, list[tuple[str, str]], list[str]]] = []
-    for before, word in words:
+    for before, word in pairs:
         name, equal, value = word.partition("=")
         if equal and _pieces(value):
             options.append((name, [(name, value)], [word]))

@@ -126,10 +126,10 @@ class Commits(Axis):
         Raises:
             ReproError: one is at neither end.
         """
-        ends = list(dict.fromkeys((self.good, self.bad)))
-        absent = self._keys.absent(ends)
+        endpoints = list(dict.fromkeys((self.good, self.bad)))
+        absent = self._keys.absent(endpoints)
         if missing := [path for path in paths if path in absent]:
-            raise no_such_code(missing, " nor ".join(short(commit) for commit in ends))
+            raise no_such_code(missing, " nor ".join(short(commit) for commit in endpoints))
 
     def descendants(self, commit: str) -> set[str]:
         """The commits of the range that contain `commit`, without itself."""

@@ -157,9 +157,9 @@ def check_changes(case: Case, changes: Sequence[FlagChange]) -> None:
     changed(case, changes)
 
 
-def _places(argv: Sequence[str], words: Sequence[str]) -> list[int]:
+def _places(argv: Sequence[str], part: Sequence[str]) -> list[int]:
     """Where words follow each other on a command line."""
-    return [k for k in range(len(argv) - len(words) + 1) if list(argv[k : k + len(words)]) == list(words)]
+    return [k for k in range(len(argv) - len(part) + 1) if list(argv[k : k + len(part)]) == list(part)]
 
 
 def changed(case: Case, changes: Sequence[FlagChange]) -> Case:

@@ -100,8 +100,8 @@ class FlagSet(Varied):
     def __init__(self, code: Code, case: Case, changes: Sequence[FlagChange]) -> None:
         """See `flags_axis`."""
         self.changes, self._case = changes, case
-        ends = [self._change(()), self._change(range(len(changes)))]
-        super().__init__("set of changes", code, ends)
+        endpoints = [self._change(()), self._change(range(len(changes)))]
+        super().__init__("set of changes", code, endpoints)
 
     def point(self, chosen: frozenset[int]) -> str:
         """The point at which these changes are made; one that cannot be made is a point that is skipped."""
@@ -263,10 +263,10 @@ class LayoutLine(Varied):
 
 def _bounds(case: Case, a: _Layout, b: _Layout) -> tuple[float, Mapping[str, float], Mapping[str, float]]:
     """How far apart two layouts may be: between the case and one of its tables alone as the table says."""
-    nightly, ends = case.nightly, {str(a), str(b)}
+    nightly, names = case.nightly, {str(a), str(b)}
     roundings = ROUNDINGS if case.subject.system else {}
     tolerance, absolute, relative = nightly.tolerance, nightly.absolute or roundings, nightly.relative
-    if "case" in ends and (table := case.layouts.get(min(ends - {"case"}))):
+    if "case" in names and (table := case.layouts.get(min(names - {"case"}))):
         tolerance = tolerance if table.tolerance is None else table.tolerance
         absolute = absolute if table.absolute is None else table.absolute
         relative = relative if table.relative is None else table.relative
@@ -292,9 +292,9 @@ def layout_axis(checkout: Checkout, case: Case, text: str, *, at: str | None) ->
         raise ReproError(f"{text!r} is no pair of layouts: write A..B, such as threads=1..threads=4")
     if "case" in case.layouts:
         raise ReproError(f"{case.name}: [layouts.case] is what the case itself is called: give it another name")
-    ends = [_Layout.parse(end, case) for end in (a, b)]
-    line = ends[0].toward(ends[1])
-    if len({layout.of(case).digest for layout in ends}) == 1:
+    endpoints = [_Layout.parse(end, case) for end in (a, b)]
+    line = endpoints[0].toward(endpoints[1])
+    if len({layout.of(case).digest for layout in endpoints}) == 1:
         raise ReproError(f"{a} and {b} are one layout of {case.name}: give two that differ")
     return LayoutLine(_code_of(checkout, case, at), case, line)
 

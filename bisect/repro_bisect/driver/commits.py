@@ -486,12 +486,12 @@ class Bisection(Searching[BisectResult]):
 
     def _git_seconds(self, tests: int | None) -> float | None:
         """What so many full tests would take, by what the ends took."""
-        ends, steps = self.scheduler.cost.ends, self.scheduler.case.steps
-        if tests is None or not ends.probes:
+        bill, steps = self.scheduler.cost.ends, self.scheduler.case.steps
+        if tests is None or not bill.probes:
             return None
         if isinstance(self.predicate, Exit):
-            return tests * ends.seconds / ends.probes
-        return tests * steps * ends.seconds / ends.steps if ends.steps else None
+            return tests * bill.seconds / bill.probes
+        return tests * steps * bill.seconds / bill.steps if bill.steps else None
 
     def _ordered(self, commits: frozenset[str]) -> list[str]:
         return [c for c in self.history.parents if c in commits]

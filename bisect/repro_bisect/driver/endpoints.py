@@ -177,10 +177,10 @@ class Endpoints:
 
     def _starts_longer_than_it_trains(self, baseline: Trace) -> bool:
         """Whether all of a replay's steps take less than its start: then BAD's others are cheaper now than later."""
-        ends, usage = self.scheduler.cost.ends, spent_of(baseline.end)
-        if not (ends.probes and usage and usage.step_seconds is not None):
+        bill, usage = self.scheduler.cost.ends, spent_of(baseline.end)
+        if not (bill.probes and usage and usage.step_seconds is not None):
             return False
-        return 2 * usage.step_seconds * len(baseline.steps) <= ends.seconds / ends.probes
+        return 2 * usage.step_seconds * len(baseline.steps) <= bill.seconds / bill.probes
 
     def _tell_end(self, baseline: Trace, last: Trace) -> None:
         """Tell what of BAD is another than GOOD although all that both trained is the same."""
@@ -284,8 +284,8 @@ class Endpoints:
     def not_installed(self) -> str:
         """See `pins.not_installed`."""
         history, scheduler = self.scheduler.history, self.scheduler
-        ends = (history.commit(end) for end in (history.good, history.bad))
-        return not_installed(scheduler.case, scheduler.prober.git, *ends)
+        commits = (history.commit(end) for end in (history.good, history.bad))
+        return not_installed(scheduler.case, scheduler.prober.git, *commits)
 
     def tell(self, text: str) -> None:
         """Say what is to be known of the ends, if anything, and keep it for the result."""

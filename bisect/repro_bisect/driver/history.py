@@ -95,12 +95,12 @@ class _History:
     def run(self) -> HistoryResult:
         """Both ends, the searches, and a replay of both sides of every change."""
         self.scheduler.begin()
-        agree = self._ends()
+        agree = self._replay_endpoints()
         self.scheduler.drive(self._plan, self._take, lambda: next(iter(self.survey.searches), None))
         assert self.survey.done
         return self._result(self.survey.entries, agree)
 
-    def _ends(self) -> bool:
+    def _replay_endpoints(self) -> bool:
         """GOOD twice, BAD once; whether they agree. BAD's second replay comes with those of what is found."""
         good, bad = self.axis.good, self.axis.bad
         once = "its golden run is at hand; replaying it once" if self.golden else "replaying it twice"

@@ -123,31 +123,33 @@ class _Replays:
 
     def run(self) -> LayoutResult:
         """Both ends twice, then what is between."""
-        ends = (self.axis.good, self.axis.bad)
-        self.scheduler.say(f"replaying {ends[0]} and {ends[1]} twice each")
-        requests = [Request(e, self.steps, stage="ends", run=run, full=True) for e in ends for run in (0, 1)]
-        answers = zip([end for end in ends for _ in (0, 1)], self.scheduler.ask(*requests), strict=True)
+        endpoints = (self.axis.good, self.axis.bad)
+        self.scheduler.say(f"replaying {endpoints[0]} and {endpoints[1]} twice each")
+        requests = [Request(e, self.steps, stage="ends", run=run, full=True) for e in endpoints for run in (0, 1)]
+        answers = zip([end for end in endpoints for _ in (0, 1)], self.scheduler.ask(*requests), strict=True)
         traces = [trace_of(answer, end) for end, answer in answers]
         first, last = traces[0].header, traces[2].header
         self.twins = [(first, traces[1].header), (last, traces[3].header)]
-        asked = ((ends[1], first, last), (ends[0], last, first))
+        asked = ((endpoints[1], first, last), (endpoints[0], last, first))
         parts = {end: part for end, a, b in asked if (part := self.axis.lost(end, a, b, self.twins))}
         self._refuse(parts, agree=False)
         flaky = {
             end: f"two replays of it differ at {difference.of_itself}"
-            for end, first, again in zip(ends, traces[::2], traces[1::2], strict=True)
+            for end, first, again in zip(endpoints, traces[::2], traces[1::2], strict=True)
             if (difference := differ_twice(first, again, end))
         }
         if flaky:
             return self._result("flaky", flaky, None, [])
         made = [len(trace.steps) for trace in (traces[0], traces[2])]
         if made[0] != made[1]:
-            raise ReproError(f"{ends[0]} makes {made[0]} steps, {ends[1]} {made[1]}: give both the same to do")
-        for (end, a), b in zip(zip(ends, traces[::2], strict=True), traces[2::-2], strict=True):
+            raise ReproError(
+                f"{endpoints[0]} makes {made[0]} steps, {endpoints[1]} {made[1]}: give both the same to do"
+            )
+        for (end, a), b in zip(zip(endpoints, traces[::2], strict=True), traces[2::-2], strict=True):
             if failed := failed_since(b, a):
                 raise NotVerifiableError(f"{end}: {failed}, and the other's did not")
         self.remarks += self.scheduler.tell_length("each", traces[0])
-        both = {ends[0]: traces[0], ends[1]: traces[2]}
+        both = {endpoints[0]: traces[0], endpoints[1]: traces[2]}
         compared = self._compared(traces[0], traces[2])
         self._refuse(parts, agree=compared.first is None)
         for end, part in [*parts.items()][:1]:  # it may have come by a file, say, or a script computes with it

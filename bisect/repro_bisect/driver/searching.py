@@ -96,8 +96,8 @@ class Searching(ABC, Generic[R]):
         assert interval.baseline
         assert interval.last
         golden = self.endpoints.golden_states() if interval.good == self.history.good else {}
-        ends, traces = (interval.good, interval.bad), (interval.baseline, interval.last)
-        shortcut = prepare(self.scheduler, self.endpoints.states(interval.good), golden, ends, end.step, traces)
+        endpoints, traces = (interval.good, interval.bad), (interval.baseline, interval.last)
+        shortcut = prepare(self.scheduler, self.endpoints.states(interval.good), golden, endpoints, end.step, traces)
         self.one_step = self.one_step or shortcut is not None
         return shortcut
 

@@ -82,7 +82,7 @@ def prepare(
     scheduler: Scheduler,
     states: States,
     golden: Mapping[int, Path],
-    ends: tuple[str, str],
+    endpoints: tuple[str, str],
     step: int,
     traces: tuple[Trace, Trace],
 ) -> Shortcut | None:
@@ -92,16 +92,16 @@ def prepare(
         scheduler: Where the probes run.
         states: Of the good end.
         golden: States that its golden run keeps, by step.
-        ends: The good and the bad end.
+        endpoints: The good and the bad end.
         step: The bad end's first divergent step.
         traces: Straight runs of both.
     """
     if step == 0 or not scheduler.case.subject.saves_state:
         return None
-    state = _state(scheduler, ends[0], states, golden, step, state_key(scheduler, ends[0]))
+    state = _state(scheduler, endpoints[0], states, golden, step, state_key(scheduler, endpoints[0]))
     if state is None:
         return None
-    answers = scheduler.ask(*(Request(commit, 1, start=state) for commit in ends))
+    answers = scheduler.ask(*(Request(commit, 1, start=state) for commit in endpoints))
     for answer, straight, who in zip(answers, traces, ("GOOD", "BAD"), strict=True):
         if not isinstance(answer, Trace):
             why = answer.reason if isinstance(answer, Skip) else "it left no trace"

@@ -269,8 +269,8 @@ class Prober:
 
     def _changed(self, asked: Request, against: str) -> list[str]:
         """Files of a point that another has not, or has otherwise."""
-        ends = self._history.commit(against), self._history.commit(asked.point)
-        names = self.git.text("diff-tree", "-r", "-z", "--name-only", "--no-renames", "--diff-filter=d", *ends)
+        commits = self._history.commit(against), self._history.commit(asked.point)
+        names = self.git.text("diff-tree", "-r", "-z", "--name-only", "--no-renames", "--diff-filter=d", *commits)
         return [name for name in names.split("\0") if name]
 
     def keep(self, asked: Request, recording: Recording) -> Recording:

@@ -83,7 +83,7 @@ class BayesSearch(Generic[Commit]):
         if not 0 <= self.sure < 1:
             raise ValueError(f"the chance that nothing is noisy must be below 1, not {self.sure}")
         object.__setattr__(self, "goods", tuple(self.goods))
-        if self._made is None or self._made.ends != (self.dag, self.bad, self.goods, self.weights):
+        if self._made is None or self._made.source != (self.dag, self.bad, self.goods, self.weights):
             object.__setattr__(self, "_made", Range.of(self.dag, self.bad, self.goods, self.weights))
 
     def with_outcome(self, commit: Commit, bad: bool) -> BayesSearch[Commit]:

@@ -32,7 +32,7 @@ class Range(Generic[Commit]):
     """What never changes during a search.
 
     Attributes:
-        ends: what it was made from: the DAG, the bad end, the good ends and the weights.
+        source: what it was made from: the DAG, the bad end, the good ends and the weights.
         commits: the candidates [C].
         rows: what can be tested [R]; its first C are the candidates.
         inside: index of each candidate in the DAG [C].
@@ -41,7 +41,7 @@ class Range(Generic[Commit]):
         goods: the rows of the good ends.
     """
 
-    ends: tuple[Dag[Commit], Commit, Collection[Commit], Mapping[Commit, float] | None]
+    source: tuple[Dag[Commit], Commit, Collection[Commit], Mapping[Commit, float] | None]
     commits: tuple[Commit, ...]
     rows: tuple[Commit, ...]
     inside: Ints
@@ -66,20 +66,20 @@ class Range(Generic[Commit]):
             raise ContradictionError(f"{bad} is BAD but is reached from a commit that is GOOD; swap the ends?")
         inside = bits(mask)
         commits = tuple(dag.order[i] for i in inside)
-        ends = tuple(dict.fromkeys(goods))
+        good_rows = tuple(dict.fromkeys(goods))
         weight = np.array([1.0 if weights is None else float(weights.get(c, 1.0)) for c in commits])
         if not (np.isfinite(weight).all() and (weight >= 0).all() and weight.any()):
             raise ValueError("weights must be finite, none negative and one of the range positive")
         with np.errstate(divide="ignore"):  # the log of no chance is minus infinity, as it should be
             log_weight = np.log(weight / weight.sum())
         return cls(
-            ends=(dag, bad, goods, weights),
+            source=(dag, bad, goods, weights),
             commits=commits,
-            rows=commits + ends,
+            rows=commits + good_rows,
             inside=np.array(inside),
             log_weight=log_weight,
             bad=commits.index(bad),
-            goods=range(len(commits), len(commits) + len(ends)),
+            goods=range(len(commits), len(commits) + len(good_rows)),
         )
 
     @cached_property
@@ -93,7 +93,7 @@ class Range(Generic[Commit]):
 
     def containing(self, rows: Sequence[int]) -> NDArray[np.bool_]:
         """The same of some rows."""
-        dag = self.ends[0]
+        dag = self.source[0]
         contained = np.zeros((len(rows), len(self.commits)), dtype=np.bool_)  # a good end contains no candidate
         size = (len(dag) + 7) // 8
         for k, row in enumerate(rows):

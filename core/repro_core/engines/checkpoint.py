@@ -269,12 +269,12 @@ def _kind(tensor: Tensor | None) -> str:
 def rng_state() -> dict[str, Tensor]:
     """The global generators of torch (CPU), Python and NumPy as uint8 tensors, named ``rng/...``."""
     version, keys, gauss = random.getstate()
-    kind, words, position, has_gauss, cached = np.random.get_state(legacy=True)
-    assert not isinstance(words, (int, str))
+    kind, vector, position, has_gauss, cached = np.random.get_state(legacy=True)
+    assert not isinstance(vector, (int, str))
     return {
         "rng/torch": torch.get_rng_state(),
         "rng/python": _bytes([version, list(keys), gauss]),
-        "rng/numpy": _bytes([kind, [int(w) for w in words], int(position), int(has_gauss), float(cached)]),
+        "rng/numpy": _bytes([kind, [int(w) for w in vector], int(position), int(has_gauss), float(cached)]),
     }
 
 
@@ -283,8 +283,8 @@ def restore_rng(state: Mapping[str, Tensor]) -> None:
     torch.set_rng_state(state["rng/torch"])
     version, keys, gauss = json.loads(bytes(state["rng/python"].tolist()))
     random.setstate((version, tuple(keys), gauss))
-    kind, words, position, has_gauss, cached = json.loads(bytes(state["rng/numpy"].tolist()))
-    np.random.set_state((kind, np.array(words, dtype=np.uint32), position, has_gauss, cached))
+    kind, vector, position, has_gauss, cached = json.loads(bytes(state["rng/numpy"].tolist()))
+    np.random.set_state((kind, np.array(vector, dtype=np.uint32), position, has_gauss, cached))
 
 
 def _bytes(value: Any) -> Tensor:

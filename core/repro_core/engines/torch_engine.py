@@ -65,8 +65,8 @@ class TorchEngine:
         optimizer.zero_grad()
         graphs, self._graphs = self._graphs, []
         for part, (a, b) in zip(graphs, pairwise(offsets([len(p[0]) for p in graphs])), strict=True):
-            ends = [(column, gradients[name]) for column, name in zip(part, self.names, strict=True)]
-            reached = [(end, grad[a:b]) for end, grad in ends if grad is not None]
+            pairs = [(column, gradients[name]) for column, name in zip(part, self.names, strict=True)]
+            reached = [(end, grad[a:b]) for end, grad in pairs if grad is not None]
             torch.autograd.backward([end for end, _ in reached], [grad for _, grad in reached])
             optimizer.accumulate()
 

@@ -71,12 +71,12 @@ def looks_secret(name: str, value: str) -> bool:
         return False
     if name.startswith(_ALWAYS) or name in _FILES or _VALUES.search(value):
         return True
-    words = re.split(r"[^A-Z0-9]+", name)
-    if any("PASSW" in word for word in words) or (_PASSES.search(name) and len(value) >= 4):
+    parts = re.split(r"[^A-Z0-9]+", name)
+    if any("PASSW" in word for word in parts) or (_PASSES.search(name) and len(value) >= 4):
         return True
-    if any(word.endswith("KEY") for word in words) and _KEY.fullmatch(value):
+    if any(word.endswith("KEY") for word in parts) and _KEY.fullmatch(value):
         return True
-    return not _NUMBER.fullmatch(value) and any(word in _WORDS or word.endswith(_ENDS) for word in words)
+    return not _NUMBER.fullmatch(value) and any(word in _WORDS or word.endswith(_ENDS) for word in parts)
 
 
 def withheld(environ: Mapping[str, str], passed: Collection[str] = ()) -> list[str]:

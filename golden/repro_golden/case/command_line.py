@@ -27,7 +27,7 @@ class CommandLine:
     """A program that is given to be run, and what a case would say of it.
 
     Attributes:
-        words: The program and its arguments; none where there is no command.
+        argv: The program and its arguments; none where there is no command.
         steps: Optimizer steps; None for all that it makes.
         ranks: Processes that train.
         gpus: GPUs that a run takes.
@@ -36,7 +36,7 @@ class CommandLine:
         link: Folders and files of the checkout that git does not track, from where the command is given.
     """
 
-    words: Sequence[str] = ()
+    argv: Sequence[str] = ()
     steps: int | None = None
     ranks: int = 1
     gpus: int = 0
@@ -47,7 +47,7 @@ class CommandLine:
     @property
     def names_python(self) -> bool:
         """Whether its words tell which interpreter runs; else that is what PATH or an environment gives it."""
-        python = python_of(self.words, Path.cwd(), os.environ)
+        python = python_of(self.argv, Path.cwd(), os.environ)
         return python is not None and python.at is not None
 
     def check(self, beside: str | None = None) -> None:
@@ -59,9 +59,9 @@ class CommandLine:
         Raises:
             ReproError: there are a command and a case, or what belongs to a command without one.
         """
-        if self.words and beside:
+        if self.argv and beside:
             raise ReproError("--case and a command after -- exclude each other: give one of them")
-        if not self.words and self != CommandLine():
+        if not self.argv and self != CommandLine():
             raise ReproError(
                 "--steps, --ranks, --gpus, --metric, --pass-env and --link are for a command after --: "
                 "a case says them itself"
@@ -123,10 +123,10 @@ class CommandLine:
         makes the same case however the interpreter was named. Behind another program (nice, env) a relative path,
         which means nothing in a worktree, becomes ``{python}``.
         """
-        python = python_of(self.words, Path.cwd(), os.environ)
+        python = python_of(self.argv, Path.cwd(), os.environ)
         if python is None:
-            return [], self.words
-        argv = list(self.words)
+            return [], self.argv
+        argv = list(self.argv)
         if python.at == 0 and Path(python.program).parent == Path(python.path).parent:
             argv[0] = Path(python.program).name
         elif python.at and python.program == python.path and os.sep in argv[python.at]:

@@ -218,7 +218,7 @@ class Case(Table):
     @property
     def named(self) -> list[str]:
         """What may be files of the repository among the words of its commands, or of its configuration."""
-        texts = {text for word in self.subject.words for text in re.split(r"[=,:]", word)}
+        texts = {text for word in self.subject.texts for text in re.split(r"[=,:]", word)}
         paths = [PurePosixPath(text) for text in texts if ("/" in text or "." in text) and "\0" not in text]
         return sorted(str(path) for path in paths if path.parts and path.parts[0] != "/" and ".." not in path.parts)
 

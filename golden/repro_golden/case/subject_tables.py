@@ -154,7 +154,7 @@ class _Subject(Table):
         return ""
 
     @property
-    def words(self) -> list[str]:
+    def texts(self) -> list[str]:
         """Every word of its commands, or every text of its configuration: some of them may be paths."""
         return []
 
@@ -236,7 +236,7 @@ class CoreSubject(_Subject):
         return "" if self.path else self.module
 
     @property
-    def words(self) -> list[str]:
+    def texts(self) -> list[str]:
         """See `_Subject`."""
         return list(_texts(self.config))
 
@@ -359,7 +359,7 @@ class CommandSubject(_Subject):
         return [self.command, self.check, self.setup, self.save, self.resume]
 
     @property
-    def words(self) -> list[str]:
+    def texts(self) -> list[str]:
         """See `_Subject`."""
         return [word for line in self.lines for word in shlex.split(line)]
 
@@ -436,9 +436,9 @@ class TrainerSubject(CommandSubject):
         return self.leave
 
     @property
-    def words(self) -> list[str]:
+    def texts(self) -> list[str]:
         """See `_Subject`."""
-        return [*super().words, *self.flags]
+        return [*super().texts, *self.flags]
 
     @property
     def recorded(self) -> bool:

@@ -60,7 +60,7 @@ def read_events(folder: Path) -> dict[int, dict[str, float]]:
             by_tag.setdefault(_grouped(tag, of, {path.parent for path in files}), {})[of] = each
     newest: dict[tuple[int, str], tuple[float, float]] = {}
     for tag, folders in by_tag.items():
-        names = _told_apart([of.relative_to(folder).as_posix() for of in folders]) if _at_once(folders.values()) else {}
+        names = _labels([of.relative_to(folder).as_posix() for of in folders]) if _at_once(folders.values()) else {}
         for of, each in folders.items():
             label = names.get(of.relative_to(folder).as_posix(), "")
             name = f"{label}/{tag}" if label else tag
@@ -107,10 +107,10 @@ _WHEN = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d|\d{4}-?\d\d-?\d\d([-_T]?\d
 """When a run began, as folders are called: two runs differ in it."""
 
 
-def _told_apart(folders: Sequence[str]) -> dict[str, str]:
+def _labels(folders: Sequence[str]) -> dict[str, str]:
     """What tells folders apart that were written at the same time: no time, and nothing that all have in common."""
     plain = [[word for word in re.split("[/_]", _WHEN.sub("", folder)) if word not in ("", ".")] for folder in folders]
-    names = ["_".join(word for word in words if not all(word in other for other in plain)) for words in plain]
+    names = ["_".join(word for word in parts if not all(word in other for other in plain)) for parts in plain]
     return dict(zip(folders, names if len({*names}) == len(names) else folders, strict=True))
 
 

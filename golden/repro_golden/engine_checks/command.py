@@ -21,7 +21,7 @@ from repro_golden.replay.children import Child, ChildFailure, blame_the_machine
 from repro_golden.replay.output import last_line
 from repro_golden.repository.checkout import Place
 from repro_golden.store.rollouts import engine_text
-from repro_golden.subjects.argv import told
+from repro_golden.subjects.argv import beside_case
 from repro_golden.subjects.environments.overlays import held_overlay
 from repro_golden.subjects.kinds.core import environment, require_torch
 
@@ -100,7 +100,7 @@ def check_rollouts(
         else:
             overlay = exits.enter_context(held_overlay(case, subject, place, python, subject.packages))
             python = overlay.python
-            variables |= told(overlay.variables(variables), subject)
+            variables |= beside_case(overlay.variables(variables), subject)
             overlay.notice(variables, place.root, log)
         result = scratch / "result.json"
         job = {

@@ -246,9 +246,9 @@ def _checked(placement: Placement) -> Placement:
             raise ReproError(f"a part of {p.name or 'the tensor'} gives {len(p.size)} sizes for {len(p.step)} steps")
         if not p.elements:
             continue
-        ends = [o + sum((n - 1) * s for n, s in zip(p.size, steps, strict=True)) for o, steps in
+        lasts = [o + sum((n - 1) * s for n, s in zip(p.size, steps, strict=True)) for o, steps in
                 ((p.start, p.step), (p.at, p.to))]  # fmt: skip
-        if p.start < 0 or p.at < 0 or ends[0] >= count or ends[1] >= math.prod(p.shape):
+        if p.start < 0 or p.at < 0 or lasts[0] >= count or lasts[1] >= math.prod(p.shape):
             raise ReproError(f"a part of {p.name or 'the tensor'} reaches outside the local or the canonical tensor")
         inner = 0
         for n, step, to in zip(reversed(p.size), reversed(p.step), reversed(p.to), strict=True):

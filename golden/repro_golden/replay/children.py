@@ -257,7 +257,7 @@ class _Limit(NamedTuple):
         fix: What raises it.
         ample: Who meets one as large as this would meet any: it leaks.
         number: The signal that tells of it, or 0.
-        words: What programs say of it, or "".
+        pattern: What programs say of it, or "".
     """
 
     resource: int
@@ -265,7 +265,7 @@ class _Limit(NamedTuple):
     fix: str
     ample: float
     number: int
-    words: str
+    pattern: str
 
     def was_met(self, number: int, output: str) -> bool:
         """Whether a failure by a signal, or with such an output, tells of it and not of one that it set itself."""
@@ -274,7 +274,7 @@ class _Limit(NamedTuple):
             return False
         if self.number and (number == self.number or _ended_by(self.number, last_lines(output))):
             return True
-        return bool(self.words and re.search(self.words, output))
+        return bool(self.pattern and re.search(self.pattern, output))
 
 
 _NO_THREAD = r"can't start new thread|Cannot fork|Resource temporarily unavailable"

@@ -419,10 +419,10 @@ def _programs(case: Case, root: Path) -> Iterator[str]:
 
 def _started(line: str, *, shell: bool) -> Iterator[str]:
     """What a command line starts: its first word, and in text for a shell each that stands where a command does."""
-    words = shlex.split(line)
-    for text in [line] if shell else [words[at + 1] for at in range(len(words) - 1) if words[at] in ("-c", "-lc")]:
+    argv = shlex.split(line)
+    for text in [line] if shell else [argv[at + 1] for at in range(len(argv) - 1) if argv[at] in ("-c", "-lc")]:
         yield from re.findall(r"(?:^|[;|&(\n])\s*(?:\w+=\S*\s+)*([\w.+-]+)", text)
-    yield from words[:1]
+    yield from argv[:1]
 
 
 def data_of(case: Case, root: Path) -> list[str]:
@@ -433,7 +433,7 @@ def data_of(case: Case, root: Path) -> list[str]:
 def _below_root(case: Case, root: Path) -> Iterator[str]:
     """What a program's commands and variables name below ``{root}``, as such or by its path; relative to it."""
     subject, tops = case.subject, ("{root}/", *dict.fromkeys((f"{root}/", f"{root.resolve()}/")))
-    for word in [*subject.words, *subject.env.values()] if subject.templates else ():
+    for word in [*subject.texts, *subject.env.values()] if subject.templates else ():
         for part in [word, *re.split(r"[=:,;|&()<>\"'\s]+", word)]:
             top = next((top for top in tops if part.startswith(top)), None)
             if top is None and os.path.isabs(part):  # noqa: PTH117 - by a link to the checkout, or from one

@@ -47,10 +47,10 @@ def deciding(git: Git, common: Path) -> tuple[str, ...]:
 
 def _own(git: Git, folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
     """What of one repository decides it, with this git folder."""
-    ends = settings.get("core.autocrlf", "").lower()
-    if ends not in ("", "input", *_OFF):
+    setting = settings.get("core.autocrlf", "").lower()
+    if setting not in ("", "input", *_OFF):
         yield "core.autocrlf=true"
-    elif ends != "input" and settings.get("core.eol", "").lower() == "crlf":
+    elif setting != "input" and settings.get("core.eol", "").lower() == "crlf":
         yield "core.eol=crlf"
     if settings.get("core.symlinks", "").lower() in _OFF:
         yield "core.symlinks=false"
@@ -66,8 +66,8 @@ def _own(git: Git, folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
 
 def _settings(git: Git) -> Mapping[str, str]:
     """Those that hold in every worktree, by name in lower case; of a checkout's own (`config.worktree`) none."""
-    words = git.names("config", "--list", "--show-scope", "-z")
-    scopes = zip(words[::2], words[1::2], strict=True)
+    fields = git.names("config", "--list", "--show-scope", "-z")
+    scopes = zip(fields[::2], fields[1::2], strict=True)
     entries = [entry.partition("\n") for scope, entry in scopes if scope != "worktree"]
     return {name.lower(): value if separator else "true" for name, separator, value in entries}
 
@@ -94,7 +94,7 @@ def _lines(path: Path, git: Git, settings: Mapping[str, str]) -> list[str]:
     except OSError:
         return []
     sets = {line: _attributes(line) for line in map(str.strip, text.splitlines()) if not line.startswith("#")}
-    some = [line for line, words in sets.items() if not all(map(_OTHER.fullmatch, words))]
+    some = [line for line, attributes in sets.items() if not all(map(_OTHER.fullmatch, attributes))]
     if not some or _converts(git, settings):
         return some
     return [line for line in some if not all(_OTHER.fullmatch(word) or _UNSET.fullmatch(word) for word in sets[line])]

@@ -47,13 +47,13 @@ class Capture:
         return kind_of(case).sampler(self.settings, only=self.only)
 
 
-def settings_of(engine: str | None, url: str | None, words: Sequence[str]) -> dict[str, Any]:
+def settings_of(engine: str | None, url: str | None, pairs: Sequence[str]) -> dict[str, Any]:
     """Settings from a command line.
 
     Args:
         engine: ``rollout_engine``.
         url: Of a running SGLang server or router.
-        words: ``KEY=VALUE`` with a dotted key of ``[subject.config]``; the value is JSON, or else a string.
+        pairs: ``KEY=VALUE`` with a dotted key of ``[subject.config]``; the value is JSON, or else a string.
 
     Raises:
         ReproError: a word without ``=``, or a URL for another engine.
@@ -65,7 +65,7 @@ def settings_of(engine: str | None, url: str | None, words: Sequence[str]) -> di
         if engine not in (None, "sglang"):
             raise ReproError(f"--sglang-url is for --engine sglang, not {engine}: leave one of them out")
         settings = joined(settings, {"rollout_engine": "sglang", "sglang": {"url": url}})
-    for word in words:
+    for word in pairs:
         key, equals, text = word.partition("=")
         if not equals or not all(key.split(".")):
             raise ReproError(f"--set {word} is not KEY=VALUE: write --set sglang.tp_size=2")

@@ -13,10 +13,10 @@ from repro_golden.case.file import Case, CommandSubject, CoreSubject
 from repro_golden.case.subject_tables import Subject
 from repro_golden.replay.children import base_environment
 
-__all__ = ["interpreter", "replaced", "told", "variables_of", "words"]
+__all__ = ["argv_of", "beside_case", "interpreter", "replaced", "variables_of"]
 
 
-def words(text: str, tokens: Mapping[str, str], shell: bool) -> list[str]:
+def argv_of(text: str, tokens: Mapping[str, str], shell: bool) -> list[str]:
     """The words of a command line with our tokens replaced, literally; other braces stay."""
     if shell:
         return ["/bin/sh", "-c", replaced(text, {name: shlex.quote(value) for name, value in tokens.items()})]
@@ -61,6 +61,6 @@ def variables_of(case: Case, subject: CommandSubject, python: str, tokens: Mappi
     return environment | {name: replaced(value, tokens) for name, value in subject.env.items()}
 
 
-def told(ours: Mapping[str, str], subject: CommandSubject | CoreSubject) -> dict[str, str]:
+def beside_case(ours: Mapping[str, str], subject: CommandSubject | CoreSubject) -> dict[str, str]:
     """What an environment tells its processes, without what the case says itself; PATH is made of both."""
     return {name: value for name, value in ours.items() if name == "PATH" or name not in subject.env}

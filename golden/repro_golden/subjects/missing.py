@@ -122,8 +122,8 @@ def _paths(line: str) -> Iterator[str]:
     quoted = ["".join(match) for match in _QUOTED.findall(line)]
     parts = [part.strip() for part in re.split(r":(?:\s|$)", line)]
     marks = "'\"`<>()[],;:"
-    words = [word.lstrip(marks).rstrip(f"{marks}.") for word in line.split()]
-    yield from (text for text in (*quoted, *parts, *words) if text and "\0" not in text and len(text) < _LONGEST)
+    terms = [word.lstrip(marks).rstrip(f"{marks}.") for word in line.split()]
+    yield from (text for text in (*quoted, *parts, *terms) if text and "\0" not in text and len(text) < _LONGEST)
 
 
 class _Untracked:

@@ -159,8 +159,8 @@ def environments_named(case: Case, root: Path) -> list[str]:
     subject = case.subject
     if not subject.program:  # it starts no other
         return []
-    words = [value for name, value in (base_environment(case) | subject.env).items() if name != "PATH"]
-    folders = {path for word in [*words, *subject.words] for path in paths_in(word, root)}
+    values = [value for name, value in (base_environment(case) | subject.env).items() if name != "PATH"]
+    folders = {path for word in [*values, *subject.texts] for path in paths_in(word, root)}
     homes = [folder for folder in folders if any(os.path.exists(folder / name) for name in _OF_ENVIRONMENTS)]  # noqa: PTH110 - raises nothing
     return sorted(str(home / "bin" / "python") for home in homes if os.access(home / "bin" / "python", os.X_OK))
 

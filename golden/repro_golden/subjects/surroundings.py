@@ -241,9 +241,9 @@ def _named(case: Case, root: Path) -> tuple[set[Path], set[Path]]:
     PATH's are left out. Of a program also the files that launchers read unasked.
     """
     subject = case.subject
-    words = subject.words + [value for name, value in subject.env.items() if name not in ("PATH", "PYTHONPATH")]
-    words += implicit_files(base_environment(case) | subject.env, root) if subject.program else []
-    named = {path for word in words for path in paths_in(word, root)}
+    texts = subject.texts + [value for name, value in subject.env.items() if name not in ("PATH", "PYTHONPATH")]
+    texts += implicit_files(base_environment(case) | subject.env, root) if subject.program else []
+    named = {path for word in texts for path in paths_in(word, root)}
     return named, set(paths_in(subject.env.get("PYTHONPATH", ""), root)) - named
 
 
@@ -268,7 +268,7 @@ def _programs(case: Case, root: Path) -> set[Path]:
         return set()
     python = interpreter(subject, root)
     search = variables_of(case, subject, python, {"root": str(root), "python": python})["PATH"]
-    names = {name for word in subject.words for name in _NAME.findall(word) if os.sep not in name}
+    names = {name for word in subject.texts for name in _NAME.findall(word) if os.sep not in name}
     programs = {Path(path) for name in names if (path := shutil.which(name, path=search))}
     return {path for path in programs if path.is_absolute() and path.parent not in (*_SYSTEM, Path(python).parent)}
 
@@ -305,10 +305,10 @@ def _inherited(case: Case, root: Path) -> set[Path]:
 
 def _is_written(name: str, path: Path) -> bool:
     """Whether a variable and the path that it names are called like what programs write from run to run."""
-    words = {*re.split(r"[\W_]+", f"{name} {path.name}".lower())}
+    parts = {*re.split(r"[\W_]+", f"{name} {path.name}".lower())}
     if os.path.isdir(path):  # noqa: PTH112 - raises nothing
-        return not words.isdisjoint(_WRITTEN_INTO)
-    return words.isdisjoint(_SETTINGS) and not words.isdisjoint(_WRITTEN)
+        return not parts.isdisjoint(_WRITTEN_INTO)
+    return parts.isdisjoint(_SETTINGS) and not parts.isdisjoint(_WRITTEN)
 
 
 def _is_small(folder: Path) -> bool:
@@ -338,9 +338,9 @@ def paths_in(word: str, root: Path) -> Iterator[Path]:
     word = word.replace("{root}", str(root))
     for start in _STARTS.finditer(word):
         text = os.path.expanduser(word[start.start() :])  # noqa: PTH111 - pathlib leaves out what ends in a slash
-        ends = [end for end in _ENDS.finditer(text) if end.start() < 4096]
-        places = [text[: end.start()] for end in ends]
-        places += [str(Path(text[: end.start()]).parent) for end in ends if end[0] in tuple("*?[{")]
+        matches = [end for end in _ENDS.finditer(text) if end.start() < 4096]
+        places = [text[: end.start()] for end in matches]
+        places += [str(Path(text[: end.start()]).parent) for end in matches if end[0] in tuple("*?[{")]
         there = [path for path in places if path.startswith("/") and "\0" not in path and os.path.lexists(path)]
         if there:
             yield Path(os.path.normpath(max(there, key=len)))

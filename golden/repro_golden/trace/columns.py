@@ -173,9 +173,9 @@ def _repeated(texts: list[str]) -> Any:
 
     codes = {text: code for code, text in enumerate(dict.fromkeys(texts))}
     distinct = [text.encode() for text in codes]
-    words = _sized(pa.string(), np.array(list(map(len, distinct))), pa.py_buffer(b"".join(distinct)))
+    dictionary = _sized(pa.string(), np.array(list(map(len, distinct))), pa.py_buffer(b"".join(distinct)))
     indices = np.fromiter(map(codes.__getitem__, texts), dtype="<i4", count=len(texts))
-    return pa.DictionaryArray.from_arrays(_fixed(indices, pa.int32()), words)
+    return pa.DictionaryArray.from_arrays(_fixed(indices, pa.int32()), dictionary)
 
 
 def write(path: Path, payloads: Iterable[bytes]) -> int:

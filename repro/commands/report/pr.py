@@ -87,11 +87,11 @@ def pr(
     options = Options(jobs=jobs, fresh=fresh, paths=paths)
     with bisect_view() as watch:
         entries = _entries(checkout, names, line, (left, head), watch, options, name=name)
-    ends = f"{short(base)}..{short(head)}"
+    span = f"{short(base)}..{short(head)}"
     report = PullReport(base, head, entries, again(checkout.root, commits=typed(checkout, base, head)), now())
     written: list[Path] = []
     try:
-        folder = out or checkout.state / "reports" / f"pr-{ends}{asked(checkout.root, line)}"
+        folder = out or checkout.state / "reports" / f"pr-{span}{asked(checkout.root, line)}"
         written = write_report(report, folder, key)
         if tensorboard:
             from repro.nightly.tensorboard import write_pulls
@@ -137,7 +137,7 @@ def _entries(
     checkout: Checkout,
     names: Sequence[str],
     line: CommandLine,
-    ends: tuple[str, str],
+    endpoints: tuple[str, str],
     watch: Watch,
     options: Options,
     *,
@@ -156,31 +156,31 @@ def _entries(
     from repro_golden.case.file import CASES, NO_CASE, find_case, unknown_case
 
     line.check(beside=", ".join(names))
-    cases = PullCases(checkout, *ends)
+    cases = PullCases(checkout, *endpoints)
     known = cases.names
-    if not known and not line.words:
+    if not known and not line.argv:
         raise ReproError(f"no cases in {checkout.root / CASES}: {NO_CASE}")
     if wrong := [requested for requested in names if requested not in known]:
         raise unknown_case(checkout.root, wrong[0])
     entries: list[Entry] = []
-    for case_name in ["command"] if line.words else dict.fromkeys(names or known):
-        if not line.words and (why := cases.absent(case_name)):
+    for case_name in ["command"] if line.argv else dict.fromkeys(names or known):
+        if not line.argv and (why := cases.absent(case_name)):
             entries.append(Failed(case_name, why, "unverifiable"))
             continue
         try:
-            if line.words:  # what it passes on is said by who calls, not by HEAD
+            if line.argv:  # what it passes on is said by who calls, not by HEAD
                 case = line.case(checkout.root)
                 say_python(case, line)
             else:
                 case = cases.replayed(find_case(checkout.root, case_name))
-            result = compare_commits(checkout, case, *ends, watch, options, name=name)
-            entries.append(result if line.words else cases.judged(result))
+            result = compare_commits(checkout, case, *endpoints, watch, options, name=name)
+            entries.append(result if line.argv else cases.judged(result))
         except MachineFailureError:
             raise
         except NotVerifiableError as error:
             entries.append(Failed(case_name, str(error), "unverifiable"))
         except ReproError as error:
-            entries.append(Failed(case_name, f"{error}{'' if line.words else cases.left_out(case_name)}"))
+            entries.append(Failed(case_name, f"{error}{'' if line.argv else cases.left_out(case_name)}"))
     return entries
 
 

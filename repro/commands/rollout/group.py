@@ -29,7 +29,7 @@ engine_options = parameters(
     click.option("--engine", type=click.Choice(["policy", "sglang"]), help="What samples; the case's by default."),
     click.option("--sglang-url", metavar="URL", help="A running SGLang server or router."),
     click.option(
-        "--set", "words", multiple=True, metavar="KEY=VALUE", help="Another value of a key of [subject.config]."
+        "--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Another value of a key of [subject.config]."
     ),
 )
 """``--engine``, ``--sglang-url`` and ``--set``: what samples, where that is not what the case says."""
@@ -47,7 +47,7 @@ def record(
     case: str | None,
     engine: str | None,
     sglang_url: str | None,
-    words: tuple[str, ...],
+    pairs: tuple[str, ...],
     debug_rollout_only: bool,
     out: Path | None,
     form: str | None,
@@ -69,7 +69,7 @@ def record(
             f"{this_case.name} is of kind {this_case.subject.kind}, whose rollouts are its own files: leave --format "
             f"out, and `repro rollout convert FOLDER --format {form} --out OTHER` afterwards"
         )
-    how = Capture(settings_of(engine, sglang_url, words), only=debug_rollout_only)
+    how = Capture(settings_of(engine, sglang_url, pairs), only=debug_rollout_only)
     with progress("capturing") as say:
         rollouts = record_rollouts(checkout, this_case, how, say, out=out and out.absolute(), replace=replace)
     details, summary = _recorded(rollouts, form, out)

@@ -55,7 +55,7 @@ class Launch:
 
     Attributes:
         path: The script; the word ``argv`` where it was given on the command line.
-        words: The trainer's command line with variables and arrays of the script put in.
+        argv: The trainer's command line with variables and arrays of the script put in.
         flags: Its flags by name (``--rollout-batch-size``), the last one where it is given twice; dashes as written.
         given: All flags in order, also the overridden.
         env: Variables that reach the trainer, the last setting of each.
@@ -78,7 +78,7 @@ class Launch:
     """
 
     path: Path
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     flags: Mapping[str, Flag]
     given: Sequence[Flag]
     env: Mapping[str, Variable]
@@ -157,11 +157,11 @@ class ParserDump:
 
 
 class Way(NamedTuple):
-    """A branch that a step stands in: of the statement in `line` its block number `block`; `ends`: it returns."""
+    """A branch that a step stands in: of the statement in `line` its block number `block`; `leaves`: it returns."""
 
     line: int
     block: int
-    ends: bool
+    leaves: bool
 
 
 class Step(NamedTuple):
@@ -183,7 +183,7 @@ class Step(NamedTuple):
     def leads_to(self, later: Step) -> bool:
         """Whether a step further down can follow: not from another branch, nor after a return."""
         others = {way.line: way.block for way in later.branch}
-        return not any(others.get(way.line, -1 if way.ends else way.block) != way.block for way in self.branch)
+        return not any(others.get(way.line, -1 if way.leaves else way.block) != way.block for way in self.branch)
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,10 @@ class _Walk:
                 continue
             yield from self._expressions(statement, owner, branch)
             for number, (block, apart) in enumerate(_blocks(statement)):
-                ends = bool(block) and isinstance(block[-1], ast.Return | ast.Raise | ast.Continue | ast.Break)
-                yield from self.steps(block, owner, (*branch, Way(statement.lineno, number, ends)) if apart else branch)
+                leaves = bool(block) and isinstance(block[-1], ast.Return | ast.Raise | ast.Continue | ast.Break)
+                yield from self.steps(
+                    block, owner, (*branch, Way(statement.lineno, number, leaves)) if apart else branch
+                )
 
     def _expressions(self, statement: ast.stmt, owner: str, branch: _Branch) -> Iterator[Step]:
         """What a statement itself does, without the statements inside it: inner calls first, then assignments."""

@@ -232,11 +232,11 @@ def within(sizes: Mapping[Key, int], budget: int | None = None) -> list[Key]:
     """
     budget = BUDGET if budget is None else budget
     keys = list(sizes)
-    ends = [*keys[:4], *keys[4:][-2:]]
+    edges = [*keys[:4], *keys[4:][-2:]]
     middle = keys[4:-2]
     stride = 1
     while True:
-        selected = [*ends, *(middle[stride - 1 :: stride] if stride <= len(middle) else ())]
+        selected = [*edges, *(middle[stride - 1 :: stride] if stride <= len(middle) else ())]
         if sum(sizes[key] for key in selected) <= budget:
             break
         if stride > len(middle):

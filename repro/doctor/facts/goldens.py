@@ -43,9 +43,9 @@ def is_gradient(metric: str) -> bool:
 
 def is_schedule(metric: str) -> bool:
     """Whether a metric is set by a schedule, a clock or a count, which are short numbers by nature."""
-    words = set(re.split(r"[^a-z0-9]+", metric.lower()))
+    parts = set(re.split(r"[^a-z0-9]+", metric.lower()))
     return bool(
-        words & {"lr", "learning", "wd", "decay", "step", "iteration", "time", "epoch", "size", "bytes", "zeros"}
+        parts & {"lr", "learning", "wd", "decay", "step", "iteration", "time", "epoch", "size", "bytes", "zeros"}
     )
 
 

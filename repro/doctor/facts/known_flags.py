@@ -159,10 +159,10 @@ def near_miss(flag: str, known: Iterable[str]) -> str:
         none is that near.
     """
     plain = flag.lower().replace("_", "-")
-    words = sorted(plain.split("-"))
+    parts = sorted(plain.split("-"))
     best, least = "", 3 if len(plain) >= 14 else 2
     for candidate in known:
-        if candidate == plain or (sorted(candidate.split("-")) == words and len(words) > 3):
+        if candidate == plain or (sorted(candidate.split("-")) == parts and len(parts) > 3):
             return candidate
         if abs(len(candidate) - len(plain)) < least and (distance := _distance(plain, candidate, least)) < least:
             best, least = candidate, distance

@@ -41,7 +41,7 @@ def open_ended(launch: Launch) -> bool:
     if not launch.entry or severed(launch) or launch.joined or launch.shortened or programmed(launch):
         return True
     before = ""
-    for word in launch.words:
+    for word in launch.argv:
         if _LIST.fullmatch(word) or (_COMPUTED.fullmatch(word) and not before.startswith("--")):
             return True
         before = word
@@ -199,7 +199,7 @@ def flag_of(launch: Launch, path: Path, flags: tuple[str, ...]) -> str | None:
 
 def is_whole(launch: Launch) -> bool:
     """Whether all flags are seen: no array or list of further ones is left to the shell."""
-    return bool(launch.words) and not any(_LEFT.search(word) for word in launch.words)
+    return bool(launch.argv) and not any(_LEFT.search(word) for word in launch.argv)
 
 
 def flagged(launch: Launch, flags: tuple[str, ...]) -> bool:

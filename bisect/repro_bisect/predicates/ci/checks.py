@@ -201,9 +201,9 @@ class _Options:
         self.left_out: set[str] = set()
         self.per_rollout: int | None = None
 
-    def read(self, words: Sequence[str]) -> _Options:
+    def read(self, terms: Sequence[str]) -> _Options:
         """Each word."""
-        for word in words:
+        for word in terms:
             key, equal, value = word.partition("=")
             if equal and key == "steps_per_rollout":
                 self._rollout(value)

@@ -145,7 +145,7 @@ class Cluster:
         ask = self._ray.remote(function).options
         at = {node: NodeAffinitySchedulingStrategy(node, soft=False) for node in given}
         try:
-            asked = [ask(num_cpus=0, scheduling_strategy=at[node]).remote(*words) for node, words in given.items()]
+            asked = [ask(num_cpus=0, scheduling_strategy=at[node]).remote(*args) for node, args in given.items()]
             return dict(zip(given, self._ray.get(asked), strict=True))
         except self._ray.exceptions.RayError as error:
             raise MachineFailureError(f"a node does not say what it has ({_one_line(error)}): cure that") from None

@@ -76,7 +76,7 @@ def tree_of(
     variables = {**environment, MARK: f"{outer}:{mark}" if outer else mark}
     start = _start_bound if bound and sys.platform == "linux" else _start
     streams = _Streams(output, errors, apart)
-    process = executed(command, cwd, variables, lambda words: start(words, cwd, variables, streams, keep))
+    process = executed(command, cwd, variables, lambda argv: start(argv, cwd, variables, streams, keep))
     try:
         yield process
     finally:
@@ -356,8 +356,8 @@ def _named_clusters(folder: Path) -> Iterator[Path]:
     """The file that names the cluster whose head this process is."""
     if (folder / "comm").read_bytes().strip() != b"gcs_server":
         return
-    words = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")
-    session, port = (next(filter(None, map(known.fullmatch, words)), None) for known in (_SESSION, _PORT))
+    argv = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")
+    session, port = (next(filter(None, map(known.fullmatch, argv)), None) for known in (_SESSION, _PORT))
     if session and port:
         path = Path(session[1]).parent / "ray_current_cluster"
         if path.is_file() and path.read_text(errors="replace").strip().endswith(f":{port[1]}"):

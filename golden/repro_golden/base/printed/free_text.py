@@ -131,16 +131,16 @@ def _float(text: str) -> float | None:
 
 def _name(text: str) -> str:
     """The name that words before a number end in; empty where they end in none of a metric."""
-    words = text.split(" ")
-    least = next((n for n in (1, 2) if _measured(" ".join(words[-n:]))), 0)
+    terms = text.split(" ")
+    least = next((n for n in (1, 2) if _measured(" ".join(terms[-n:]))), 0)
     if not least:
         return ""
-    while least < len(words) and _BEFORE.fullmatch(words[-least - 1].lower()):
+    while least < len(terms) and _BEFORE.fullmatch(terms[-least - 1].lower()):
         least += 1
-    return " ".join(words[-least:])
+    return " ".join(terms[-least:])
 
 
 def _measured(name: str) -> bool:
     """Whether the words of a name end in a metric."""
-    words = [word for word in words_of(name) if word != "/"]
-    return any(_MEASURED.fullmatch(" ".join(words[at:])) for at in range(len(words)))
+    terms = [word for word in words_of(name) if word != "/"]
+    return any(_MEASURED.fullmatch(" ".join(terms[at:])) for at in range(len(terms)))

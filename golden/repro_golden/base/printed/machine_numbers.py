@@ -35,8 +35,8 @@ def words_of(name: str) -> list[str]:
 
 def measures_time(name: str) -> bool:
     """Whether a metric measures wall time, speed or memory by its name, so that it differs from run to run."""
-    words = " ".join(words_of(name))
-    return name.startswith("perf/") or bool(_TIME.search(words) and not _learnt(words))
+    text = " ".join(words_of(name))
+    return name.startswith("perf/") or bool(_TIME.search(text) and not _learnt(text))
 
 
 _JUDGED = "acc|accuracy|mae|mse|rmse|mape|error|score|bonus|penalty|f1|auc"
@@ -51,10 +51,10 @@ _LEARNT = re.compile(
 )
 
 
-def _learnt(words: str) -> bool:
+def _learnt(text: str) -> bool:
     """Whether words tell of what is learnt, and not in a folder of times (``timing_s/reward``, ``time/speed_loss``)."""
-    learnt = _LEARNT.search(words)
-    return learnt is not None and not _TIME.search(words[: learnt.start()])
+    learnt = _LEARNT.search(text)
+    return learnt is not None and not _TIME.search(text[: learnt.start()])
 
 
 _MACHINE = re.compile(

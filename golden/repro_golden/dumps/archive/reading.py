@@ -204,10 +204,10 @@ class _Archive:
         _, disk, first, here, count, length, offset, comment = _END.unpack_from(tail, at)
         if at + _END.size + comment != len(tail) or disk or first or here != count:
             raise self._refusal("is cut short or damaged: its zip directory does not end it", "copy or write it again")
-        ends = start + at
-        if ends >= _LOCATOR64.size and self._at(ends - _LOCATOR64.size, 4) == b"PK\6\7":  # torch always writes it
-            count, offset, length, ends = self._end64(ends - _LOCATOR64.size)
-        if offset + length != ends or count * _ENTRY.size > length:
+        end = start + at
+        if end >= _LOCATOR64.size and self._at(end - _LOCATOR64.size, 4) == b"PK\6\7":  # torch always writes it
+            count, offset, length, end = self._end64(end - _LOCATOR64.size)
+        if offset + length != end or count * _ENTRY.size > length:
             raise self._refusal("is damaged: its zip directory is not where it should be", "copy or write it again")
         return count, offset, length
 

@@ -58,9 +58,9 @@ def _added(total: Figures, more: Figures) -> Figures:
 
 def _pieces(raw: bytes) -> Iterator[bytes]:
     """A row as it is measured: so many words at a time, and what is left of the last one with them."""
-    ends = [*range(0, max(len(raw) // 8, 1), _NEAR)]
-    for at in ends:
-        yield raw[at * 8 :] if at == ends[-1] else raw[at * 8 : (at + _NEAR) * 8]
+    starts = [*range(0, max(len(raw) // 8, 1), _NEAR)]
+    for at in starts:
+        yield raw[at * 8 :] if at == starts[-1] else raw[at * 8 : (at + _NEAR) * 8]
 
 
 def _scattered(content: bytes, rows: int, words: int, *, across: bool) -> Iterator[bytes]:

@@ -71,10 +71,10 @@ class Cpu:
         if total >= self._SHARED and (threads := threads_of_this_process()) > 1:
             work = jobs[:, 1] * jobs[:, 2]
             shares = np.searchsorted(np.cumsum(work), np.linspace(0, total, threads + 1)[1:-1])
-            ends = [0, *shares.tolist(), len(jobs)]
+            bounds = [0, *shares.tolist(), len(jobs)]
             tasks = [_started(kernels.run, jobs[a:b], tables, sums[a:b], stats[a:b])
-                     for a, b in itertools.pairwise(ends[1:])]  # fmt: skip
-            kernels.run(jobs[: ends[1]], tables, sums[: ends[1]], stats[: ends[1]])
+                     for a, b in itertools.pairwise(bounds[1:])]  # fmt: skip
+            kernels.run(jobs[: bounds[1]], tables, sums[: bounds[1]], stats[: bounds[1]])
             for task in tasks:
                 task.result()
         else:

@@ -164,8 +164,8 @@ class _Memory:
         looks = _looks(pieces)
         order = np.lexsort(looks.T)
         pieces, looks = pieces[order], looks[order]
-        ends = [0, *(np.flatnonzero(np.any(np.diff(looks, axis=0), axis=1)) + 1).tolist(), len(pieces)]
-        launches = [(a, b, _Look(*looks[a].tolist())) for a, b in itertools.pairwise(ends)]
+        bounds = [0, *(np.flatnonzero(np.any(np.diff(looks, axis=0), axis=1)) + 1).tolist(), len(pieces)]
+        launches = [(a, b, _Look(*looks[a].tolist())) for a, b in itertools.pairwise(bounds)]
         width = 5 if np.any(pieces[:, 8]) else 2
         return _Prepared(self.upload(pieces), len(pieces), Order.of(pieces[:, 7]), launches, width)
 

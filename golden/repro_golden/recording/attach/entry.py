@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FLAG", "enter", "is_entry", "variables_given", "words_given"]
+__all__ = ["FLAG", "argv_given", "enter", "is_entry", "variables_given"]
 
 
 FLAG = "--"
@@ -59,7 +59,7 @@ def enter(asked: Mapping[str, Any]) -> None:
         sys.argv.extend(added)
         argv += added
     with contextlib.suppress(Exception):  # it tells nobody what it was given, and trains as well
-        record["given"] = {"argv": words_given(argv), "variables": variables_given()}
+        record["given"] = {"argv": argv_given(argv), "variables": variables_given()}
     _append(path, record)
     ours = [word.partition("=")[0] for word in added if word.startswith(FLAG)]
     _listen(path, ours)
@@ -79,7 +79,7 @@ _SECRET = 16
 """Characters of the shortest value behind an option that is taken for a secret: a switch is none."""
 
 
-def words_given(argv: Sequence[str]) -> list[str]:
+def argv_given(argv: Sequence[str]) -> list[str]:
     """A command line with a digest in place of each value that looks like a secret, as its option is called."""
     from repro_golden.base.credentials import looks_secret
     from repro_golden.case.identity import short_digest
@@ -88,12 +88,12 @@ def words_given(argv: Sequence[str]) -> list[str]:
         secret = len(value) >= _SECRET and looks_secret(name.lstrip("-").replace("-", "_"), value)
         return f"(secret {short_digest(value)})" if secret else value
 
-    words, option = list[str](), ""
+    texts, option = list[str](), ""
     for word in argv:
         name, mark, value = word.partition("=")
-        words.append(f"{name}={plain(name, value)}" if mark else plain(option, word))
+        texts.append(f"{name}={plain(name, value)}" if mark else plain(option, word))
         option = word if word.startswith("-") else ""
-    return words
+    return texts
 
 
 def _listen(path: Path, ours: Sequence[str]) -> None:

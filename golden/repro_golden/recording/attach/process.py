@@ -22,7 +22,7 @@ from repro_golden.recording.attach.alive.generators import states
 from repro_golden.recording.attach.alive.names import Names
 from repro_golden.recording.attach.alive.parts import of_parts
 from repro_golden.recording.attach.alive.readings import Reading
-from repro_golden.recording.attach.entry import variables_given, words_given
+from repro_golden.recording.attach.entry import argv_given, variables_given
 
 __all__ = ["end", "facts", "failed", "final_state", "generators", "outermost", "place_of", "terminal"]
 
@@ -52,7 +52,7 @@ def facts() -> dict[str, Any]:
         "pid": os.getpid(),
         "group": _training(world),
         "python": sys.executable,
-        "argv": words_given(sys.orig_argv),
+        "argv": argv_given(sys.orig_argv),
         "variables": variables_given(),
         "identity": collect(os.environ, threads=threads, ranks=world).to_mapping(),
         "switches": _switches(),

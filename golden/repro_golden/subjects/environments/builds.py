@@ -31,7 +31,7 @@ from repro_golden.recording.attach.code.identify import Built
 from repro_golden.recording.attach.gathered.run import PACKAGE
 from repro_golden.replay.children import ChildFailure
 from repro_golden.repository.checkout import Place, find_checkout
-from repro_golden.subjects.argv import interpreter, replaced, variables_of, words
+from repro_golden.subjects.argv import argv_of, interpreter, replaced, variables_of
 from repro_golden.subjects.environments.cache import Slot, environments_of, kept
 from repro_golden.subjects.environments.origins import uv_switches
 from repro_golden.subjects.surroundings import variables_digest
@@ -321,7 +321,7 @@ class _Recipe:
             pip += pip_options(place, subject.locks)
             venv = [self._python, "-m", "venv", out]
             return [("python -m venv", venv, variables), ("pip install", pip, variables)]
-        return [(subject.setup, words(subject.setup, tokens, subject.shell), variables)]
+        return [(subject.setup, argv_of(subject.setup, tokens, subject.shell), variables)]
 
 
 def _packages(slot: Slot) -> list[str]:

@@ -107,8 +107,8 @@ def parse_range(text: str) -> VersionRange:
     Raises:
         ReproError: it is not one, with what to write.
     """
-    name, equal, ends = text.partition("==")
-    low, dots, high = ends.partition("..")
+    name, equal, versions = text.partition("==")
+    low, dots, high = versions.partition("..")
     name = name.strip()
     if not (equal and dots and _NAME.fullmatch(name)):
         raise ReproError(f"{text!r} is no range of versions: write NAME==LOW..HIGH, such as torch==2.12.0..2.13.0")

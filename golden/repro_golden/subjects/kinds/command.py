@@ -40,7 +40,7 @@ from repro_golden.replay.output import last_line
 from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.store.rollouts import rollouts_of
 from repro_golden.subjects.additions import Addition, Written
-from repro_golden.subjects.argv import interpreter, replaced, told, variables_of, words
+from repro_golden.subjects.argv import argv_of, beside_case, interpreter, replaced, variables_of
 from repro_golden.subjects.caches import own_caches
 from repro_golden.subjects.environments.builds import Environment, Who, held, identity_in
 from repro_golden.subjects.environments.installs import left_alone, taken_back
@@ -123,12 +123,12 @@ class _Job:
         variables = variables_of(self.case, self.subject, self.python, self.tokens)
         ours = self.built.variables(self.subject) if self.built else {}
         ours |= self.overlay.variables(variables) if self.overlay else {}
-        variables |= told(ours, self.subject) | dict(self.place.variables)
+        variables |= beside_case(ours, self.subject) | dict(self.place.variables)
         variables |= own_caches(variables, self.raw / "caches", self.place.home or self.place.root)
         return self.addition.variables(variables) if self.addition else variables
 
     def child(self, text: str, variables: Mapping[str, str]) -> Child:
-        command = words(text, self.tokens, self.subject.shell)
+        command = argv_of(text, self.tokens, self.subject.shell)
         return Child(command, self.place.root, variables, self.log, self.subject.timeout)
 
     @property
@@ -214,7 +214,7 @@ class CommandKind(Kind):
                         python = overlay.python
                     variables = variables_of(case, subject, python, {"root": str(root), "python": python})
                     if overlay:
-                        variables |= told(overlay.variables(variables), subject)
+                        variables |= beside_case(overlay.variables(variables), subject)
                         overlay.notice(variables, root, overlay.folder)
                     who = identity_in(case, python, variables, root)
                     if overlay:

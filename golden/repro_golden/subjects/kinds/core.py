@@ -46,7 +46,7 @@ from repro_golden.replay.output import last_line
 from repro_golden.replay.ranks import Lost, Ranks, free_port, meeting, rank_log
 from repro_golden.repository.checkout import Checkout, Place
 from repro_golden.store.rollouts import RolloutSet
-from repro_golden.subjects.argv import told
+from repro_golden.subjects.argv import beside_case
 from repro_golden.subjects.environments.builds import Who, identity_in
 from repro_golden.subjects.environments.overlays import held_overlay
 from repro_golden.subjects.kinds.kind import Kind
@@ -109,7 +109,7 @@ class CoreKind(Kind):
             return Who(identity.replaying().laid_out(layout), importable(), modules(), partial(build, root))
         try:
             with held_overlay(case, subject, Place(root), sys.executable, subject.packages) as overlay:
-                variables |= told(overlay.variables(variables), subject)
+                variables |= beside_case(overlay.variables(variables), subject)
                 overlay.notice(variables, root, overlay.folder)
                 who = identity_in(case, overlay.python, variables, root)
                 who.find_build()  # while it is held; it is remembered
@@ -159,7 +159,7 @@ class CoreKind(Kind):
             else:
                 overlay = exits.enter_context(held_overlay(case, subject, place, python, subject.packages, cancel))
                 about["environment"], python = overlay.to_mapping(), overlay.python
-                variables |= told(overlay.variables(variables), subject)
+                variables |= beside_case(overlay.variables(variables), subject)
                 overlay.notice(variables, place.root, log)
             job: dict[str, Any] = {"case": case.canonical(), "root": str(place.root), "subject": about}
             if (ranks := case.resources.ranks) > 1:

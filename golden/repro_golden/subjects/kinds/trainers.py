@@ -69,7 +69,7 @@ class Trainer:
     Attributes:
         system: Its name.
         entry: Its entry points: files, by the end of their path, or modules.
-        ends: The flag that ends a run after so many rollouts.
+        end_flag: The flag that ends a run after so many rollouts.
         more: Flags without a value that make it write more of what it computes.
         variables: What a replay adds to its environment, beside what decides bits.
         redirect: Flags that name what it writes, with a name below the run's own folder. Where the launch has one, a
@@ -78,7 +78,7 @@ class Trainer:
 
     system: System
     entry: tuple[str, ...]
-    ends: str
+    end_flag: str
     more: tuple[str, ...] = ()
     variables: Callable[[Replay], Mapping[str, str]] = lambda _: {}
     redirect: tuple[str, ...] = ("--save", "--save-hf", "--critic-save", "--tensorboard-dir", "--ci-save-grad-norm")
@@ -100,7 +100,7 @@ class Trainer:
 
     def _bounds(self, replay: Replay) -> list[list[str]]:
         # a launch that goes on from a checkpoint would begin behind the recorded rollouts
-        return [["--start-rollout-id", "0"], [self.ends, str(replay.count)]]
+        return [["--start-rollout-id", "0"], [self.end_flag, str(replay.count)]]
 
 
 TRAINERS = {

@@ -202,7 +202,7 @@ def _listed(path: Path, raw: bytes) -> list[tuple[str, int]]:
     """Pairs of a file's name and where one of its pieces ends."""
     memo: dict[int, Any] = {}
     recent: list[Any] = []
-    ends: list[tuple[str, int]] = []
+    pieces: list[tuple[str, int]] = []
     count = 0
     try:
         for opcode, argument, _ in pickletools.genops(raw):
@@ -223,11 +223,11 @@ def _listed(path: Path, raw: bytes) -> list[tuple[str, int]]:
             if len(recent) >= 6 and tuple(recent[-6::2]) == _FIELDS:
                 file, offset, length = recent[-5::2]
                 if isinstance(file, str) and _size(offset) and _size(length):
-                    ends.append((file, offset + length))
+                    pieces.append((file, offset + length))
             del recent[:-6]
     except Exception as error:  # noqa: BLE001 - the standard library raises what it likes on bytes that are no pickle
         raise ReproError(f"{path} is damaged: its pickle breaks off ({str(error)[:100]}); save again") from None
-    return ends
+    return pieces
 
 
 def _key(argument: Any) -> int:

@@ -40,14 +40,14 @@ class Started(NamedTuple):
     """What a launcher hands to ``execute_train``.
 
     Attributes:
-        words: The command, each word with its place.
+        argv: The command, each word with its place.
         env: Variables for the Ray job.
         gpus: GPUs of each node that it starts Ray with; '' where it is not said.
         line: Where the call stands.
         doubted: Whether what it gets may be otherwise, since nobody knows which branches are taken.
     """
 
-    words: list[tuple[str, Where]]
+    argv: list[tuple[str, Where]]
     env: dict[str, Variable]
     gpus: str
     line: int
@@ -76,7 +76,7 @@ def started(text: str, path: Path, *, taken: bool = True, line: int | None = Non
     best: Started | None = None
     for call in (call for call in walk.calls if line in (None, call.line)):
         placed = [(word, Where(str(path), line, word)) for word, line in _split(call.flags)]
-        if any(word.startswith("--") for word, _ in placed) and (best is None or len(placed) >= len(best.words)):
+        if any(word.startswith("--") for word, _ in placed) and (best is None or len(placed) >= len(best.argv)):
             script = "".join(piece.text for piece in call.script) or "train.py"
             front = [("python3", Where(str(path), call.line)), (script, Where(str(path), call.line))]
             env = {
@@ -168,18 +168,18 @@ class _Walk:
         bodies = [node.body, node.orelse] if isinstance(node, ast.If) else [case.body for case in node.cases]
         changed: _Names = {}
         counts: Counter[str] = Counter()
-        ends = []
+        returns = []
         for body in bodies:
             inner = dict(names)
-            ends.append(bool(body) and self._block(body, inner))
-            if not ends[-1]:
+            returns.append(bool(body) and self._block(body, inner))
+            if not returns[-1]:
                 other = {name: value for name, value in inner.items() if names.get(name) is not value}
                 counts.update(other.keys())
                 changed |= other
-        doubted = {name for name in changed if counts[name] == 1} if ends.count(False) > 1 else set()
+        doubted = {name for name in changed if counts[name] == 1} if returns.count(False) > 1 else set()
         self.doubted = self.doubted or bool(doubted)
         names |= {name: value for name, value in changed.items() if self._taken or name not in doubted}
-        return all(ends)
+        return all(returns)
 
     def _set(self, name: str, value: _Text | dict[str, _Text] | None, names: _Names) -> None:
         if value is None:

@@ -20,7 +20,7 @@ from repro_golden.base.errors import ReproError
 if TYPE_CHECKING:
     from repro.doctor.artefacts.shell_scripts.script import Command, Script, Setting
 
-__all__ = ["LAUNCH", "launch_of_argv", "launch_of_program", "launch_of_words", "read_launch"]
+__all__ = ["LAUNCH", "launch_of_argv", "launch_of_command", "launch_of_program", "read_launch"]
 
 _LARGEST = 1 << 20
 _SHELLS = (".sh", ".bash")
@@ -108,13 +108,13 @@ def _launches(path: Path, arguments: Sequence[str] | None) -> list[Launch | NotR
         other = started(text, path, taken=False, line=call.line) if call.doubted else None
         return [_also(_of_call(call, text, path), other and _of_call(other, text, path))]
     if path.suffix in _LISTS and not _SHEBANG.match(source):
-        return [launch_of_words(path, _listed(text, path), text=text)]
+        return [launch_of_command(path, _listed(text, path), text=text)]
     return _script(source, text, path, arguments)
 
 
 def _of_call(call: Started, text: str, path: Path) -> Launch:
     cluster = (("ray", "start", "--head", "--num-gpus", call.gpus),) if call.gpus else ()
-    launch = launch_of_words(path, call.words, text=text, env=call.env)
+    launch = launch_of_command(path, call.argv, text=text, env=call.env)
     return replace(launch, commands=cluster, submitted=True)
 
 
@@ -123,11 +123,11 @@ def _also(launch: Launch, other: Launch | None) -> Launch:
     return launch if other is None or other == launch else replace(launch, otherwise=other)
 
 
-def launch_of_argv(words: Sequence[str]) -> Launch:
+def launch_of_argv(argv: Sequence[str]) -> Launch:
     """What a command line starts.
 
     Args:
-        words: The words behind ``--``: ``python train.py --x 1``, flags alone, ``bash run.sh`` or ``bash -c LINE``.
+        argv: The words behind ``--``: ``python train.py --x 1``, flags alone, ``bash run.sh`` or ``bash -c LINE``.
 
     Raises:
         ReproError: If it names a script that cannot be read, or starts no trainer.
@@ -135,16 +135,16 @@ def launch_of_argv(words: Sequence[str]) -> Launch:
     from repro.doctor.artefacts.shell_scripts.script import handed_on, is_shell, line_behind
     from repro.doctor.artefacts.shell_scripts.values import Part, Word
 
-    if words and is_shell(words[0]):
-        operands = list(itertools.dropwhile(lambda word: word.startswith("-"), words[1:]))
-        if operands and not any(_LINE.fullmatch(word) for word in words[1 : -len(operands)]):
+    if argv and is_shell(argv[0]):
+        operands = list(itertools.dropwhile(lambda word: word.startswith("-"), argv[1:]))
+        if operands and not any(_LINE.fullmatch(word) for word in argv[1 : -len(operands)]):
             return read_launch(Path(operands[0]), operands[1:])
-    parsed = [Word((Part(word),), "argv", 1) for word in words]
-    if parsed and ((is_shell(words[0]) and line_behind(parsed)) or handed_on(parsed)[1]):
-        line = shlex.join(words)
+    parsed = [Word((Part(word),), "argv", 1) for word in argv]
+    if parsed and ((is_shell(argv[0]) and line_behind(parsed)) or handed_on(parsed)[1]):
+        line = shlex.join(argv)
         return _first(Path("argv"), _script(line.encode(), line, Path("argv"), None))
-    placed = [(word, Where("argv", item=word)) for word in words]
-    return launch_of_words(Path("argv"), placed, text=shlex.join(words))
+    placed = [(word, Where("argv", item=word)) for word in argv]
+    return launch_of_command(Path("argv"), placed, text=shlex.join(argv))
 
 
 def launch_of_program(path: Path) -> Launch | None:
@@ -153,8 +153,8 @@ def launch_of_program(path: Path) -> Launch | None:
         head = file.read(_LARGEST)
     if b"\0" in head:
         return None
-    words = [(word, Where(str(path), 1, item=word)) for word in ("python3", path.name)]
-    launch = launch_of_words(path, words, text=head.decode(errors="replace"))
+    command = [(word, Where(str(path), 1, item=word)) for word in ("python3", path.name)]
+    launch = launch_of_command(path, command, text=head.decode(errors="replace"))
     return None if launch.trainer else launch
 
 
@@ -220,7 +220,7 @@ def _started_by(script: Script, text: str, path: Path) -> list[tuple[Where, Laun
         (
             placed[0][1],
             replace(
-                launch_of_words(
+                launch_of_command(
                     path,
                     placed,
                     text=text,
@@ -258,9 +258,9 @@ def _variable(setting: Setting) -> Variable:
 # -- words
 
 
-def launch_of_words(
+def launch_of_command(
     path: Path,
-    words: Sequence[Placed],
+    command: Sequence[Placed],
     *,
     text: str,
     env: Mapping[str, Variable] | None = None,
@@ -272,22 +272,22 @@ def launch_of_words(
 
     Args:
         path: What it was read from.
-        words: The whole command, with what stands in front of the trainer.
+        command: The whole command, with what stands in front of the trainer.
         text: The script.
         env: Exported variables.
         settings: All settings, in order.
         sources: Texts by path, to find lines of a runtime environment in.
         hidden: Whether variables are exported that are not known.
     """
-    front, trainer = _trainer(words)
+    front, trainer = _trainer(command)
     flags = _flags(trainer)
     more, others = environment(path, front, flags, sources or {})
     variables = dict(env or {}) | dict(more)
-    start = _entry(words)
-    entry = "" if start is None else words[start][0]
+    start = _entry(command)
+    entry = "" if start is None else command[start][0]
     program = [word for word, _ in front if word.endswith(".py")]
     entry = ENTRY.match(entry)[1] if (ENTRY.match(entry)) else entry or (program[-1] if program else "")  # type: ignore[index]
-    argv = [word for word, _ in _command(words)]
+    argv = [word for word, _ in _command(command)]
     return Launch(
         path,
         tuple(argv),

@@ -58,7 +58,7 @@ _LARGEST = 1 << 20
 _NAMED = re.compile(r"(?:(?<![\w.-])|(?<=/)|\bimport )(slime|miles|relax)(?=[/.:\s\"']|_plugins|\Z)")
 
 
-def of_trainer(path: Path, text: str, entry: str, words: Sequence[str], given: Sequence[Flag]) -> bool:
+def of_trainer(path: Path, text: str, entry: str, argv: Sequence[str], given: Sequence[Flag]) -> bool:
     """Whether a command starts slime, Miles or Relax, by what it imports or by flags that only they have.
 
     The name of its program, and paths that it mentions, say nothing: every trainer has a train.py.
@@ -68,7 +68,7 @@ def of_trainer(path: Path, text: str, entry: str, words: Sequence[str], given: S
     names = {flag.name for flag in given}
     if names & _SHARED.union(*_OWN.values()) or any(name.startswith(_ENGINE) for name in names):
         return True
-    return (path.suffix == ".py" and _IMPORTS.search(text.encode()) is not None) or _imports(path, words)
+    return (path.suffix == ".py" and _IMPORTS.search(text.encode()) is not None) or _imports(path, argv)
 
 
 def _imports(path: Path, argv: Sequence[str]) -> bool:
@@ -86,7 +86,7 @@ def _imports(path: Path, argv: Sequence[str]) -> bool:
 
 
 def system_of(
-    path: Path, text: str, entry: str, words: Sequence[str], given: Sequence[Flag], env: Mapping[str, Variable]
+    path: Path, text: str, entry: str, argv: Sequence[str], given: Sequence[Flag], env: Mapping[str, Variable]
 ) -> System | None:
     """The system, by its entry, its own flags, paths of the command and of the script; None where they do not say."""
     if entry.startswith("relax/"):
@@ -99,7 +99,7 @@ def system_of(
         return systems[0]
     python = env.get("PYTHONPATH")
     code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    for source in (python.value if python else "", "\n".join(words), code):
+    for source in (python.value if python else "", "\n".join(argv), code):
         named = {match[1] for match in _NAMED.finditer(source)}
         if len(named) == 1:
             return _system(named.pop())

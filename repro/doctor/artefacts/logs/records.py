@@ -87,19 +87,19 @@ def _fields(text: str) -> dict[str, float]:
 @functools.lru_cache(4096)
 def is_loss(name: str) -> bool:
     """Whether a metric is a loss that a step measured, by its name."""
-    return _ends(name, ("loss",), ("losses",))
+    return _ends_in(name, ("loss",), ("losses",))
 
 
 @functools.lru_cache(4096)
 def is_gradient_norm(name: str) -> bool:
     """Whether a metric is the norm of gradients that a step measured, by its name."""
-    return _ends(name, ("grad", "norm"), ("gradient", "norm"), ("gnorm",))
+    return _ends_in(name, ("grad", "norm"), ("gradient", "norm"), ("gnorm",))
 
 
-def _ends(name: str, *ends: tuple[str, ...]) -> bool:
+def _ends_in(name: str, *endings: tuple[str, ...]) -> bool:
     """Whether a part of a name ends in such words, a statistic behind them left out."""
-    words = words_of(name)
-    if _NO_MEASURE.intersection(words):
+    terms = words_of(name)
+    if _NO_MEASURE.intersection(terms):
         return False
-    parts = " ".join(word for word in words if word not in _STATISTICS).split("/")
-    return any(tuple(part.split()[-len(end) :]) == end for part in parts for end in ends)
+    parts = " ".join(word for word in terms if word not in _STATISTICS).split("/")
+    return any(tuple(part.split()[-len(end) :]) == end for part in parts for end in endings)

@@ -125,8 +125,8 @@ def changed(text: str, op: str, source: str, scope: Scope) -> str | None:
     if glob is None:
         return None
     if op[0] == "%":
-        ends = range(len(text), -1, -1) if op == "%" else range(len(text) + 1)
-        return next((text[:end] for end in ends if fnmatch.fnmatchcase(text[end:], glob)), text)
+        positions = range(len(text), -1, -1) if op == "%" else range(len(text) + 1)
+        return next((text[:end] for end in positions if fnmatch.fnmatchcase(text[end:], glob)), text)
     starts = range(len(text) + 1) if op == "#" else range(len(text), -1, -1)
     return next((text[start:] for start in starts if fnmatch.fnmatchcase(text[:start], glob)), text)
 

@@ -101,9 +101,9 @@ class _Reader(Statements):
         """The tree of a file. Lines that end as on Windows are read as they were meant, and noted."""
         if b"\r\n" in source:
             lines = source.split(b"\n")
-            ends = [n for n, line in enumerate(lines, 1) if line.endswith(b"\r") and not _COMMENT.match(line)]
-            severed = [n for n in ends if lines[n - 1].endswith(b"\\\r")]
-            for number in (severed or ends)[:1]:
+            numbers = [n for n, line in enumerate(lines, 1) if line.endswith(b"\r") and not _COMMENT.match(line)]
+            severed = [n for n in numbers if lines[n - 1].endswith(b"\\\r")]
+            for number in (severed or numbers)[:1]:
                 text = "\\\r" if severed else "\r"
                 self.script.returns.append(Word((Part(text),), str(path), number))
             source = source.replace(b"\r\n", b"\n")

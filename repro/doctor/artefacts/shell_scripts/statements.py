@@ -274,20 +274,20 @@ class Statements(abc.ABC):
         for item in items:
             patterns = item.children_by_field_name("value")
             body = [c for c in item.named_children if c not in patterns]
-            ends = {child.type for child in item.children} & {";&", ";;&"}
+            marks = {child.type for child in item.children} & {";&", ";;&"}
             verdicts = [matches(text, _pattern(each, scope), scope) for each in patterns]
             taken = True if True in verdicts else None if None in verdicts else False
             if through is not False:  # from the one above, if that was taken
                 taken = through or taken or None
-            through = taken if ends == {";&"} else False
+            through = taken if marks == {";&"} else False
             if taken is False:
                 continue
             if taken and not branches:
                 self._block(body, scope)
             else:
                 branches.append(functools.partial(self._block, body))
-                again = again or bool(ends)
-            if taken and not ends:
+                again = again or bool(marks)
+            if taken and not marks:
                 if not branches:
                     return
                 break
@@ -330,7 +330,7 @@ class Statements(abc.ABC):
         if len(branches) == 1:
             self._alone(branches[0], scope)
             return
-        ends: list[str] = []
+        states: list[str] = []
         after: list[Scope] = []
         alone = len([branch for branch in branches if branch is not nothing]) == 1
         for branch in branches:
@@ -340,14 +340,14 @@ class Statements(abc.ABC):
             self.unsure -= 1
             if alone and not self.merging.taken:
                 self.script.settings[count:] = [each for each in self.script.settings[count:] if each.prefix]
-            ends.append(self.ended)
+            states.append(self.ended)
             if not self.ended:
                 after.append(inner)
             elif self.ended != "exit":
                 self.left.append((self.ended, inner))
             self.ended = ""
         if not after:
-            self.ended = ends[-1]
+            self.ended = states[-1]
             return
         self.merging.scopes(scope, after)
 

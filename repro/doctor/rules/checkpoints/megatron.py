@@ -90,7 +90,7 @@ def _found(launch: Launch, checkpoint: MegatronCheckpoint, flag: str, asked: str
 )
 def _checkpoint_model_args(launch: Launch, checkpoint: MegatronCheckpoint) -> Iterator[Found]:
     args = checkpoint.args
-    if not args or not launch.words:
+    if not args or not launch.argv:
         return
     sure = flag_of(launch, checkpoint.path, _LOADS) is not None or not flagged(launch, _LOADS)
     for flag in _NUMBERS:
@@ -141,7 +141,7 @@ def _saved(checkpoint: MegatronCheckpoint, files: Any) -> dict[str, int]:
     sources=("slime guide: Troubleshooting",),
 )
 def _checkpoint_parallelism(launch: Launch, checkpoint: MegatronCheckpoint) -> Iterator[Found]:
-    if not launch.words or not checkpoint.files:
+    if not launch.argv or not checkpoint.files:
         return
     files = checkpoint.files[max(checkpoint.files)]
     saved = _saved(checkpoint, files)

@@ -127,9 +127,9 @@ def _exclusive_flags(launch: Launch) -> Iterator[Found]:
             yield Found(message, launch.where(other), None if launch.system else "warning")
     if launch.system == "miles":
         yield from _miles(launch)
-    ends = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
+    flags = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
     if launch.system == "slime" and size(launch, "--pipeline-model-parallel-size") == 1:
-        for name in ends:
+        for name in flags:
             if launch.has(name) and not launch.has("--debug-rollout-only"):
                 message = f"{name} is given, and --pipeline-model-parallel-size is 1: slime refuses it"
                 yield Found(message, launch.where(name))

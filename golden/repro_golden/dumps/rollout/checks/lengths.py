@@ -117,20 +117,20 @@ def _mask_values(batch: Batch) -> Iterator[Found]:
     sources=(SAMPLE,),
 )
 def _top_p(batch: Batch) -> Iterator[Found]:
-    ids, ends = "rollout_top_p_token_ids", "rollout_top_p_token_offsets"
+    ids, bounds = "rollout_top_p_token_ids", "rollout_top_p_token_offsets"
     for number, sample in enumerate(batch.samples):
-        if (sample.get(ids) is None) != (sample.get(ends) is None):
-            there, lacking = (ids, ends) if sample.get(ends) is None else (ends, ids)
+        if (sample.get(ids) is None) != (sample.get(bounds) is None):
+            there, lacking = (ids, bounds) if sample.get(bounds) is None else (bounds, ids)
             yield noted(number, lacking, f"there is {there} without {lacking}")
-        elif sample.get(ends) is not None:
-            offsets, count = numbers(sample[ends]), length(sample[ids])
+        elif sample.get(bounds) is not None:
+            offsets, count = numbers(sample[bounds]), length(sample[ids])
             if offsets is None or offsets.ndim != 1 or not offsets.size or offsets[0] != 0:
-                yield noted(number, ends, "offsets do not start with 0")
+                yield noted(number, bounds, "offsets do not start with 0")
             elif (offsets[1:] < offsets[:-1]).any():
                 at = int((offsets[1:] < offsets[:-1]).argmax()) + 1
-                yield noted(number, ends, f"offset {at} falls from {offsets[at - 1]} to {offsets[at]}")
+                yield noted(number, bounds, f"offset {at} falls from {offsets[at - 1]} to {offsets[at]}")
             elif offsets[-1] != count:
-                yield noted(number, ends, f"the last offset is {offsets[-1]}, and there are {count} ids")
+                yield noted(number, bounds, f"the last offset is {offsets[-1]}, and there are {count} ids")
 
 
 RULES = (_empty, _response_length, _per_token, _tokens, _mask_values, _top_p)

@@ -102,9 +102,9 @@ def states(*, seeded: bool = False) -> dict[str, torch.Tensor]:
     if gpus and torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         snapshot |= {f"cuda:{k}": device for k, device in enumerate(torch.cuda.get_rng_state_all())}
     if not seeded or "random" in known:
-        version, words, normal = random.getstate()
+        version, vector, normal = random.getstate()
         left = b"" if normal is None else struct.pack("<d", normal)
-        snapshot["random"] = _bytes(struct.pack("<q", version) + array.array("Q", words).tobytes() + left)
+        snapshot["random"] = _bytes(struct.pack("<q", version) + array.array("Q", vector).tobytes() + left)
     if "numpy" in sys.modules and (not seeded or "numpy.random" in known):
         state = sys.modules["numpy"].random.get_state(legacy=False)
         snapshot["numpy"] = _bytes(_of_numpy(**state) if state["bit_generator"] == "MT19937" else repr(state).encode())

@@ -155,9 +155,9 @@ def _slot_of_locals(frame: types.FrameType) -> ctypes.c_void_p | None:
     place = id(frame)
     if sys.version_info >= (3, 11):  # noqa: UP036 - where the object leads to it; a program may have 3.10
         place = ctypes.c_void_p.from_address(place + 3 * _WORD).value or 0
-    words = [ctypes.c_void_p.from_address(place + k * _WORD) for k in range(8)]
+    pointers = [ctypes.c_void_p.from_address(place + k * _WORD) for k in range(8)]
     known = {id(frame.f_globals), id(frame.f_builtins)}
-    pairs = zip(words, words[1:], words[2:], strict=False)
+    pairs = zip(pointers, pointers[1:], pointers[2:], strict=False)
     return next((slot for first, other, slot in pairs if {first.value, other.value} == known), None)
 
 

@@ -52,10 +52,10 @@ class Rounds:
             self._close()
         self._now |= labels
         self._steps.append(labels)
-        ends = self._closed == {labels}
-        if ends:
+        closes = self._closed == {labels}
+        if closes:
             self._close()
-        return begins, ends
+        return begins, closes
 
     def _close(self) -> None:
         self._closed.update(self._steps)

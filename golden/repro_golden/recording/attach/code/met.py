@@ -70,10 +70,8 @@ def watch(place: str, home: str | None, folder: str, *, tests: bool) -> None:
         hear({"open": touched.opened, "os.rename": touched.renamed})
     if home is not None:
         hear({"open": process.opened, "os.rename": process.renamed, "os.link": process.renamed})
-    hear({"subprocess.Popen": lambda _, words, __, variables: process.starts(words, variables)})
-    hear(
-        {event: lambda _, words, variables: process.starts(words, variables) for event in ("os.exec", "os.posix_spawn")}
-    )
+    hear({"subprocess.Popen": lambda _, argv, __, variables: process.starts(argv, variables)})
+    hear({event: lambda _, argv, variables: process.starts(argv, variables) for event in ("os.exec", "os.posix_spawn")})
     process.look()
     atexit.register(process.look)
 
@@ -269,11 +267,11 @@ class _Process:
 
     # -- processes
 
-    def starts(self, words: Any, variables: Any) -> None:
+    def starts(self, argv: Any, variables: Any) -> None:
         """A program is about to be started: of a Python that will not read our `sitecustomize`, say so in the trace."""
-        words = [words] if isinstance(words, (str, bytes, os.PathLike)) else list(words)
-        line = " ".join(map(os.fsdecode, words))
-        if line in self._known or not is_deaf([os.fsdecode(word) for word in words], _is_bare(variables)):
+        argv = [argv] if isinstance(argv, (str, bytes, os.PathLike)) else list(argv)
+        line = " ".join(map(os.fsdecode, argv))
+        if line in self._known or not is_deaf([os.fsdecode(word) for word in argv], _is_bare(variables)):
             return
         self._known.add(line)
         import json
@@ -324,16 +322,16 @@ def _environments() -> Sequence[str]:
     return [prefix for prefix in prefixes if not os.path.lexists(os.path.join(prefix, ".git"))]  # noqa: PTH118
 
 
-def is_deaf(words: Sequence[str], bare: bool) -> bool:
+def is_deaf(argv: Sequence[str], bare: bool) -> bool:
     """Whether a command is a Python that reads no PYTHONPATH, or is given none of ours.
 
     Args:
-        words: Program and arguments.
+        argv: Program and arguments.
         bare: Whether its environment is without our variables.
     """
-    if not words or not _is_python(words[0]):
+    if not argv or not _is_python(argv[0]):
         return False
-    options = iter(words[1:])
+    options = iter(argv[1:])
     for word in options:
         if not word.startswith("-") or word == "-":
             break

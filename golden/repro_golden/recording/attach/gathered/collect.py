@@ -94,11 +94,11 @@ class _Rank:
                 self.ready.append((label, rows))
                 self._ordered(IN_ORDER)
                 continue
-            begins, ends = self._rounds.step(labels, anew=anew)
+            begins, closes = self._rounds.step(labels, anew=anew)
             if begins:
                 self.close()
             self._window[label] = step, rows
-            if ends:
+            if closes:
                 self.close()
 
     def close(self) -> None:
@@ -241,11 +241,11 @@ class Gathering:
             self.poll()
         if self._writer is None:
             raise self._none_whole(code)
-        steps, ends = self._writer.steps, [rank.end for rank in self._ranks]
+        steps, records = self._writer.steps, [rank.end for rank in self._ranks]
         whole = [rank.steps for rank in self._ranks if rank.end and rank.end["steps"] == rank.steps]
         least = max(whole, default=0) if self._filled else min(whole, default=0)
-        complete = len(whole) == len(ends) and (steps == least == max(whole) or (self._enough() and steps <= least))
-        stopped = all(end and end["stopped"] for end in ends)
+        complete = len(whole) == len(records) and (steps == least == max(whole) or (self._enough() and steps <= least))
+        stopped = all(end and end["stopped"] for end in records)
         terminal = read_terminal(self._raw)
         if complete and self._planted and reason != "diverged" and not any(self._raw.glob("planted-*")):
             step, phase, name = self._planted[0]
@@ -255,14 +255,14 @@ class Gathering:
             )
         if complete or reason == "diverged":
             closing = {"reason": reason, "ranks": len(self._ranks), "exit": code, "stopped": stopped}
-            closing["spent"] = slowest([end["spent"] for end in ends if end and "spent" in end])
-            closing["machine"] = sorted({name for end in ends if end for name in end.get("machine", ())})
-            closing["modules"] = sorted({name for end in ends if end for name in end["modules"]})
-            places = {name: folder for end in ends if end for name, folder in end.get("places", {}).items()}
+            closing["spent"] = slowest([end["spent"] for end in records if end and "spent" in end])
+            closing["machine"] = sorted({name for end in records if end for name in end.get("machine", ())})
+            closing["modules"] = sorted({name for end in records if end for name in end["modules"]})
+            places = {name: folder for end in records if end for name, folder in end.get("places", {}).items()}
             closing["sources"] = {name: state for name, folder in places.items() if (state := state_of(Path(folder)))}
             notes = map(_read, sorted(self._raw.glob("note-*.json")))
             unread = [_UNTOLD if note is None else note for note in notes]
-            unread += [end.get("unread", {}) for end in ends if end]
+            unread += [end.get("unread", {}) for end in records if end]
             seen = {name: why for notes in unread for name, why in notes.items()}
             seen |= {**self._unread(), **those_without_a_step(self._ranks)}
             if self._others:
@@ -277,7 +277,7 @@ class Gathering:
         take_dumps(folders, self._out, self._first, self._dump)
         self._writer.let_go()
         seal(self._out)
-        ignored = sorted({name for end in ends if end for name in end.get("ignored", ())})
+        ignored = sorted({name for end in records if end for name in end.get("ignored", ())})
         unequal = "" if self._filled else self._of_unequal_ranks()
         short = "" if reason == "diverged" else self._failed() or unequal or self._cut(complete)
         return Collected(steps, len(self._ranks), complete, stopped, terminal, ignored, short)
@@ -293,8 +293,8 @@ class Gathering:
 
     def _written(self) -> list[Row]:
         """Rows of the files that a program which ended by itself has saved and the recorder has not seen it save."""
-        ends = [rank.end for rank in self._ranks]
-        if self._files is None or not all(end and not end["stopped"] for end in ends):
+        records = [rank.end for rank in self._ranks]
+        if self._files is None or not all(end and not end["stopped"] for end in records):
             return []
         stamps = _stamps(self._files)
         content = checkpoint_content(self._files, self._saved)
@@ -327,8 +327,8 @@ class Gathering:
 
         A program may train on unequal shares of its data, as with DDP's `Join`.
         """
-        made, ends = [rank.steps for rank in self._ranks], [rank.end for rank in self._ranks]
-        whole = [end["steps"] for end in ends if end and end.get("over") and end["failed"] is False]
+        made, records = [rank.steps for rank in self._ranks], [rank.end for rank in self._ranks]
+        whole = [end["steps"] for end in records if end and end.get("over") and end["failed"] is False]
         if whole != made or len({*made}) == 1:
             return False
         for rank in self._ranks:
@@ -448,13 +448,13 @@ def _plain_file(name: str) -> str:
 
 def read_terminal(raw: Path) -> dict[str, str]:
     """What the runs of all ranks ended with, by rank and name."""
-    ends = [
+    rows = [
         ("-".join(path.stem.split("-")[:2]), name, value)  # without a process's number
         for path in raw.glob("rank-*.terminal")
         for name, value in (_read(path) or {}).items()
     ]
     terminal: dict[str, str] = {}
-    for rank, name, value in sorted(ends):
+    for rank, name, value in sorted(rows):
         key = f"{rank}/{name}"
         while key in terminal:  # of another training's rank
             key += ".again"

@@ -103,7 +103,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], raw: Path, outp
     try:
         process = executed(
             command, Path.cwd(), environment,
-            lambda words: subprocess.Popen(list(words), env=dict(environment), stdout=output),
+            lambda argv: subprocess.Popen(list(argv), env=dict(environment), stdout=output),
         )  # fmt: skip
     except ExecError as error:
         raise ReproError(f"{error}") from None

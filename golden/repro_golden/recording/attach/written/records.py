@@ -113,8 +113,8 @@ class Records:
 
     def _ended(self) -> list[bool]:
         """Of each rank that has ended, whether that was after the steps that were asked for."""
-        ends = [json.loads(path.read_text(encoding="utf-8")) for path in self._out.glob("rank-*.end")]
-        return [bool(end["stopped"]) for end in ends if end["over"]]
+        records = [json.loads(path.read_text(encoding="utf-8")) for path in self._out.glob("rank-*.end")]
+        return [bool(end["stopped"]) for end in records if end["over"]]
 
     def let_go(self) -> None:
         """In the child of a fork: the log is the parent's."""
