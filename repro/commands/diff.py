@@ -81,24 +81,24 @@ def _diff_events(a: Path, b: Path, events: list[bool], offset: int, as_json: boo
     from repro_golden.base.errors import ReproError
     from repro_golden.compare.tensorboard import agreeing_offset, differences, read_events
 
-    sides: list[dict[int, dict[str, float]]] = []
+    metrics: list[dict[int, dict[str, float]]] = []
     broken = []
     for name, path, logged in zip("AB", (a, b), events, strict=True):
         if logged:
-            sides.append(read_events(path))
+            metrics.append(read_events(path))
             continue
         trace = open_trace(path)
-        sides.append({step.step: dict(step.metrics) for step in trace.steps})
+        metrics.append({step.step: dict(step.metrics) for step in trace.steps})
         if why := _broken(trace):
             broken.append(f"{name} is incomplete: {why}")
     # the steps of the first side count: seen from a trace, event files are ahead by the offset
     sign = 1 if events[0] else -1
-    comparison = differences(sides[0], sides[1], {}, sign * offset)
+    comparison = differences(metrics[0], metrics[1], {}, sign * offset)
     if not comparison.changes:
-        why = nothing_common(comparison, sides[0], sides[1], ("A", "B"), offset)
+        why = nothing_common(comparison, metrics[0], metrics[1], ("A", "B"), offset)
         raise ReproError(f"{a} and {b} have no metric at a common step: {why}")
     text = _events_text(comparison)
-    if comparison.differing and (other := agreeing_offset(sides[0], sides[1], {}, sign * offset)) is not None:
+    if comparison.differing and (other := agreeing_offset(metrics[0], metrics[1], {}, sign * offset)) is not None:
         text += f"\n{all_agree(sign * other)}"
     differs = bool(comparison.differing or comparison.nonfinite)
     if broken and not differs:  # what is missing may be what broke off

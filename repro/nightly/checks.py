@@ -128,18 +128,18 @@ def _layout_check(
 ) -> Check:
     try:
         axis = layout_axis(checkout, case, f"case..{name}", at=commit)
-        sides = replay_layouts(checkout, case, axis, None, watch, options)
+        result = replay_layouts(checkout, case, axis, None, watch, options)
     except MachineFailureError:
         raise
     except NotVerifiableError as error:
         return Check(label, "not judged", line(error))
     except ReproError as error:
         return Check(label, "error", line(error).partition("; choose another end")[0])
-    if sides.comparison is None:
-        return Check(label, "flaky", line("; ".join(f"{layout}: {why}" for layout, why in sides.flaky.items())))
-    green: Status = "not judged" if sides.comparison.untold else "green"
-    text = "; ".join([layout_text(sides.comparison), *map(line, sides.remarks)])
-    return Check(label, "changed" if sides.outcome == "part" else green, text)
+    if result.comparison is None:
+        return Check(label, "flaky", line("; ".join(f"{layout}: {why}" for layout, why in result.flaky.items())))
+    green: Status = "not judged" if result.comparison.untold else "green"
+    text = "; ".join([layout_text(result.comparison), *map(line, result.remarks)])
+    return Check(label, "changed" if result.outcome == "part" else green, text)
 
 
 def layout_text(c: LayoutComparison) -> str:

@@ -234,7 +234,7 @@ class _NightlyRun:
         """All of it."""
         judgement = self.judgement
         compared = judgement.compared if judgement else None
-        spent = spent_of(self.trace.end) if self.trace else None
+        usage = spent_of(self.trace.end) if self.trace else None
         return NightlyRun(
             case=self.case.name,
             machine=self.machine,
@@ -254,7 +254,7 @@ class _NightlyRun:
             compared=jsonable(compared),
             culprits=self.culprits,
             bisect=self.bisected,
-            spent=jsonable(spent),
+            spent=jsonable(usage),
             seconds=time.monotonic() - self.began,
             reproduce=self.asked.reproduce,
             version=self.asked.version,

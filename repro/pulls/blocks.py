@@ -40,20 +40,20 @@ _NO_COST = (
 
 def _cost(result: PairResult) -> Block:
     """Step time and peak memory of both sides."""
-    sides = [result.spent.get(side) for side in ("base", "head")]
-    if not any(sides):
+    usages = [result.spent.get(side) for side in ("base", "head")]
+    if not any(usages):
         return Block("Cost", [(said(_NO_COST),)])
-    times = [side.step_seconds if side else None for side in sides]
+    times = [side.step_seconds if side else None for side in usages]
     step_times = ["not measured" if t is None else f"{1000 * t:.3g} ms" if t < 1 else f"{t:.3g} s" for t in times]
-    kinds = ["GPU" if side and side.device_bytes else "host" for side in sides]
-    bytes_ = [side.memory or None if side else None for side in sides]
+    kinds = ["GPU" if side and side.device_bytes else "host" for side in usages]
+    bytes_ = [side.memory or None if side else None for side in usages]
     names = [
         "not measured" if b is None else f"{memory(b)}{f' ({kind})' if kinds[0] != kinds[1] else ''}"
         for b, kind in zip(bytes_, kinds, strict=True)
     ]
     same = kinds[0] == kinds[1]
     ratio = _ratio(bytes_[0], bytes_[1]) if same else "not comparable"
-    kind = f", {kinds[0]}" if same and any(sides) else ""
+    kind = f", {kinds[0]}" if same and any(usages) else ""
     rows = [["step time, median", *step_times, _ratio(*times)], [f"peak memory{kind}", *names, ratio]]
     cells = [[(said(cell),) for cell in row] for row in rows]
     return Block("Cost", (), ["", "base", "head", "head / base"], cells, [(said(COST),)])

@@ -334,13 +334,13 @@ class _Pair:
         )
         if compared.verdict == "moved":
             refuse_changed_world(scheduler, [("BASE", base, first), ("HEAD", head, other)])
-        spent = {}
+        usage = {}
         if made_together(scheduler, base[:1], head[:1]):  # times of other days, beside other work, are no price
-            spent = {"base": spent_of(first.end), "head": spent_of(other.end)}
+            usage = {"base": spent_of(first.end), "head": spent_of(other.end)}
         culprits = []
         if compared.verdict == "moved" and len(history.parents) == 1:
             culprits = [Culprit(history.info(history.bad), compared.first, None)]
-        return self._result(compared.verdict, "", compared, spent, culprits)
+        return self._result(compared.verdict, "", compared, usage, culprits)
 
     def _whole(self, scheduler: Scheduler, a: Trace, b: Trace, compared: Compared) -> tuple[Compared, str]:
         """Both once more up to the first signal that differs, which is kept whole; whether each is itself again.
@@ -397,7 +397,7 @@ class _Pair:
         verdict: PairVerdict,
         reason: str,
         compared: Compared | None = None,
-        spent: Mapping[str, Usage | None] | None = None,
+        usage: Mapping[str, Usage | None] | None = None,
         culprits: Sequence[Culprit] = (),
     ) -> PairResult:
         assert self.history is not None
@@ -409,7 +409,7 @@ class _Pair:
             reason=reason,
             compared=compared,
             bounds=self.case.compare.bounds,
-            spent=spent or {"base": None, "head": None},
+            spent=usage or {"base": None, "head": None},
             commits=len(self.history.parents),
             culprits=culprits,
             bisect=None,

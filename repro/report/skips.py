@@ -85,5 +85,5 @@ def cost_text(result: BisectResult | HistoryResult, tried: str, what: str) -> st
     parts += [f"{count(len(result.skips), what)} skipped"] if result.skips else []
     bills = [("the ends", cost.ends), ("the search", cost.search), ("the confirmation", cost.confirmation)]
     bills += [("the explanation", cost.explanation)] if cost.explanation.steps else []
-    spent = ", ".join(f"{bill.steps} for {name}" for name, bill in bills)
-    return ", ".join(parts) + (f"; trained steps: {spent}" if total.steps else "")
+    steps = ", ".join(f"{bill.steps} for {name}" for name, bill in bills)
+    return ", ".join(parts) + (f"; trained steps: {steps}" if total.steps else "")

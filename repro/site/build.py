@@ -212,8 +212,8 @@ class _Pages:
         """A comparison's page, and its data where it has charts."""
         compared = comparison.compared
         plot_data = compared["picture"] if compared else None
-        sides = (short(str(comparison.before["commit"])) or "the baseline", short(str(comparison.after["commit"])))
-        drawn = difference_charts(plot_data, sides) if plot_data else []
+        labels = (short(str(comparison.before["commit"])) or "the baseline", short(str(comparison.after["commit"])))
+        drawn = difference_charts(plot_data, labels) if plot_data else []
         key = f"comparison:{comparison.name}"
         page = self._page(
             "comparison.html.jinja",

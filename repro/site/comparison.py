@@ -89,8 +89,8 @@ def spent_rows(spent: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
         ("memory of the host, MiB", lambda usage: _mib(usage["host_bytes"])),
         ("memory of the device, MiB", lambda usage: _mib(usage["device_bytes"])),
     ]
-    sides = [spent.get(side) for side in ("before", "after")]
-    return [(name, [value(usage) if usage else "-" for usage in sides]) for name, value in quantities]
+    usages = [spent.get(side) for side in ("before", "after")]
+    return [(name, [value(usage) if usage else "-" for usage in usages]) for name, value in quantities]
 
 
 def _mib(size: int) -> str:
@@ -146,7 +146,7 @@ def explanations(culprits: Sequence[Mapping[str, Any]]) -> Iterator[Told]:
     for culprit in culprits:
         explanation = culprit.get("explanation")
         versions = [explanation["before"], explanation["after"]] if explanation else []
-        sides = [
+        operations = [
             Side(
                 version["point"],
                 version["subject"],
@@ -156,13 +156,13 @@ def explanations(culprits: Sequence[Mapping[str, Any]]) -> Iterator[Told]:
             for sign, version in zip("-+", versions, strict=False)
             if version["explained"]
         ]
-        places = [side.explained["place"] for side in sides if side.explained["place"]]
+        places = [side.explained["place"] for side in operations if side.explained["place"]]
         places += [*explanation["mentions"], *explanation.get("ran", ())] if explanation else []
         yield Told(
             culprit["commit"],
             culprit.get("environment") or (),
             explanation,
-            sides,
+            operations,
             change_in(culprit["commit"]["commit"], [(p["file"], p["hunk"], p["text"]) for p in places]),
             culprit.get("unexplained") or "",
             culprit.get("divergence"),

@@ -36,18 +36,18 @@ class Drawn:
     head: Sequence[tuple[str, str]]
 
 
-def difference_charts(plot_data: Mapping[str, Any], sides: tuple[str, str]) -> list[Drawn]:
+def difference_charts(plot_data: Mapping[str, Any], labels: tuple[str, str]) -> list[Drawn]:
     """The charts of a `repro.report.plot_data.PlotData`, given as JSON.
 
     Args:
         plot_data: It.
-        sides: What to call the baseline and the other one.
+        labels: What to call the baseline and the other one.
     """
     charts = [_heat(plot_data)]
     if len(plot_data["histogram"]) > 1:  # one bar says no more than a line
         charts.append(_ulp(plot_data["histogram"], plot_data["of"]))
     if plot_data["tokens"] and plot_data["tokens"]["pairs"]:
-        charts.append(_tokens(plot_data["tokens"], sides))
+        charts.append(_tokens(plot_data["tokens"], labels))
     return charts
 
 
@@ -128,7 +128,7 @@ def _ulp(histogram: Sequence[Sequence[int]], of: Mapping[str, Any]) -> Drawn:
     )
 
 
-def _tokens(tokens: Mapping[str, Any], sides: tuple[str, str]) -> Drawn:
+def _tokens(tokens: Mapping[str, Any], labels: tuple[str, str]) -> Drawn:
     pairs = [(decode_float(a), decode_float(b)) for a, b in tokens["pairs"]]
     columns = {
         "a": [number(a) for a, _ in pairs],
@@ -151,8 +151,8 @@ def _tokens(tokens: Mapping[str, Any], sides: tuple[str, str]) -> Drawn:
         domain=domain,
         low={"a": domain[0], "b": domain[0]},
         high={"a": domain[1], "b": domain[1]},
-        a=f"log-prob under {sides[0]}, nats",
-        b=f"log-prob under {sides[1]}, nats",
+        a=f"log-prob under {labels[0]}, nats",
+        b=f"log-prob under {labels[1]}, nats",
         description=described,
     )
     return Drawn("tokens", "Log-probs of the same tokens", note, spec, columns, _TOKEN_HEAD)

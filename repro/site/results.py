@@ -201,7 +201,7 @@ def _of_pair(pair: Mapping[str, Any], source: str, reproduce: str) -> Comparison
     looked = ((pair.get("compared") or {}).get("drift") or {}).get("looked_at")
     notes += [f"looked at {looked['text']}"] if looked else []
     search = pair.get("bisect")
-    spent = pair.get("spent") or {}
+    usage = pair.get("spent") or {}
     case, machine = str(pair["case"]), str(pair["machine"])
     return Comparison(
         name=comparison_name(case, machine, pair["at"], str(before["commit"]), str(after["commit"])),
@@ -220,6 +220,6 @@ def _of_pair(pair: Mapping[str, Any], source: str, reproduce: str) -> Comparison
         if search
         else None,
         notes=[str(note) for note in notes if note],
-        spent={"before": spent.get("base"), "after": spent.get("head")},
+        spent={"before": usage.get("base"), "after": usage.get("head")},
         reproduce=reproduce or f"repro report pr {commits[0]}..{commits[1]} --case {case}",
     )

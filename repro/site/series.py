@@ -80,11 +80,11 @@ def _metric(runs: Sequence[NightlyRun], name: str) -> dict[str, list[float | Non
 
 
 def _cost(runs: Sequence[NightlyRun]) -> Iterable[Figure]:
-    spent = [Usage(**run.spent) if run.spent else None for run in runs]
+    usages = [Usage(**run.spent) if run.spent else None for run in runs]
     columns: tuple[list[float | None], ...] = (
-        [usage.step_seconds if usage else None for usage in spent],
-        [usage.host_bytes / 2**20 or None if usage else None for usage in spent],
-        [usage.device_bytes / 2**20 or None if usage else None for usage in spent],
+        [usage.step_seconds if usage else None for usage in usages],
+        [usage.host_bytes / 2**20 or None if usage else None for usage in usages],
+        [usage.device_bytes / 2**20 or None if usage else None for usage in usages],
         [run.seconds for run in runs],
     )
     for name, unit, column in zip(_TIME, ("s", "MiB", "MiB", "s"), columns, strict=True):

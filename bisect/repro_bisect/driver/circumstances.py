@@ -50,22 +50,22 @@ def made_together(scheduler: Scheduler, these: Iterable[Request], those: Iterabl
     return not searches[0].isdisjoint(searches[1])
 
 
-def refuse_changed_world(scheduler: Scheduler, sides: Sequence[tuple[str, Sequence[Request], Answer]]) -> None:
+def refuse_changed_world(scheduler: Scheduler, pair: Sequence[tuple[str, Sequence[Request], Answer]]) -> None:
     """Two points are compared by what one search made, or each once more now, which must say the same again.
 
     Args:
         scheduler: Where replays run.
-        sides: For both, what it is called, the replays that spoke for it, and what it is judged by.
+        pair: For both, what it is called, the replays that spoke for it, and what it is judged by.
 
     Raises:
         NotVerifiableError: a point has other numbers than before.
     """
-    if made_together(scheduler, *(requests for _, requests, _ in sides)):
+    if made_together(scheduler, *(requests for _, requests, _ in pair)):
         return
     search = scheduler.prober.search
     old = [
         (name, requests[0], answer)
-        for name, requests, answer in sides
+        for name, requests, answer in pair
         if not any((made := scheduler.prober.made(request)) and made.search == search for request in requests)
     ]
     scheduler.say(f"earlier searches replayed {' and '.join(name for name, _, _ in old)}: once more now")
@@ -75,19 +75,19 @@ def refuse_changed_world(scheduler: Scheduler, sides: Sequence[tuple[str, Sequen
             raise _changed(name, unlike)
 
 
-def refuse_disturbed(scheduler: Scheduler, *sides: tuple[Request, Answer]) -> None:
+def refuse_disturbed(scheduler: Scheduler, *replays: tuple[Request, Answer]) -> None:
     """What contradicts itself, or others, was replayed beside other probes: is that the program's doing, or theirs?
 
     Exit codes are weighed as noisy ones are. Once a program has differed from itself alone, that is not asked again.
 
     Args:
         scheduler: Where replays run.
-        sides: Replays of one point: what was asked for, and what came of it.
+        replays: Replays of one point: what was asked for, and what came of it.
 
     Raises:
         DisturbedError: two replays that are alone agree, and one of these is another.
     """
-    traces = [(request, answer) for request, answer in sides if isinstance(answer, Trace)]
+    traces = [(request, answer) for request, answer in replays if isinstance(answer, Trace)]
     made = scheduler.prober.made
     beside = [answer for request, answer in traces if (by := made(request)) and by.beside]
     if not beside or scheduler.differs_alone:

@@ -282,8 +282,8 @@ class Bisection(Searching[BisectResult]):
         far = reach(before, aligned(before, after).trace)
         if far >= reach(interval.baseline, aligned(interval.baseline, last).trace):
             return False
-        kept = "trained parameter, gradient or metric" if far is Reach.BESIDE else "trained parameter or gradient"
-        self.scheduler.say(f"{short(confirmed.culprit.commit.commit)} moved no {kept}, and BAD did: searching on")
+        kinds = "trained parameter, gradient or metric" if far is Reach.BESIDE else "trained parameter or gradient"
+        self.scheduler.say(f"{short(confirmed.culprit.commit.commit)} moved no {kinds}, and BAD did: searching on")
         return True
 
     def _left(self, interval: Interval, confirmed: Confirmed, culprits: list[Culprit]) -> Left | Suspects:

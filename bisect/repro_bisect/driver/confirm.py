@@ -118,7 +118,7 @@ def confirm(
         )
         for c in (parent, commit)
     ]
-    sides = [[request, replace(request, dump=(), run=0)] for request in asked]
+    requests = [[request, replace(request, dump=(), run=0)] for request in asked]
     others, last = history.tree(interval.bad) != history.tree(commit), interval.last
     if of_bad := others and (last is None or len(last.steps) < steps):
         asked.append(Request(interval.bad, steps, stage="confirmation", partial=True, full=True))
@@ -128,8 +128,8 @@ def confirm(
     before = interval.baseline if isinstance(its_parent, Skip) else trace_of(its_parent, "its parent")
     stands_in = interval.good if isinstance(its_parent, Skip) else parent
     if stands_in == interval.good:
-        of_good = [replace(sides[0][1], point=interval.good, run=run) for run in (0, 1)]
-        sides[0] = of_good if isinstance(its_parent, Skip) else [sides[0][0], *of_good]
+        of_good = [replace(requests[0][1], point=interval.good, run=run) for run in (0, 1)]
+        requests[0] = of_good if isinstance(its_parent, Skip) else [requests[0][0], *of_good]
     last = trace_of(more[0], "BAD") if of_bad else last if others and last else after
     borne_out = not tested.one_step or (range_search.shortcut and range_search.shortcut.same(first, after))
     if not borne_out or _only_lacks_good(scheduler, info, interval, its_parent):
@@ -139,7 +139,7 @@ def confirm(
     if not tested.one_step and (
         differs := differ_twice(first, after, short(commit), min(steps, len(first.steps))) or in_text(first, after)
     ):
-        refuse_explained(scheduler, (sides[1][1], first), (asked[1], after))
+        refuse_explained(scheduler, (requests[1][1], first), (asked[1], after))
         return _flaky(scheduler, info, differs, first, after)
     if judged and (
         differs := differ_twice(judged, before, short(parent), min(steps, len(judged.steps))) or in_text(judged, before)
@@ -147,7 +147,7 @@ def confirm(
         refuse_explained(scheduler, (replace(asked[0], dump=(), run=0), judged), (asked[0], before))
         return _flaky(scheduler, history.info(parent), differs, judged, before)
     refuse_changed_world(
-        scheduler, [(short(stands_in), sides[0], before), (f"{short(commit)} {info.subject}", sides[1], after)]
+        scheduler, [(short(stands_in), requests[0], before), (f"{short(commit)} {info.subject}", requests[1], after)]
     )
     moved = _moved(predicate, interval.baseline, before, after, range_search.bound)
     earlier = None

@@ -375,12 +375,12 @@ def _differing_inputs(divergence: Divergence, traces: tuple[Trace, Trace]) -> st
     if signal.startswith("start/"):
         whose = "the run starts from" if divergence.step == traces[0].header.first_step else "an optimizer begins with"
         return f"the weights that {whose} ({signal.removeprefix('start/')})"
-    sides = []
+    contents = []
     for trace in (traces[0], aligned(*traces).trace):
         index = next(i for i, record in enumerate(trace.steps) if record.step == divergence.step)
         row = trace.row(index, "input", signal)
-        sides.append((row.dtype, row.shape, row.values) if row else None)
-    a, b = sides
+        contents.append((row.dtype, row.shape, row.values) if row else None)
+    a, b = contents
     if a is None or b is None:
         return f"the data of the step ({signal} is there on one side only)"
     if a[:2] == b[:2] and a[2] is not None and b[2] is not None and a[2]:

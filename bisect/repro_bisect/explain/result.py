@@ -140,8 +140,8 @@ class Explanation:
     @property
     def places(self) -> list[Place]:
         """The lines that are named: the answer's, then the other version's, then what they read, or what ran."""
-        sides = (self.before, self.after) if self.side == "before" else (self.after, self.before)
-        places = [s.explained.place for s in sides if s.explained and s.explained.place]
+        operations = (self.before, self.after) if self.side == "before" else (self.after, self.before)
+        places = [s.explained.place for s in operations if s.explained and s.explained.place]
         return [*places, *self.mentions, *self.ran]
 
     def to_mapping(self) -> dict[str, Any]:

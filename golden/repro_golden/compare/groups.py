@@ -39,13 +39,17 @@ def other_settings(rows_a: Sequence[Row], rows_b: Sequence[Row]) -> set[str]:
     Where values lie is another number of groups too: it is named for those whose values are the same.
     """
     files = set[str | None].intersection(*({file_of(row.phase, row.name) for row in rows} for rows in (rows_a, rows_b)))
-    sides = [
+    settings = [
         {row.name: row for row in rows if setting_of(row.phase, row.name) and file_of(row.phase, row.name) in files}
         for rows in (rows_a, rows_b)
     ]
-    one_sided = sides[0].keys() ^ sides[1].keys()
-    changed = {name for name in sides[0].keys() & sides[1].keys() if content(sides[0][name]) != content(sides[1][name])}
-    repeated = {name for name in changed if _one_repeated(sides[0][name], sides[1][name])}
+    one_sided = settings[0].keys() ^ settings[1].keys()
+    changed = {
+        name
+        for name in settings[0].keys() & settings[1].keys()
+        if content(settings[0][name]) != content(settings[1][name])
+    }
+    repeated = {name for name in changed if _one_repeated(settings[0][name], settings[1][name])}
     others = {setting_of("update", name) for name in changed if not _places(name)}
     moved = {name for name in changed if _places(name) and setting_of("update", name) in others}
     return one_sided | (changed - repeated - moved)

@@ -148,12 +148,12 @@ def of_groups(part: str) -> bool:
 
 def regrouped(rows_a: Iterable[Row], rows_b: Iterable[Row]) -> bool:
     """Whether optimizers have the same rates on both sides of a step, and not for the same groups."""
-    sides = []
+    counts = []
     for rows in (rows_a, rows_b):
         numbers = [(of, content(row)) for row in rows if (of := of_group(row.phase, row.name))]
         rates = [(before, name, rank, bits) for (before, name, rank), bits in numbers if of_groups(name)]
-        sides.append((Counter(rates), Counter((before, rank, bits) for before, _, rank, bits in rates)))
-    return sides[0][0] != sides[1][0] and sides[0][1] == sides[1][1]
+        counts.append((Counter(rates), Counter((before, rank, bits) for before, _, rank, bits in rates)))
+    return counts[0][0] != counts[1][0] and counts[0][1] == counts[1][1]
 
 
 def exchanged(rows_a: Iterable[Row], rows_b: Iterable[Row]) -> set[str]:

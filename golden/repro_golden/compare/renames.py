@@ -275,14 +275,14 @@ def _aligned(
 
 
 def _renamed(a: Trace, b: Trace, index: int, *, so_far: bool) -> Alignment:
-    sides = a.rows(index), b.rows(index)
-    keys = [{row.key for row in rows} for rows in sides]
-    places = index == 0 and any(positional(by_tail(row).part) or row.name.startswith("optimizer.") for row in sides[0])
+    pair = a.rows(index), b.rows(index)
+    keys = [{row.key for row in rows} for rows in pair]
+    places = index == 0 and any(positional(by_tail(row).part) or row.name.startswith("optimizer.") for row in pair[0])
     # a list that was saved before has its order
-    listed = not (any(map(by_place, sides[0])) and any(by_place(row) for at in range(index) for row in a.rows(at)))
-    places = places or (listed and any(map(by_place, sides[0])))
-    swapped = exchanged(*sides) if index == 0 else set()
-    if keys[0] == keys[1] and not (places or swapped or regrouped(*sides)):
+    listed = not (any(map(by_place, pair[0])) and any(by_place(row) for at in range(index) for row in a.rows(at)))
+    places = places or (listed and any(map(by_place, pair[0])))
+    swapped = exchanged(*pair) if index == 0 else set()
+    if keys[0] == keys[1] and not (places or swapped or regrouped(*pair)):
         return Alignment(b)
     count = min(len(a.steps), len(b.steps))
     # what had one name on both sides in the steps before is known by it, places too
@@ -292,7 +292,7 @@ def _renamed(a: Trace, b: Trace, index: int, *, so_far: bool) -> Alignment:
         Matching(by_tail, lambda part: of_groups(part) or (index == 0 and (positional(part) or part in swapped))),
         Matching(by_head, lambda _: False),
     ]
-    if not any("optimizer." in row.name for rows in sides for row in rows):
+    if not any("optimizer." in row.name for rows in pair for row in rows):
         del matchings[1]
     metrics = Matching(by_metric, lambda _: False)
     metric_names = retold(*([record.compared for record in trace.steps] for trace in (a, b)), so_far=so_far)
@@ -324,11 +324,11 @@ def _renamed(a: Trace, b: Trace, index: int, *, so_far: bool) -> Alignment:
 def _text_names(a: Trace, b: Trace, known: Mapping[str, str]) -> dict[str, str]:
     """From metrics of `b` in lines of text to the baseline's that it prints in an inner dict (`inner`)."""
     shown = [{name: record.metrics[name] for name in record.shown} for record in b.steps]
-    told = (
+    names = (
         {name for record in a.steps for name in record.metrics},
         {name for record in b.steps for name in record.metrics},
     )
-    return inner([record.compared for record in a.steps], shown, (told[0], told[1] | {*known.values()}))
+    return inner([record.compared for record in a.steps], shown, (names[0], names[1] | {*known.values()}))
 
 
 # -- whether a replay that is under way has left its baseline, so that it need go no further

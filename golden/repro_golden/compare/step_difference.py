@@ -186,8 +186,8 @@ def differing(
     differences = [entry for entry in differences if file_of(entry[1].phase, entry[1].name) not in skipped]
     told_elsewhere = _told_otherwise(rows_a, rows_b, unlike)
     differences = [entry for entry in differences if entry[1].key not in told_elsewhere]
-    told: dict[str, Sequence[Row]] = {"missing": rows_b, "added": rows_a}
-    differences = [entry for entry in differences if not norms.told_too(entry[1], told.get(entry[0], ()))]
+    opposite: dict[str, Sequence[Row]] = {"missing": rows_b, "added": rows_a}
+    differences = [entry for entry in differences if not norms.told_too(entry[1], opposite.get(entry[0], ()))]
     values = _new_values(rows_a, rows_b, unlike)
     differences = [entry for entry in differences if not (entry[0] in ("missing", "added") and entry[1].name in values)]
     ended = _ended(rows_a) != _ended(rows_b)
@@ -249,7 +249,7 @@ def alone(rows_a: Sequence[Row], rows_b: Sequence[Row], unlike: Unlike = ALIKE) 
     }
     otherwise = _told_otherwise(rows_a, rows_b, unlike)
     columns = {f"{COLUMN}{metric}": side for key, (metric, side) in otherwise.items() if key not in unsure}
-    columns |= {f"{COLUMN}{norm} read of clipping": "a" if side == "b" else "b" for norm, side in norms.own.items()}
+    columns |= {f"{COLUMN}{norm} read of clipping": "a" if side == "b" else "b" for norm, side in norms.tellers.items()}
     settings = other_settings(rows_a, rows_b)
     return _new_values(rows_a, rows_b, unlike) | objects | columns | dict.fromkeys([*unsure.values(), *settings], BOTH)
 
@@ -301,9 +301,9 @@ def _partners(rows_a: Sequence[Row], rows_b: Sequence[Row], one_sided: Mapping[s
             kind = name.partition(f"{_word(name)}/")[0], _word(name), frozenset(build.items())
             builds.setdefault(kind, {"a": [], "b": []})[side].append(name)
     pairs = dict[str, str]()
-    for sides in builds.values():
-        if _word(sides["a"][0] if sides["a"] else "") in _MANY or len(sides["a"]) == len(sides["b"]) == 1:
-            pairs |= dict(zip(sides["b"], sides["a"], strict=False))
+    for names in builds.values():
+        if _word(names["a"][0] if names["a"] else "") in _MANY or len(names["a"]) == len(names["b"]) == 1:
+            pairs |= dict(zip(names["b"], names["a"], strict=False))
     return pairs
 
 

@@ -94,9 +94,9 @@ class ToldMetrics:
         """
         if metric not in self._counts:
             named = _COUNTER.fullmatch(" ".join(words_of(metric.rpartition("/")[2])))
-            sides = [self._beyond_steps(trace, metric) for trace in (self._a, self._b)] if named else []
-            whole = all(len({*side}) <= 1 and all(map(float.is_integer, side)) for side in sides)
-            self._counts[metric] = whole and any(len(side) >= _ENOUGH for side in sides)
+            numbers = [self._beyond_steps(trace, metric) for trace in (self._a, self._b)] if named else []
+            whole = all(len({*side}) <= 1 and all(map(float.is_integer, side)) for side in numbers)
+            self._counts[metric] = whole and any(len(side) >= _ENOUGH for side in numbers)
         return self._counts[metric]
 
     def counted_once(self, metric: str) -> bool:
@@ -105,8 +105,8 @@ class ToldMetrics:
 
     def _beyond_steps(self, trace: Trace, metric: str) -> list[float]:
         """By how much the numbers that tell a metric exceed those of their steps; of each step, each once."""
-        told = [{x - s.step for name, x in s.compared.items() if self.metric(name) == metric} for s in trace.steps]
-        return [number for step in told for number in step]
+        numbers = [{x - s.step for name, x in s.compared.items() if self.metric(name) == metric} for s in trace.steps]
+        return [number for step in numbers for number in step]
 
     def instead(self, side: str, norm: str) -> Set[str]:
         """Names by which the program of a side, ``a`` or ``b``, tells a norm that the recorder reads in the other.
@@ -158,13 +158,13 @@ class ToldMetrics:
         return self._elsewhere[metric] or (_SOME if index is not None and index < last else "")
 
     def _compared_elsewhere(self, metric: str) -> str:
-        sides = [[metric in step for step in _said(trace).steps[: self._count]] for trace in (self._a, self._b)]
-        if any(map(all, zip(*sides, strict=True))) or (self.otherwise and all(map(any, sides))):
+        presence = [[metric in step for step in _said(trace).steps[: self._count]] for trace in (self._a, self._b)]
+        if any(map(all, zip(*presence, strict=True))) or (self.otherwise and all(map(any, presence))):
             return _SOME
-        if all(map(any, sides)):
+        if all(map(any, presence)):
             return " in another step of a round" if self._same_in_rounds(metric) else ""
-        if any(sides[0]) != any(sides[1]):
-            mine, theirs = (self._a, self._b) if any(sides[0]) else (self._b, self._a)
+        if any(presence[0]) != any(presence[1]):
+            mine, theirs = (self._a, self._b) if any(presence[0]) else (self._b, self._a)
             both = [pair for pair in zip(mine.steps, theirs.steps, strict=False) if metric in pair[1].shown]
             if pairs := [(x.metrics[metric], y.metrics[metric]) for x, y in both if metric in x.compared]:
                 form = _said(theirs).form(metric)
@@ -208,13 +208,13 @@ class ToldMetrics:
         return self._unsure[name]
 
     def _other_steps(self, metric: str) -> bool:
-        sides = [[metric in step for step in _said(trace).steps[: self._count]] for trace in (self._a, self._b)]
+        presence = [[metric in step for step in _said(trace).steps[: self._count]] for trace in (self._a, self._b)]
         after = [any(f"{metric}#after" in step.metrics for step in trace.steps) for trace in (self._a, self._b)]
-        if not all(map(any, sides)):
+        if not all(map(any, presence)):
             return False
         if self._early:
-            return sides[0] != sides[1] or after[0] != after[1]
-        first, other = (side.index(True) for side in sides)  # a step late is what a pass tells that made its steps
+            return presence[0] != presence[1] or after[0] != after[1]
+        first, other = (side.index(True) for side in presence)  # a step late is what a pass tells that made its steps
         return first > other if self._a.header.recorder < self._b.header.recorder else other > first
 
 
@@ -300,8 +300,8 @@ def once_more(before: Sequence[tuple[str, object]], after: Sequence[tuple[str, o
         after: Those of the other.
     """
     tellers = [{_AFTER.sub("", _AGAIN.sub("", name)) for name, _ in numbers} for numbers in (before, after)]
-    told = [Counter((_AGAIN.sub("", name), number) for name, number in numbers) for numbers in (before, after)]
-    return len(after) > len(before) and tellers[0] == tellers[1] and not told[0] - told[1]
+    counts = [Counter((_AGAIN.sub("", name), number) for name, number in numbers) for numbers in (before, after)]
+    return len(after) > len(before) and tellers[0] == tellers[1] and not counts[0] - counts[1]
 
 
 def told_under(a: Trace, b: Trace, index: int) -> tuple[Mapping[str, float], Set[str]]:
@@ -314,7 +314,7 @@ def told_under(a: Trace, b: Trace, index: int) -> tuple[Mapping[str, float], Set
 
 
 def _told_under(x: StepRecord, y: StepRecord, ranks: float) -> tuple[Mapping[str, float], Set[str]]:
-    told, beside = dict(y.metrics), set[str]()
+    metrics, beside = dict(y.metrics), set[str]()
     for metric in sorted({_metric(name, ranks) for name in y.metrics.keys() - x.metrics.keys()}):
         before, after = (
             {name: value for name, value in step.metrics.items() if _metric(name, ranks) == metric} for step in (x, y)
@@ -322,15 +322,15 @@ def _told_under(x: StepRecord, y: StepRecord, ranks: float) -> tuple[Mapping[str
         pairs = [[(name, value.hex()) for name, value in numbers.items()] for numbers in (before, after)]
         if not once_more(*pairs) or not all(map(math.isfinite, after.values())):
             continue
-        told = {name: value for name, value in told.items() if name not in after} | before
+        metrics = {name: value for name, value in metrics.items() if name not in after} | before
         every, known = (Counter((_AGAIN.sub("", name), number) for name, number in numbers) for numbers in pairs[::-1])
         left = [*(every - known).elements()]
         for name in (name for name in after if name not in before):
             beside.add(name)
             if pair := next((pair for pair in left if pair[0] == _AGAIN.sub("", name)), None):
                 left.remove(pair)
-                told[name] = float.fromhex(pair[1])
-    return told, beside
+                metrics[name] = float.fromhex(pair[1])
+    return metrics, beside
 
 
 _AGAIN = re.compile(r"#(?:[0-9]+|more)")
@@ -406,9 +406,9 @@ def moved_text(a: Trace, b: Trace) -> list[Moved]:
     moved = dict[str, Moved]()
     part = _recorders_part(a, b, _TOLD_SINCE)
     for x, y in zip(a.steps, b.steps, strict=False):
-        told = _told_under(x, y, _ranks(b))[0]
-        for name in x.metrics.keys() & told.keys() & {*x.shown, *y.shown} - moved.keys():
-            before, after = x.metrics[name], told[name]
+        metrics = _told_under(x, y, _ranks(b))[0]
+        for name in x.metrics.keys() & metrics.keys() & {*x.shown, *y.shown} - moved.keys():
+            before, after = x.metrics[name], metrics[name]
             if same_float(before, after) or before == after:
                 continue
             form, other = _said(a).form(name), _said(b).form(name)

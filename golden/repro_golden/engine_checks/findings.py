@@ -85,14 +85,14 @@ class Difference:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON types; log-probs that are not finite as the hex of their bits."""
-        sides = {k: v if v is None else encode_float(v) for k, v in (("a", self.a), ("b", self.b))}
-        return asdict(self) | sides
+        values = {k: v if v is None else encode_float(v) for k, v in (("a", self.a), ("b", self.b))}
+        return asdict(self) | values
 
     @classmethod
     def from_mapping(cls, raw: Mapping[str, Any]) -> Difference:
         """The inverse of `to_mapping`."""
-        sides = {k: raw[k] if raw[k] is None else decode_float(raw[k]) for k in ("a", "b")}
-        return cls(**{**raw, **sides})
+        values = {k: raw[k] if raw[k] is None else decode_float(raw[k]) for k in ("a", "b")}
+        return cls(**{**raw, **values})
 
     @property
     def where(self) -> str:

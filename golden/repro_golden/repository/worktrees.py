@@ -233,7 +233,7 @@ class _Part:
         path: Where it is in the worktree; empty for the worktree itself.
         git: Git on that repository and this folder, run beside the worktree: a submodule's own setting may name a
             folder that is not there now.
-        kept: Beside the worktree, where the git folders of this part's submodules are made.
+        git_folder: Beside the worktree, where the git folders of this part's submodules are made.
         linked: The git folder of a linked worktree, in which git keeps the submodules that were made there.
     """
 
@@ -242,18 +242,20 @@ class _Part:
     commit: str
     path: str
     git: Git
-    kept: Path
+    git_folder: Path
     linked: Path | None = None
 
     @classmethod
-    def of(cls, tree: Path, repository: Path, commit: str, path: str, git: Git, kept: Path) -> _Part:
+    def of(cls, tree: Path, repository: Path, commit: str, path: str, git: Git, git_folder: Path) -> _Part:
         """A part, by the git of what holds it."""
         git = git.with_options(f"--git-dir={repository}", f"--work-tree={tree}")
-        return cls(tree, repository, commit, path, git, kept)
+        return cls(tree, repository, commit, path, git, git_folder)
 
     def below(self, path: str, repository: Path, commit: str) -> _Part:
         """The submodule at a path of this part, by a repository of it."""
-        return _Part.of(self.tree / path, repository, commit, self.name(path), self.git, self.kept / "modules" / path)
+        return _Part.of(
+            self.tree / path, repository, commit, self.name(path), self.git, self.git_folder / "modules" / path
+        )
 
     def name(self, path: str) -> str:
         """A path of this part, as it is called in the worktree."""
@@ -295,7 +297,7 @@ def _checked_out(parts: Sequence[_Part], path: str, commit: str, *, named: bool)
     _own_git_folder(part)
     # by the user's folder: settings may hold for it alone (includeIf); a part of a split index would be written there
     git = part.git.at(part.tree).with_options("-c", "core.splitIndex=false")
-    index = {"GIT_INDEX_FILE": str(part.kept / "index")}
+    index = {"GIT_INDEX_FILE": str(part.git_folder / "index")}
     git("read-tree", part.commit, variables=index)
     git("checkout-index", "--all", "--force", "--quiet", "--index", variables=index)
     return part
@@ -316,27 +318,27 @@ def _own_git_folder(part: _Part) -> None:
     or pack meanwhile: no file is copied that git replaces by others.
     """
     for folder in ("objects/info", "info", "refs"):
-        (part.kept / folder).mkdir(parents=True)
-    (part.kept / "HEAD").write_text(f"{part.commit}\n")  # by which git knows the folder
+        (part.git_folder / folder).mkdir(parents=True)
+    (part.git_folder / "HEAD").write_text(f"{part.commit}\n")  # by which git knows the folder
     lines = part.git("count-objects", "-v").splitlines()
     others = [line.removeprefix(b"alternate: ") for line in lines if line.startswith(b"alternate: ")]
     # git follows alternates of alternates five deep, and this is one more: the deepest first, so that it follows none
     stores = [*reversed(others), os.fsencode(part.repository / "objects")]
-    (part.kept / "objects" / "info" / "alternates").write_bytes(b"".join(store + b"\n" for store in stores))
+    (part.git_folder / "objects" / "info" / "alternates").write_bytes(b"".join(store + b"\n" for store in stores))
     listed = part.git("for-each-ref", "--format=%(objectname) %(refname)%00%(symref)").splitlines()
     refs = [(ref, target) for ref, _, target in (line.partition(b"\0") for line in listed)]
-    (part.kept / "packed-refs").write_bytes(b"".join(ref + b"\n" for ref, target in refs if not target))
+    (part.git_folder / "packed-refs").write_bytes(b"".join(ref + b"\n" for ref, target in refs if not target))
     for ref, target in ((ref, target) for ref, target in refs if target):  # such as origin/HEAD; none of them is packed
-        path = part.kept / os.fsdecode(ref.split(b" ", 1)[1])
+        path = part.git_folder / os.fsdecode(ref.split(b" ", 1)[1])
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"ref: " + target + b"\n")
     for name in _COPIED:
         with contextlib.suppress(FileNotFoundError):
-            shutil.copyfile(part.repository / name, part.kept / name)
+            shutil.copyfile(part.repository / name, part.git_folder / name)
             if name.startswith("config"):
                 for setting in _NOT_OURS:
-                    part.git("config", "--file", str(part.kept / name), "--unset-all", setting, none=5)
-    (part.tree / ".git").write_text(f"gitdir: {part.kept}\n")
+                    part.git("config", "--file", str(part.git_folder / name), "--unset-all", setting, none=5)
+    (part.tree / ".git").write_text(f"gitdir: {part.git_folder}\n")
 
 
 def _lfs(part: _Part, files: Sequence[str]) -> None:

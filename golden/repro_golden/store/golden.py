@@ -178,18 +178,18 @@ class Store:
         self._fetch(path, "run.json")  # a pull that was cut short leaves the rest
         if path.exists() and (part := _lost(path)):
             raise self._a_part(path, part)
-        kept = f"dvc checkout {path}.dvc" if pointer_of(path).exists() else f"git checkout {path}"
+        command = f"dvc checkout {path}.dvc" if pointer_of(path).exists() else f"git checkout {path}"
         try:
             record = read_json(path / "run.json", "golden run")
         except ReproError as error:
-            raise ReproError(f"{error}: `{kept}` brings it back" if path.exists() else str(error)) from None
+            raise ReproError(f"{error}: `{command}` brings it back" if path.exists() else str(error)) from None
         check_format(record.get("format"), RUN_FORMAT, f"the golden run {path}")
         if lost := {"chain", "case", "identity", "recorded", "proofs", "rollouts"} - record.keys():
-            raise ReproError(f"{path}/run.json is damaged (no {min(lost)}): `{kept}` brings it back")
+            raise ReproError(f"{path}/run.json is damaged (no {min(lost)}): `{command}` brings it back")
         try:
             return GoldenRun(path, checked(record))
         except (ValueError, TypeError) as error:
-            raise ReproError(f"{path}/run.json is damaged ({error}): `{kept}` brings it back") from None
+            raise ReproError(f"{path}/run.json is damaged ({error}): `{command}` brings it back") from None
 
     def find(self, case: Case, identity: Identity, versions: Mapping[str, str], vary: Sequence[str] = ()) -> GoldenRun:
         """The golden run that a run here may be compared with; of several, the one that differs least.

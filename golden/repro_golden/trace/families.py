@@ -160,9 +160,9 @@ def setting_of(phase: str, name: str) -> str | None:
     kind, _, rest = of[1].partition("[")
     path = rest.rpartition("]")[0]
     keys = path.split(".")
-    own = keys[keys.index("param_groups") :][2:3] if "param_groups" in keys else []
-    no_number = kind.startswith(("texts", "places")) and own and own[0] not in _STATE
-    is_setting = no_number or not _SETTINGS.isdisjoint(own) or "lr_lambdas" in keys
+    setting = keys[keys.index("param_groups") :][2:3] if "param_groups" in keys else []
+    no_number = kind.startswith(("texts", "places")) and setting and setting[0] not in _STATE
+    is_setting = no_number or not _SETTINGS.isdisjoint(setting) or "lr_lambdas" in keys
     return f"{of[0].removeprefix('saved/')}{path}" if is_setting else None
 
 

@@ -83,7 +83,7 @@ class _Machine(StackMachine):
         data = self.data
         table = self._table()
         limit = self.budget.limit
-        spent = self.budget.spent
+        bytes_used = self.budget.spent
         pos = 0
         while True:
             opcode = data[pos]
@@ -98,19 +98,19 @@ class _Machine(StackMachine):
                 else:
                     stack.extend(np.frombuffer(data, _FLOAT_ROW, count, pos)["value"].tolist())
                 pos = match.end()
-                spent += 40 * count
+                bytes_used += 40 * count
             elif opcode in (_BININT, _BININT1, _BININT2):
                 start = len(stack)
                 pos = _integers(data, pos, stack.append, stack.extend)
-                spent += 40 * (len(stack) - start)
+                bytes_used += 40 * (len(stack) - start)
             elif opcode == 46:  # STOP
-                self.budget.spent = spent
+                self.budget.spent = bytes_used
                 return self._stop(pos + 1)
             else:
-                self.budget.spent = spent
+                self.budget.spent = bytes_used
                 pos = table[opcode](pos + 1)
-                spent = self.budget.spent + 64
-            if spent > limit:
+                bytes_used = self.budget.spent + 64
+            if bytes_used > limit:
                 raise self.budget.exceeded()
 
     def _stop(self, pos: int) -> Any:

@@ -64,8 +64,8 @@ def watch(place: str, home: str | None, folder: str, *, tests: bool) -> None:
     process = _Process(place, home, folder, tests)
     hear({"exec": process.ran, "import": process.loaded, "cpython.run_file": process.started})
     if others := earlier.others_in(folder):
-        kept = os.path.join(folder, "..", "..", "..")  # noqa: PTH118 - what is kept of the repository
-        no_commits = [*_environments(), sys.base_prefix, _OURS, _STANDARD, kept]
+        state = os.path.join(folder, "..", "..", "..")  # noqa: PTH118 - what is kept of the repository
+        no_commits = [*_environments(), sys.base_prefix, _OURS, _STANDARD, state]
         touched = earlier.Touched(others, home and place, home or place, process.tracked, no_commits, process.touched)
         hear({"open": touched.opened, "os.rename": touched.renamed})
     if home is not None:

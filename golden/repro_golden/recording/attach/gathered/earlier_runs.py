@@ -106,10 +106,10 @@ def noted(raw: Path, state: Path, code: Code) -> Iterator[None]:
     log, run = state / _LOG, _Run(uuid.uuid4().hex[:12], code.key, code.name, time.time())
     others = [other for other in _runs(log) if other.key != code.key]
     under_way = [other.began for other in others if other.ended is None and other.began > run.began - _LONGEST]
-    told = {"began": run.began, "open": min([run.began, *under_way])}
+    times = {"began": run.began, "open": min([run.began, *under_way])}
     with contextlib.suppress(OSError):  # a full disk is told of by what fails for it
         spans = [(other.began, other.ended) for other in others if other.ended is not None]
-        (raw / OTHERS).write_text(json.dumps(told | {"spans": spans}), encoding="utf-8")
+        (raw / OTHERS).write_text(json.dumps(times | {"spans": spans}), encoding="utf-8")
         _append(log, run)
     try:
         yield
