@@ -44,6 +44,23 @@ def test_a_flaky_commit_is_no_culprit_of_a_pull_request(tmp_path: Path) -> None:
     assert code == 3 and f"\n{flaky[:10]} is FLAKY: " in f"\n{text}"
 
 
+@pytest.mark.whole
+@pytest.mark.parametrize("commits", [1, 2])
+@pytest.mark.parametrize("steps", [3, 9])
+def test_no_search_for_numbers_takes_back_that_steps_are_others(tmp_path: Path, steps: int, commits: int) -> None:
+    """HEAD makes other steps than BASE, with equal numbers: that stays the verdict, and nothing clears the code."""
+    repo = start(tmp_path, case=None)
+    good = repo.git("rev-parse", "HEAD")
+    edit(repo, "options.steps)", f"{steps})", "Other steps")
+    if commits > 1:
+        edit(repo, SCALE, "scale = 1.0 + 0.0\n", "Nothing")
+    out = tmp_path / "out"
+    done = repo.repro("report", "pr", f"{good}..HEAD", "--bisect", "--out", str(out), *COMMAND)
+    (case,) = json.loads((out / "report.json").read_text())["results"]
+    assert (done.returncode, case["verdict"], len(case["culprits"])) == (1, "moved", 2 - commits), done.stderr
+    assert case["unnamed"] == ("" if commits == 1 else "a search compares the steps that both sides make, which agree")
+
+
 @pytest.mark.parametrize("when", ["bitwise", "exit", pytest.param("slow", marks=pytest.mark.whole)])
 def test_what_decides_lies_outside_of_the_path(tmp_path: Path, when: str) -> None:
     """Commits with the same code in ``--path`` that say otherwise, each again, are refused: none of them is named.

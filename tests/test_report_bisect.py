@@ -85,6 +85,24 @@ def test_a_report_names_both_ends_of_its_range(tmp_path: Path) -> None:
     assert [end["commit"] for end in made.to_mapping()["ends"]] == [made.good, made.bad]
 
 
+def test_culprits_are_not_those_of_whom_no_test_tells(tmp_path: Path) -> None:
+    """Beside named culprits, suspects have a line and a difference of their own, and no culprit has theirs."""
+    first, second = culprit(3), culprit(4)
+    assert first.divergence
+    apart = replace(first.divergence, step=7, signal="theirs")
+    suspects = [point(n).commit for n in (6, 5)]
+    made = result(first, outcome="ambiguous", suspects=suspects, apart=apart, behind=suspects[0], explains_bad=None)
+    for known, words in (([first], "1 commit"), ([first, second], "2 commits")):
+        text, page = written(replace(made, culprits=known), tmp_path)
+        for shown in (text, page, bisect_text(replace(made, culprits=known))):
+            assert f"{words} and one of 2 more moved the numbers of tiny: no test tells which of these" in shown
+            assert "One of these moved the numbers too, first at step 7" in shown and "culprit is one of" not in shown
+            assert shown.count("theirs") == 1 and "Not all commits after" in shown
+    text, page = written(replace(made, culprits=[]), tmp_path)
+    assert "one of 2 commits moved the numbers of tiny" in text and "The culprit is one of:" in text
+    assert "theirs" in text and "theirs" in page and "were not searched" in text
+
+
 def test_noise_is_told_where_runs_disagree_alone(tmp_path: Path) -> None:
     """Exit codes that contradict one culprit are called noise only where the runs of some commit differ."""
     named = culprit(3)

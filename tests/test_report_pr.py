@@ -60,7 +60,9 @@ def test_every_verdict_is_said_in_one_line(tmp_path: Path) -> None:
     assert line(tight) == "numbers moved out of bounds at step 1 in loss (loss) by cccccccccc Change c"
     for bounds in ({}, {"loss": Bound(rtol=1.0)}):
         short = pair(tmp_path, a, (a if not bounds else b)[:2], bounds)
-        assert line(short).startswith("numbers moved: HEAD ends after 2 steps, before BASE does by"), "not a difference"
+        assert line(short).startswith("numbers moved: HEAD ends after 2 steps, before BASE does, by"), (
+            "not a difference"
+        )
     assert moved.compared is not None
     flaky = replace(
         moved, verdict="flaky", compared=replace(moved.compared, verdict="flaky", flaky="two replays differ")
@@ -69,6 +71,20 @@ def test_every_verdict_is_said_in_one_line(tmp_path: Path) -> None:
     unknown = replace(same, verdict="unverifiable", compared=None, reason="BASE does not start")
     assert line(unknown) == "not verifiable: BASE does not start"
     assert line(Failed("x", "no rollouts: record them")) == "error: no rollouts: record them"
+    for known, who in ((culprits[:1], "by at least cccccccccc Change c"), (culprits[:2], "by at least 2 commits: ")):
+        assert who in line(replace(moved, culprits=known, unnamed="only skips")), "one more moved them"
+
+
+def test_other_steps_are_told_beside_other_numbers(tmp_path: Path) -> None:
+    """That HEAD makes more or fewer steps is said whether or not numbers differ; alone, it is what its commit did."""
+    a = flat(4, loss=1.0)
+    fewer = pair(tmp_path, a, with_step(0, a, loss=2.0)[:2])
+    assert not fewer.by_length_alone
+    assert "HEAD ends after 2 steps, before BASE does." in pull_text(report(fewer))
+    more = pair(tmp_path, a[:2], a, culprits=[Culprit(point("c", "Longer"), None, None)])
+    text = pull_text(report(more))
+    assert "numbers moved: HEAD goes on after 2 steps, where BASE ends, by cccccccccc Longer" in text
+    assert "none in the steps that both make" in text and text.count("HEAD goes on") == 1
 
 
 def test_metrics_are_found_under_the_names_that_trainers_use(tmp_path: Path) -> None:

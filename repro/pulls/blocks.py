@@ -70,8 +70,8 @@ def _mismatch(change: MismatchChange | None) -> Block | None:
     return Block("Train/rollout mismatch", [(quoted(mismatch_title(raw)), said("."))], head, cells)
 
 
-def _culprits(culprits: Sequence[Culprit]) -> Block:
-    """Every commit that is known to have moved the numbers."""
+def _culprits(culprits: Sequence[Culprit], otherwise: str) -> Block:
+    """Every commit that is known to have moved the numbers; `otherwise`: what is said of one without a difference."""
     rows: list[list[Line]] = []
     for culprit in culprits:
         c = culprit.commit
@@ -84,7 +84,7 @@ def _culprits(culprits: Sequence[Culprit]) -> Block:
         first = culprit.divergence
         rows.append([
             (code(short(c.commit)),), (quoted(c.subject),), (quoted(f"{c.author.partition(' <')[0]}, {utc(c.date)}"),),
-            (quoted(str(first)),) if first else (said("not measured"),), why,
+            (quoted(str(first)),) if first else (said(otherwise),), why,
         ])  # fmt: skip
     head = ["commit", "subject", "author", "first difference", "why"]
     keep = [i for i, _ in enumerate(head) if i < 4 or any(row[i] for row in rows)]
@@ -113,6 +113,8 @@ def _first(result: PairResult) -> Block | None:
             lines.append((said(f"Signals that differ in that step: {counts}."),))
         if same := compared.drift.untouched:
             lines.append((said(f"{same[:1].upper()}{same[1:]}."),))
+    if result.other_length and not result.by_length_alone:
+        lines.append((said(f"{result.other_length}."),))
     judges = judging(result)
     for metric, steps in moved_bounds(compared).items():
         bound = result.bounds.get(judges.get(metric, metric))
@@ -171,7 +173,8 @@ def blocks_of(result: PairResult) -> list[Block]:
             blocks.append(Block("", [(said(f"{NO_METRIC.capitalize()}."),)]))
         blocks.append(_mismatch(compared.mismatch))
         blocks.append(_cost(result))
-    blocks += [_culprits(result.culprits) if result.culprits else None, *_changes(result.culprits)]
+    otherwise = "none in the steps that both make" if result.by_length_alone else "not measured"
+    blocks += [_culprits(result.culprits, otherwise) if result.culprits else None, *_changes(result.culprits)]
     blocks += [_notes(result), *others]
     return [block for block in blocks if block is not None]
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from repro.report.plot_data import PlotData, plot_data_of
+from repro.text import count
 from repro_bisect.axes.axis import PointInfo, short
 from repro_bisect.axes.commits import Commits, History, merge_bases, refuse_cut_off, resolve, typed
 from repro_bisect.driver.circumstances import made_together, not_installed, refuse_changed_world, refuse_explained
@@ -22,7 +23,7 @@ from repro_bisect.probe.progress import Watch
 from repro_bisect.probe.request import Request
 from repro_bisect.probe.scheduler import Scheduler
 from repro_golden.base.canonical import mapping_of
-from repro_golden.base.errors import NotVerifiableError, ReproError
+from repro_golden.base.errors import MachineFailureError, NotVerifiableError, ReproError
 from repro_golden.base.machine.usage import Usage, spent_of
 from repro_golden.case.file import Bound, Case, Compare
 from repro_golden.compare.coverage import only_bounds, read_of
@@ -175,6 +176,24 @@ class PairResult:
         """Whether the numbers are what the case allows."""
         return self.verdict in ("identical", "within")
 
+    @property
+    def other_length(self) -> str:
+        """Which side makes more steps than the other, if one does; else ''."""
+        if self.compared is None or not self.compared.drift.ended:
+            return ""
+        steps = count(self.compared.drift.steps, "step")
+        if "baseline" in self.compared.drift.ended:
+            return f"HEAD goes on after {steps}, where BASE ends"
+        return f"HEAD ends after {steps}, before BASE does"
+
+    @property
+    def by_length_alone(self) -> bool:
+        """Whether all that moved is how many steps are made: nothing else is beyond what the case allows."""
+        compared = self.compared
+        if compared is None or self.verdict != "moved" or compared.violations:
+            return False
+        return compared.drift.divergence is None or bool(self.bounds)
+
     def to_mapping(self) -> dict[str, Any]:
         """JSON types."""
         return mapping_of(self, bounds={name: bound.model_dump() for name, bound in self.bounds.items()})
@@ -265,10 +284,15 @@ class _Pair:
     def named(self, result: PairResult) -> PairResult:
         """The same with every commit that moved the numbers, searched for and explained."""
         assert self.history is not None
+        if result.by_length_alone:
+            why = "" if result.culprits else "a search compares the steps that both sides make, which agree"
+            return replace(result, unnamed=why)
         options = replace(self.options, every=True, explain=True)
         try:
             bisected = bisect_range(self.checkout, self.case, self.history, self.watch, options)
-        except NotVerifiableError as error:
+        except MachineFailureError:
+            raise
+        except ReproError as error:  # the numbers moved all the same
             return replace(result, unnamed=str(error), seconds=time.monotonic() - self.began)
         seconds = time.monotonic() - self.began
         return replace(result, culprits=bisected.culprits, bisect=bisected, unnamed=bisected.unnamed, seconds=seconds)

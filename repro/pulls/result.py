@@ -134,10 +134,8 @@ def verdict_line(entry: Entry) -> Line:
         return word, said(f" in {every}{steps}{compared.drift.looked.but}"), *renamed
     if entry.verdict == "within":
         return word, said("; bits differ from"), *_where(compared)
-    if _ends_early(entry, compared):
-        longer = "baseline" in compared.drift.ended
-        how = f"HEAD goes on after {steps}, where BASE ends" if longer else f"HEAD ends after {steps}, before BASE does"
-        return word, said(f": {how}"), *_who(entry)
+    if entry.by_length_alone:
+        return word, said(f": {entry.other_length},"), *_who(entry)
     if compared.violations:
         first = compared.violations[0]
         how = "out of bounds" if first.kind == "bound" else "to what is not finite"
@@ -148,25 +146,23 @@ def verdict_line(entry: Entry) -> Line:
     return word, said(" at"), *_where(compared), *_who(entry)
 
 
-def _ends_early(entry: PairResult, compared: Compared) -> bool:
-    """Whether what moved is that HEAD made other steps than BASE: nothing else is beyond what the case allows."""
-    return not compared.violations and (compared.drift.divergence is None or bool(entry.bounds))
-
-
 def _where(compared: Compared) -> Line:
     first = compared.drift.divergence
     return (said(f" step {first.step} in "), code(first.name), said(f" ({first.phase})")) if first else ()
 
 
 def _who(entry: PairResult) -> Line:
-    """By which commit."""
+    """By which commit; "at least", where a search could not name each."""
+    search = entry.bisect
+    others = search is not None and (search.explains_bad is False or search.earlier is not None)
+    n = "at least " if entry.unnamed or others else ""
     if len(entry.culprits) == 1:
         culprit = entry.culprits[0].commit
-        return said(" by "), code(short(culprit.commit)), said(" "), quoted(culprit.subject)
+        return said(f" by {n}"), code(short(culprit.commit)), said(" "), quoted(culprit.subject)
     if entry.culprits:
         pieces = [piece for c in entry.culprits[:3] for piece in (said(", "), code(short(c.commit.commit)))][1:]
         more = [said(f" and {len(entry.culprits) - 3} more")] if len(entry.culprits) > 3 else []
-        return said(f" by {len(entry.culprits)} commits: "), *pieces, *more
+        return said(f" by {n}{len(entry.culprits)} commits: "), *pieces, *more
     several = f" by one or more of {entry.commits} commits"
     if entry.unnamed:
         return said(f"{several}, not named: "), quoted(entry.unnamed)

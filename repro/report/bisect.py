@@ -15,6 +15,7 @@ from repro_bisect.axes.axis import short
 from repro_bisect.driver.delta import SetResult
 from repro_bisect.driver.result import BisectResult, Culprit
 from repro_golden.base.clean import one_line
+from repro_golden.compare.traces import Divergence
 
 __all__ = ["bisect_text", "write_report"]
 
@@ -49,6 +50,10 @@ def headline(result: BisectResult, what: str = "commit") -> str:
         sure = sum(result.posterior.get(c, 0.0) for c in result.suspects)
         chance = f", with probability {_percent(sure)}" if result.posterior else ""
         suspects = count(len(result.suspects), what)
+        if result.culprits:
+            named = count(len(result.culprits), what)
+            more = f"one of {len(result.suspects)} more"
+            return f"{named} and {more} moved the numbers of {result.case}: no test tells which of these"
         return f"one of {suspects} moved the numbers of {result.case}{chance}: no test tells which"
     return f"{short(result.good)} and {short(result.bad)} agree {how} on {result.case}{result.looked.but}"
 
@@ -67,6 +72,18 @@ def untried_line(result: BisectResult, what: str = "commit") -> str:
         f"{count(n, what)} of them {'was' if n == 1 else 'were'} not tried, because {plural(what)} on both sides "
         "failed alike; `--try-skips` tries them all."
     )
+
+
+def suspects_line(result: BisectResult) -> str:
+    """What suspects are, beside the culprits that are known."""
+    if not result.culprits:
+        return "The culprit is one of:"
+    return f"One of these moved the numbers too{f', first at {result.apart}' if result.apart else ''}:"
+
+
+def difference_shown(result: BisectResult) -> Divergence | None:
+    """The first difference that stands beside what is named: never the suspects' beside a culprit."""
+    return result.culprits[0].divergence if result.outcome == "ambiguous" and result.culprits else result.divergence
 
 
 def together_line(result: BisectResult) -> str:
@@ -113,7 +130,8 @@ def explanation(result: BisectResult, what: str = "commit") -> str:
         on = f", or search on with `{command}`" if what == "commit" else ""
         return f"{text} `--all` names them{on}."
     if result.behind:
-        after = f"{what.capitalize()}s after {short(result.behind)} were not searched"
+        who = f"{what.capitalize()}s" if not result.culprits else f"Not all {plural(what)}"
+        after = f"{who} after {short(result.behind)} were {'not ' if not result.culprits else ''}searched"
         if what != "commit":
             return f"{after}."
         return f"{after}: `repro bisect {short(result.behind)}..{short(result.bad)}` does."
@@ -258,10 +276,11 @@ def bisect_text(result: BisectResult, what: str = "commit") -> str:
             against = "itself" if culprit is result.flaky else "its parent"
             lines += ["", one_line(f"against {against}: {culprit.divergence}"), *why_lines(culprit)]
     if result.outcome == "ambiguous":
+        lines += ["", one_line(suspects_line(result))] if result.culprits else []
         lines += [f"  {short(c)}{'  (not tried)' if c in result.untried else ''}" for c in result.suspects]
         lines += [untried_line(result, what)] if result.untried else []
         lines += [together_line(result)] if what == "commit" and together_line(result) else []
-    if (d := result.divergence) and result.outcome != "agree" and len(result.told) < 2:
+    if (d := difference_shown(result)) and result.outcome != "agree" and len(result.told) < 2:
         first = f"first difference: step {d.step}, phase {d.phase}, signal {d.name}: {d.detail}"
         lines += ["", one_line(first)]
         if d.magnitude:
@@ -324,6 +343,8 @@ def _context(result: BisectResult, command: str, what: str, *, plotted: bool) ->
         ),
         "renamed": "\n".join(rename_lines(result)),
         "looked": looked_line(result),
+        "divergence": difference_shown(result),
+        "suspects": suspects_line(result),
         "untried": untried_line(result, what),
         "noise": noise_line(result, what),
         "environment": [line for culprit in result.culprits for line in environment_lines(culprit)],
