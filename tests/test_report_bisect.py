@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from site_kit import EVIL, culprit, point
+from site_kit import EVIL, compared, culprit, nightly_run, point
 from site_pages_kit import Page
 
+from repro.nightly.records import NightlyRuns
+from repro.nightly.report import nightly_text
 from repro.pulls.blocks import blocks_of
 from repro.pulls.pair import PairResult
 from repro.report.bisect import bisect_text, write_report
 from repro.report.change import change_in, change_of
 from repro.report.palette import LIGHT, SERIES, css, themed
+from repro.report.pieces import plain
+from repro.site.results import read_results
 from repro_bisect.driver.result import BisectResult, Culprit
 from repro_bisect.explain.result import Size
 from repro_bisect.probe.progress import Cost
@@ -164,6 +169,29 @@ def test_a_change_stays_text_and_within_bounds(tmp_path: Path) -> None:
     assert "+line 240" in page and "+line 239" not in page and "+line 261" not in page
     pair = PairResult("t", point(1), point(6), "moved", "", None, {}, {}, 1, [explained], None, "", [], "m", "", 1.0)
     assert [block.change for block in blocks_of(pair) if block.change] == [change_of(explained.explanation)]
+
+
+def test_what_a_search_met_is_told_wherever_its_culprits_are(tmp_path: Path) -> None:
+    """A pull request, a night and the site say what is to be known of a list of culprits, where it may lack some."""
+    met = "whether commits after 4c53590b27 move the numbers is not known: BAD makes 3 of 4 steps"
+    search = result(culprit(3), remarks=[met, "noted before"])
+    pair = PairResult(
+        "t", point(1), point(6), "moved", "", None, {}, {}, 5, [culprit(3)], search, "", ["noted before"], "m",
+        "2025-11-03T03:12:45Z", 1.0,
+    )  # fmt: skip
+    notes = [plain(line) for block in blocks_of(pair) if block.title == "Notes" for line in block.lines]
+    assert notes.count(met) == notes.count("noted before") == 1
+    bisected = {"range": "a..b", "outcome": "ambiguous", "why": "only skips", "remarks": [met], "reproduce": "again"}
+    run = nightly_run(
+        status="changed", chain="b", bisect=bisected, culprits=[culprit(3).to_mapping()],
+        compared=compared(3).to_mapping(),
+    )  # fmt: skip
+    shown = nightly_text([run], [Path("x")])
+    assert f"bisected a..b: {met}" in shown and "bisected a..b: only skips" in shown
+    NightlyRuns(tmp_path / "nights").write(run)
+    (tmp_path / "pull.json").write_text(json.dumps(pair.to_mapping()))
+    told = [found.notes for found in read_results(tmp_path / "nights", [tmp_path / "pull.json"]).comparisons]
+    assert len(told) == 2 and all(f"search: {met}" in each for each in told)
 
 
 @pytest.mark.parametrize("folder", ["report", "pulls", "nightly", "site"])

@@ -207,7 +207,7 @@ class _NightlyRun:
     def _bisect(self, good: str) -> None:
         """Name the commits that changed the numbers, or say why they cannot be named."""
         between = f"{short(good)}..{short(self.commit)}"
-        outcome, why = "none", ""
+        outcome, why, remarks = "none", "", list[str]()
         if good == self.commit:
             why = "the last green commit is the tested one: its code did not change"
         else:
@@ -216,6 +216,8 @@ class _NightlyRun:
                 result = self._search(f"{good}..{self.commit}")
                 outcome, why = result.outcome, result.unnamed
                 self.culprits = jsonable(result.culprits)
+                remarks = [f"it may be {', '.join(map(short, result.suspects))}"] if result.suspects else []
+                remarks += [line(remark) for remark in result.remarks]
             except MachineFailureError:
                 raise
             except NotVerifiableError as error:
@@ -223,7 +225,7 @@ class _NightlyRun:
             except ReproError as error:
                 outcome, why = "error", line(error)
         again = f"repro bisect {between} --case {self.case.name} --all"
-        self.bisected = {"range": between, "outcome": outcome, "why": why, "reproduce": again}
+        self.bisected = {"range": between, "outcome": outcome, "why": why, "remarks": remarks, "reproduce": again}
 
     def _search(self, between: str) -> BisectResult:
         options = Options(jobs=self.asked.jobs, every=True, explain=True)

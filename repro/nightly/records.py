@@ -120,7 +120,8 @@ class NightlyRun:
         kl: KL(baseline || tonight) by ``k1`` and ``k3`` where it is farthest from 0.
         compared: `repro.pulls.pair.Compared` as JSON; None where bits are equal or nothing was compared.
         culprits: `repro_bisect.driver.result.Culprit`, each as JSON.
-        bisect: ``range``, ``outcome`` and ``reproduce`` of the search that named them; None where there was none.
+        bisect: ``range``, ``outcome`` and ``reproduce`` of the search that named them, ``why`` not all are named, and
+            its ``remarks``, which earlier versions did not write; None where there was none.
         spent: `usage.Usage` as JSON, or None.
         seconds: Wall time of everything.
         reproduce: The command that does it again.
@@ -160,6 +161,12 @@ class NightlyRun:
         if self.looked_at is None:
             return "" if self.chain else "nothing"
         return str(self.looked_at["text"])
+
+    @property
+    def search(self) -> list[str]:
+        """What is to be known of the search: why it does not name every commit, and what else it met."""
+        bisect = self.bisect or {}
+        return [str(text) for text in (bisect.get("why"), *(bisect.get("remarks") or ())) if text]
 
     @property
     def place(self) -> tuple[str, ...]:

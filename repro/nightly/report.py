@@ -54,8 +54,8 @@ def culprit_lines(run: NightlyRun) -> list[str]:
             lines.append(f"  not explained: {culprit['unexplained']}")
         if culprit["environment"]:
             lines.append(f"  its environment changed, which may be the cause: {'; '.join(culprit['environment'])}")
-    if run.bisect and run.bisect.get("why"):
-        lines.append(f"bisected {run.bisect['range']}: {run.bisect['why']}")
+    if run.bisect:
+        lines += [f"bisected {run.bisect['range']}: {text}" for text in run.search]
     return [line[: len(line) - len(line.lstrip())] + clean(line) for line in lines]
 
 

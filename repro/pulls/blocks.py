@@ -148,6 +148,7 @@ def _notes(result: PairResult) -> Block | None:
             lines.append((said("These commits do not explain all: earlier ones move numbers too."),))
         if bisect.explains_bad is False:
             lines.append((said("These commits do not explain all: later ones move numbers too."),))
+        lines += [(quoted(remark),) for remark in bisect.remarks if remark not in result.notes]
         lines += [_skip_line(group) for group in skipped(bisect.skips, "commit", bisect.diagnoses)]
     return Block("Notes", lines) if lines else None
 

@@ -165,6 +165,7 @@ def _of_run(run: NightlyRun, source: str) -> Comparison:
         notes=[
             *(f"{check.name}: {check.status}. {check.text}" for check in run.checks),
             *([f"looked at {run.looked}"] if run.looked else []),
+            *(f"search: {text}" for text in run.search),
         ],
         spent={"after": run.spent},
         reproduce=run.reproduce,
@@ -201,6 +202,7 @@ def _of_pair(pair: Mapping[str, Any], source: str, reproduce: str) -> Comparison
     looked = ((pair.get("compared") or {}).get("drift") or {}).get("looked_at")
     notes += [f"looked at {looked['text']}"] if looked else []
     search = pair.get("bisect")
+    notes += [f"search: {text}" for text in (search or {}).get("remarks") or () if text not in notes]
     usage = pair.get("spent") or {}
     case, machine = str(pair["case"]), str(pair["machine"])
     return Comparison(
