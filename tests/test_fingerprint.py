@@ -223,8 +223,8 @@ def test_equal_bytes_of_another_dtype_or_shape_differ() -> None:
     """All dtypes over the same zero bytes, all shapes of no elements, and a 0-d tensor, have distinct fingerprints."""
     every_dtype = [torch.zeros(16, dtype=torch.uint8).view(d) for d in DTYPES]
     empties = [torch.empty(shape) for shape in [(0,), (0, 0), (0, 1), (1, 0), (12, 0), (0, 0, 1), (0, 1, 0)]]
-    one = [torch.zeros(shape) for shape in [(), (1,), (1, 1), (1, 1, 1)]]
-    seen = [fingerprint(t) for t in [*every_dtype, *empties, *one]]
+    singles = [torch.zeros(shape) for shape in [(), (1,), (1, 1), (1, 1, 1)]]
+    seen = [fingerprint(t) for t in [*every_dtype, *empties, *singles]]
     assert len(set(seen)) == len(seen)
 
 

@@ -67,7 +67,7 @@ def carried_out(table: backends.Table, content: np.ndarray) -> list[list[float]]
     sums, stats = np.zeros((len(table), 2), np.uint64), np.zeros((len(table), 3))
     _numba.run(table, luts(), sums, stats)
     slots = [table[:, 7] == slot for slot in range(4)]
-    lanes = [sums[own].sum(0, dtype=np.uint64).tolist() for own in slots]
+    lanes = [sums[mask].sum(0, dtype=np.uint64).tolist() for mask in slots]
     return [[*lanes[k], *stats[slots[k]][:, [0, 2]].sum(0), max(stats[slots[k], 1], default=0)] for k in range(4)]
 
 

@@ -40,13 +40,13 @@ def test_the_allocator_and_the_random_numbers_are_left_alone() -> None:
 
     def train(collect: Callable[[list[Tensor]], object]) -> list[object]:
         torch.cuda.manual_seed(7)
-        found, held = [], []
+        draws, held = [], []
         for count in (100, 70_000, 5_000_000, 300, 20_000_000, 70_000):
             t = torch.randn(count, device=DEVICE)
-            found.append((t.data_ptr(), t[:5].tolist()))
+            draws.append((t.data_ptr(), t[:5].tolist()))
             collect([t, t[:100].reshape(10, 10).T])
             held.append(t if count % 200 else t[::2].clone())
-        return [*found, torch.cuda.get_rng_state(DEVICE).tolist(), torch.get_rng_state().tolist()]
+        return [*draws, torch.cuda.get_rng_state(DEVICE).tolist(), torch.get_rng_state().tolist()]
 
     plain = [train(lambda _: None) for _ in range(2)][1]  # the first time fills the allocator's cache
     retries = torch.cuda.memory_stats(DEVICE)["num_alloc_retries"]

@@ -69,7 +69,7 @@ add = ["--name", "a b"]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("ordre = 'set'\n[[change]]\nadd = ['x']", "unknown key ordre: did you mean order?"),
         ("[[change]]\nadd = ['x']\n[[change]]\nunst = ['x']", "unknown key change.2.unst: did you mean unset?"),
@@ -84,20 +84,20 @@ add = ["--name", "a b"]
         ("[[change", "is not TOML"),
     ],
 )
-def test_what_is_wrong_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+def test_what_is_wrong_is_one_line(tmp_path: Path, text: str, message: str) -> None:
     """A misspelt key, a value of another type and two changes of one name are refused with the place and the cure."""
     path = tmp_path / "flags.toml"
     path.write_text(text)
     with pytest.raises(ReproError) as refused:
         read_flags(path)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
     with pytest.raises(ReproError, match="no file"):
         read_flags(tmp_path / "none.toml")
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"drop": ["--lr", "2"]}, "--lr 2 is not in the command"),
         ({"unset": ["NEW"]}, "subject.env does not set NEW"),
@@ -106,9 +106,9 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, text: str, said: str) -> None
         ({"env": {"A=B": "1"}}, "the case no longer serves"),
     ],
 )
-def test_what_does_not_fit_a_command(change: dict[str, object], said: str) -> None:
+def test_what_does_not_fit_a_command(change: dict[str, object], message: str) -> None:
     """A change that the case has no place for is refused before anything runs."""
-    with pytest.raises(ReproError, match=said):
+    with pytest.raises(ReproError, match=message):
         check_changes(command(), changes(change))
 
 

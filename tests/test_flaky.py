@@ -22,7 +22,9 @@ def line(n: int) -> Points:
     return Points({f"c{i}": [f"c{i - 1}" if i else "good"] for i in reversed(range(n))}, "good", f"c{n - 1}")
 
 
-def told(folder: Path, n: int, culprit: int, wrong: set[tuple[str, int]], said: list[str]) -> tuple[BisectResult, Told]:
+def told(
+    folder: Path, n: int, culprit: int, wrong: set[tuple[str, int]], messages: list[str]
+) -> tuple[BisectResult, Told]:
     """What is told of a line where the named runs, counted from 0, say the wrong thing."""
 
     def run(task: Task, folder: Path) -> Outcome:
@@ -31,7 +33,7 @@ def told(folder: Path, n: int, culprit: int, wrong: set[tuple[str, int]], said: 
         return Outcome(code=int(bad != ((task.commit, executor.runs[task.commit] - 1) in wrong)))
 
     executor = Told(run)
-    return bisect(line(n), executor, Exit(), folder, said), executor
+    return bisect(line(n), executor, Exit(), folder, messages), executor
 
 
 @pytest.mark.whole
@@ -71,10 +73,10 @@ def test_a_program_that_never_contradicts_itself_costs_five_tests_more_than_git(
 def test_an_end_that_says_the_wrong_thing_once_is_not_refused(tmp_path: Path) -> None:
     """BAD whose first run passes, and GOOD whose first run fails, are run again: the culprit is found by weighing."""
     for end in ("c9", "good"):
-        said: list[str] = []
-        result, _ = told(tmp_path / end, 10, 4, {(end, 0)}, said)
+        messages: list[str] = []
+        result, _ = told(tmp_path / end, 10, 4, {(end, 0)}, messages)
         assert [c.commit.commit for c in result.culprits] == ["c4"] and result.posterior["c4"] >= 0.95
-        assert result.rates is not None and any("exit with other codes" in text for text in said)
+        assert result.rates is not None and any("exit with other codes" in text for text in messages)
 
 
 def test_a_wrong_end_is_refused_by_several_runs(tmp_path: Path) -> None:

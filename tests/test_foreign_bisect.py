@@ -146,12 +146,14 @@ def test_what_the_launch_loses_is_no_agreement(tmp_path: Path) -> None:
         done = repo.repro("bisect", "--no-explain", "--flags", str(changes), "--case", fork.case)
         return done.returncode, done.stdout + done.stderr
 
-    code, said = bisect_flags('env = { NVTE_FLASH_ATTN = "0" }')
-    assert code == 3 and "NVTE_FLASH_ATTN is what it is without the change" in said, said
+    code, output = bisect_flags('env = { NVTE_FLASH_ATTN = "0" }')
+    assert code == 3 and "NVTE_FLASH_ATTN is what it is without the change" in output, output
     done = repo.repro("bisect", "--layout", "case..two", "--case", fork.case)
     assert done.returncode == 3 and "--sequence-parallel is not on the command line" in done.stderr, done.stderr
-    code, said = bisect_flags('add = ["--adam-beta1", "0.8"]')
-    assert code == 0 and "1 change of 1 moves the numbers" in said and "is not on the command line" not in said, said
+    code, output = bisect_flags('add = ["--adam-beta1", "0.8"]')
+    assert code == 0 and "1 change of 1 moves the numbers" in output and "is not on the command line" not in output, (
+        output
+    )
 
 
 # -- the launch
@@ -209,8 +211,8 @@ def test_a_launch_that_goes_to_the_checkout_is_refused(tmp_path: Path) -> None:
     repo = fork.repo
     script = tmp_path / "launch.sh"
     lines = (repo.root / "scripts" / "run.sh").read_text().splitlines()
-    own = [f"SCRIPT_DIR={repo.root}/scripts" if line.startswith("SCRIPT_DIR=") else line for line in lines]
-    script.write_text("\n".join(own))
+    launch_lines = [f"SCRIPT_DIR={repo.root}/scripts" if line.startswith("SCRIPT_DIR=") else line for line in lines]
+    script.write_text("\n".join(launch_lines))
     case = repo.root / "golden" / "cases" / f"{fork.case}.toml"
     case.write_text(case.read_text().replace("scripts/run.sh", str(script)))
     done = repo.repro("bisect", "--no-explain", f"{fork.good}..{fork.bad}", "--case", fork.case)
@@ -220,7 +222,7 @@ def test_a_launch_that_goes_to_the_checkout_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.whole
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ('flags = ["--eps-clip-hihg", "0.3"]', "did you mean --eps-clip-high?): correct subject.flags"),
         ('flags = ["--eps-clip 0.3"]', "--eps-clip 0.3 took no effect"),
@@ -231,7 +233,7 @@ def test_a_launch_that_goes_to_the_checkout_is_refused(tmp_path: Path) -> None:
         ('save = "x {checkpoint}"\nresume = "y {checkpoint}"', "save and resume are for kind command"),
     ],
 )
-def test_a_case_that_cannot_replay_says_so_in_one_line(tmp_path: Path, line: str, said: str) -> None:
+def test_a_case_that_cannot_replay_says_so_in_one_line(tmp_path: Path, line: str, message: str) -> None:
     """What the case itself says wrongly is told with its cure: nothing is recorded, and nothing agrees by silence."""
     fork = make_fork(tmp_path, commits=0)
     repo = fork.repo
@@ -240,7 +242,7 @@ def test_a_case_that_cannot_replay_says_so_in_one_line(tmp_path: Path, line: str
     case.write_text(case.read_text().replace("recorder = false", f"recorder = false\n{line}"))
     done = repo.repro("golden", "record")
     assert done.returncode == 2, done.stdout + done.stderr
-    assert said in done.stderr.strip().splitlines()[-1]
+    assert message in done.stderr.strip().splitlines()[-1]
 
 
 @pytest.mark.whole

@@ -94,18 +94,20 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
         for regression in REGRESSIONS.values()
     }
     with ThreadPoolExecutor(2) as pool:
-        made = pool.map(lambda one: Pair(folder / one.name, one), seen.values())
-        return dict(zip((one.name for one in seen.values()), made, strict=True))
+        made = pool.map(lambda regression: Pair(folder / regression.name, regression), seen.values())
+        return dict(zip((regression.name for regression in seen.values()), made, strict=True))
 
 
 @pytest.mark.whole
 def test_each_regression_shows_first_where_the_table_says(pairs: dict[str, Pair]) -> None:
     """Bitwise, nothing differs before the step and phase of the table, and there just the signals that it names."""
     for name, pair in pairs.items():
-        one = pair.regression
+        regression = pair.regression
         wrong = differing(pair.good, pair.bad)
         first = [key for key in wrong if key[:2] == wrong[0][:2]]
-        expected = sorted((one.step, one.phase, signal) for signal in (one.signal, *one.others))
+        expected = sorted(
+            (regression.step, regression.phase, signal) for signal in (regression.signal, *regression.others)
+        )
         assert first == expected, f"{name}: {wrong[:8]}"
 
 
@@ -161,8 +163,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return Tensor.of(value)
     if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, list) else value
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list) else value
 
 
 def test_miles_keeps_events_and_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,8 +185,8 @@ def test_miles_keeps_events_and_history(tmp_path: Path, monkeypatch: pytest.Monk
     states = [event["state"] for rank in events for event in rank if "state" in event]
     assert len({state["param_hashes"]["pp0.embedding.weight"] for state in states}) == 6
     norms = [[step, event["metrics"]["train/grad_norm"]] for step, event in enumerate(events[0][1::2])]
-    found = signals(tmp_path / "out", printed, 1)
-    assert norms == [[step, found[step, "grad", "grad_norm"][0]] for step in range(3)]
+    values = signals(tmp_path / "out", printed, 1)
+    assert norms == [[step, values[step, "grad", "grad_norm"][0]] for step in range(3)]
     (history,) = (tmp_path / "history").iterdir()
     lines = [json.loads(line) for line in history.read_text().splitlines()]
     assert {"metric": "train/grad_norm", "series": norms} in lines
