@@ -94,11 +94,11 @@ def test_a_search_under_any_settings(tmp_path: Path) -> None:
         "bisect", "--no-explain", f"{good}..{bad}", "--when", "exit", "--json", "--", sys.executable, "-c", program
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["culprit"]
-    assert (found["commit"], found["subject"]) == (culprit, "Caf\ufffd")
-    assert found["author"].startswith("Andr\ufffd <a@")
-    assert found["diffstat"].splitlines()[-1] == " 1 file changed, 1 insertion(+)"
-    assert "caf" in found["diffstat"]
+    entry = json.loads(done.stdout)["culprit"]
+    assert (entry["commit"], entry["subject"]) == (culprit, "Caf\ufffd")
+    assert entry["author"].startswith("Andr\ufffd <a@")
+    assert entry["diffstat"].splitlines()[-1] == " 1 file changed, 1 insertion(+)"
+    assert "caf" in entry["diffstat"]
     assert ran() == []
 
 

@@ -93,9 +93,9 @@ def test_which_attributes_of_ones_own_decide(tmp_path: Path, lines: str, tracked
     """A word that is not known may be a macro; one that only keeps git from changing a file counts where it does."""
     repo = started(tmp_path, tracked)
     assert bool(repo.git("rev-list", "--all", "--", ".gitattributes")) == bool(tracked)
-    before, own = files_of(repo), repo.root / ".git" / "info" / "attributes"
-    own.parent.mkdir(exist_ok=True)
-    own.write_text(f"{lines}\n")
+    before, attributes = files_of(repo), repo.root / ".git" / "info" / "attributes"
+    attributes.parent.mkdir(exist_ok=True)
+    attributes.write_text(f"{lines}\n")
     assert (files_of(repo) != before, said(repo) != ()) == (decides, decides)
     decided = said(repo)
     if tracked:

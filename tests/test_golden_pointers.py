@@ -83,14 +83,14 @@ def test_content_that_dvc_alone_put_under_a_pointer_is_no_golden_run(kept: Kept,
     kept.dvc.run(*words)
     name = kept.pointer.relative_to(kept.repo.root)
     assert not noted(kept.pointer.read_text())
-    said = rf"^{name} names other content .*: `git checkout {name}` and `dvc checkout {name}` bring"
+    message = rf"^{name} names other content .*: `git checkout {name}` and `dvc checkout {name}` bring"
     for ask in (
         lambda: kept.store.load("m", "toy"),
         lambda: kept.store.refuse_dirty(kept.run),
         lambda: kept.store.push([kept.pointer]),
         lambda: kept.dvc.pull(kept.pointer),
     ):
-        with pytest.raises(ReproError, match=said):
+        with pytest.raises(ReproError, match=message):
             ask()
     kept.repo.git("checkout", str(name))
     kept.dvc.run("checkout", str(name))

@@ -402,10 +402,10 @@ def ignoring(root: Path, rules: str) -> Dvc:
 
 def test_a_repository_that_ignores_runs_keeps_golden_ones(tmp_path: Path) -> None:
     """Megatron-LM's .gitignore has `runs/`: git is told that golden/runs is another, once, and sees the pointer."""
-    dvc, own = ignoring(tmp_path, "runs/\n"), tmp_path / "golden" / ".gitignore"
+    dvc, gitignore = ignoring(tmp_path, "runs/\n"), tmp_path / "golden" / ".gitignore"
     for _ in range(2):
         dvc.add(tmp_path / "golden" / "runs" / "m" / "case")
-        assert own.read_text() == "!/runs/\n/runs/*/*/*\n"
+        assert gitignore.read_text() == "!/runs/\n/runs/*/*/*\n"
     assert "golden/runs/m/case.dvc" in Repo(tmp_path).git("ls-files", "--others", "--exclude-standard").splitlines()
 
 

@@ -131,29 +131,29 @@ def test_the_probes_of_a_line_are_few(moves: list[bool]) -> None:
 
 
 @given(ANY, st.integers(1, 4), st.integers(0, 5))
-def test_what_changed_and_changed_back_is_found_when_all_are_tested(found: list[int], k: int, seed: int) -> None:
+def test_what_changed_and_changed_back_is_found_when_all_are_tested(numbers: list[int], k: int, seed: int) -> None:
     """With `every` any line is listed exactly; without, what is listed is true, and equal ends hide what is between."""
-    world = line(found)
+    world = line(numbers)
     entries, tested = run(world, every=True, k=k, seed=seed)
     assert changes(entries) == steps_of(world) and len(entries) == len(steps_of(world))
     assert sorted(tested) == sorted(set(world.parents) - {world.bad})
     entries, tested = run(world, k=k, seed=seed)
     assert set(changes(entries)) <= set(steps_of(world))
-    if found[0] == found[-1]:
+    if numbers[0] == numbers[-1]:
         assert entries == [] and tested == []
 
 
 @given(ANY, st.data(), st.booleans())
-def test_equal_code_is_tested_once(found: list[int], data: st.DataObject, every: bool) -> None:
+def test_equal_code_is_tested_once(numbers: list[int], data: st.DataObject, every: bool) -> None:
     """Points with one key share a test, wherever they lie, and one with its neighbour's code is never a row."""
-    same = data.draw(st.lists(st.booleans(), min_size=len(found), max_size=len(found)))
-    found = [x if i == 0 or not same[i] else -1 for i, x in enumerate(found)]
-    for i, x in enumerate(found):
-        found[i] = found[i - 1] if x == -1 else x
-    keys = [f"code {x}" if data.draw(st.booleans()) else f"code {x} at {i}" for i, x in enumerate(found)]
-    for i in range(1, len(found)):
+    same = data.draw(st.lists(st.booleans(), min_size=len(numbers), max_size=len(numbers)))
+    numbers = [x if i == 0 or not same[i] else -1 for i, x in enumerate(numbers)]
+    for i, x in enumerate(numbers):
+        numbers[i] = numbers[i - 1] if x == -1 else x
+    keys = [f"code {x}" if data.draw(st.booleans()) else f"code {x} at {i}" for i, x in enumerate(numbers)]
+    for i in range(1, len(numbers)):
         keys[i] = keys[i - 1] if same[i] else keys[i]
-    world = line(found, keys=keys)
+    world = line(numbers, keys=keys)
     entries, tested = run(world, every=every)
     assert len({world.key(p) for p in tested}) == len(tested)
     assert set(changes(entries)) <= set(steps_of(world))
@@ -381,7 +381,7 @@ def test_nan_and_what_is_missing_are_the_worst(pairs: list[tuple[float | None, f
 
 
 @pytest.mark.parametrize(
-    ("gap", "relative", "own"),
+    ("gap", "relative", "absolute"),
     [
         (Gap(0, 2.0, 3.0), "+5.0e-01", "+1.0e+00"),
         (Gap(0, -2.0, -3.0), "-5.0e-01", "-1.0e+00"),
@@ -395,10 +395,10 @@ def test_nan_and_what_is_missing_are_the_worst(pairs: list[tuple[float | None, f
         (Gap(0, None, 1.0), "new", "new"),
     ],
 )
-def test_a_metric_is_shown_as_it_is(gap: Gap, relative: str, own: str) -> None:
+def test_a_metric_is_shown_as_it_is(gap: Gap, relative: str, absolute: str) -> None:
     """Relative with its sign; absolute and marked from 0; what has no size is said by name."""
     moved = Moved(gap, gap, gap)
-    assert (signed(moved), signed(moved, relative=False)) == (relative, own)
+    assert (signed(moved), signed(moved, relative=False)) == (relative, absolute)
 
 
 def result_of(*gaps: tuple[float, float]) -> HistoryResult:
@@ -436,7 +436,7 @@ def test_the_headline_counts_what_is_known() -> None:
     result = result_of((1.0, 2.0), (1.0, 2.0))
     rows = [dataclasses.replace(result.rows[0], kind="group"), result.rows[1]]
     unrun = "; none was run between equal numbers"
-    for changes, said in (
+    for changes, message in (
         ({}, f"at least 2 of 9 commits of {'a' * 10}..{'b' * 10} changed the numbers of toy{unrun}"),
         ({"every": True}, f"2 of 9 commits of {'a' * 10}..{'b' * 10} changed the numbers of toy"),
         ({"points": 2}, f"2 of 2 commits of {'a' * 10}..{'b' * 10} changed the numbers of toy"),
@@ -447,7 +447,7 @@ def test_the_headline_counts_what_is_known() -> None:
         ({"rows": [], "agree": True, "every": True}, " changed the numbers of toy"),
     ):
         text = headline(dataclasses.replace(result, **changes))
-        assert text.startswith(said) or text.endswith(said), text
+        assert text.startswith(message) or text.endswith(message), text
     assert "is known" not in text and "at least" not in text
 
 
