@@ -74,7 +74,7 @@ def said(tmp_path: Path, site: Path, inside: str, place: str = "tree", *, tests:
     tree, home = str(tmp_path / place), str(tmp_path / "home")
     forget()
     path = str((site / inside).resolve())
-    copies = [one for one in installed.copies(str(site), tree, home) if one.has(path)]
+    copies = [copy for copy in installed.copies(str(site), tree, home) if copy.has(path)]
     return installed.said(copies[0], "pkg.rate", path, tree, tests=tests) if copies else None
 
 
@@ -89,11 +89,11 @@ def test_a_copy_of_the_tree_is_its_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["rate.py", "defaults.json", "__init__.py"])
 def test_a_copy_of_another_commit(tmp_path: Path, name: str) -> None:
     """A package counts as a whole: code and data that the commit has otherwise, or has not."""
-    site, own = install(tmp_path, folder(tmp_path / "home" / "lib")), tmp_path / "tree" / "lib" / "src" / "pkg"
+    site, package = install(tmp_path, folder(tmp_path / "home" / "lib")), tmp_path / "tree" / "lib" / "src" / "pkg"
     if name == "__init__.py":
-        (own / name).unlink()
+        (package / name).unlink()
     else:
-        (own / name).write_text("2")
+        (package / name).write_text("2")
         Repo(tmp_path / "tree").git("add", "--all")
     line = said(tmp_path, site, "pkg/rate.py")
     assert line is not None

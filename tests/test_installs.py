@@ -125,12 +125,12 @@ def test_what_the_user_uninstalls_meanwhile_stays_away(
 ) -> None:
     """Of no other package a file comes back, nor of the project's own where no run installed it."""
     put(site, "setuptools-80", {"distutils-precedence.pth": "import _distutils_hack", "_distutils_hack.py": ""})
-    with noted(tmp_path / "state", site, tree) as found:
+    with noted(tmp_path / "state", site, tree) as packages:
         removed(site, name)
         after = content(site)
         if install:
             put(site, "new-0.1", {"__editable__.new-0.1.pth": f"{tree}/src"}, tree)
-    assert bool(found) == install
+    assert bool(packages) == install
     if not install or name != "mine":
         assert content(site) == after
 
@@ -160,17 +160,17 @@ def test_two_clones_that_install_at_once(
 ) -> None:
     """The user's package is back when the clone has ended whose package stands; each tells its own alone."""
     before, other = content(site), of_clone(tree, "other")
-    one, two = contextlib.ExitStack(), contextlib.ExitStack()
-    found = one.enter_context(noted(tmp_path / "notes", site, tree))
+    stack, other_stack = contextlib.ExitStack(), contextlib.ExitStack()
+    ours = stack.enter_context(noted(tmp_path / "notes", site, tree))
     install(site, tree)
-    idle = two.enter_context(noted(tmp_path / "notes", site, of_clone(tree, "third")))
-    theirs = two.enter_context(noted(tmp_path / "notes", site, other))
+    idle = other_stack.enter_context(noted(tmp_path / "notes", site, of_clone(tree, "third")))
+    theirs = other_stack.enter_context(noted(tmp_path / "notes", site, other))
     install(site, other)
-    for each in (one, two) if first else (two, one):
+    for each in (stack, other_stack) if first else (other_stack, stack):
         each.close()
-        assert (content(site) == before) is (each is two or not first)
+        assert (content(site) == before) is (each is other_stack or not first)
     assert content(site) == before
-    assert theirs and not found and not idle
+    assert theirs and not ours and not idle
 
 
 @pytest.mark.parametrize("named", ["", "python/setup.cfg", "third_party/deep/mine/setup.py"])
@@ -215,7 +215,7 @@ def test_a_script_that_uninstalls_what_it_installs(tmp_path: Path, site: Path, t
 
 def test_a_folder_of_packages_that_an_installer_makes(tmp_path: Path, site: Path, tree: Path) -> None:
     """A user's own is gone again, while what is not of a worktree stays; one in the worktree is the run's own."""
-    home, own = Path(installs._sites("python", {}, tree)[1]), tree / "own"
+    home, packages = Path(installs._sites("python", {}, tree)[1]), tree / "own"
     assert not home.exists()
     for dependency in (False, True):
         with installs.taken_back(["python"], Place(tree, home=tmp_path), {}):
@@ -224,10 +224,10 @@ def test_a_folder_of_packages_that_an_installer_makes(tmp_path: Path, site: Path
                 put(home, "tool-1.0", {"tool.py": ""})
         assert sorted(path.name for path in home.glob("*")) == ["tool-1.0.dist-info", "tool.py"] * dependency
         assert home.exists() == dependency and site.exists()
-    installs._known[("python", None, None, None)].append(own)
+    installs._known[("python", None, None, None)].append(packages)
     with installs.taken_back(["python"], Place(tree, home=tmp_path), {}):
-        editable(own, tree)
-    assert (own / "mine-0.1.dist-info").exists()
+        editable(packages, tree)
+    assert (packages / "mine-0.1.dist-info").exists()
 
 
 def test_files_that_others_share(tmp_path: Path, site: Path, tree: Path) -> None:
@@ -269,8 +269,8 @@ def test_a_python_of_the_worktrees_own(tmp_path: Path) -> None:
         exit_code(toy(f"{{python}} {install}", lock=[], python="env"), place, tmp_path / "log")
     for path in repo.root.rglob("x.pth"):
         path.unlink()
-    own = f"{{python}} -m venv --without-pip env && env/bin/python {install}"
-    case = toy(own, lock=[], python="env", command="{python} -c 'import sys; sys.exit(\"/tree/\" not in sys.prefix)'")
+    setup = f"{{python}} -m venv --without-pip env && env/bin/python {install}"
+    case = toy(setup, lock=[], python="env", command="{python} -c 'import sys; sys.exit(\"/tree/\" not in sys.prefix)'")
     assert exit_code(case, place, tmp_path / "log") == 0
 
 

@@ -16,9 +16,9 @@ def test_a_line_after_a_torn_one(tmp_path: Path) -> None:
     with (tmp_path / "journal.jsonl").open("a") as file:
         file.write('{"format":1,"key":"torn')
     Journal(tmp_path).add(entries[1], None)
-    found = Journal(tmp_path)
-    assert [found.find(e.key, 0) for e in entries] == entries
-    assert found.count({"key 0", "key 1", "torn"}) == 2
+    reader = Journal(tmp_path)
+    assert [reader.find(e.key, 0) for e in entries] == entries
+    assert reader.count({"key 0", "key 1", "torn"}) == 2
     assert Journal(tmp_path, fresh=True).find("key 0", 0) is None
 
 

@@ -60,7 +60,7 @@ def test_temporary_folders(tmp_path: Path) -> None:
 
 def test_two_terminals_have_one_key(tmp_path: Path) -> None:
     """What two terminals, two desktops and two jobs set, each in its own way, changes no key."""
-    one = {
+    variables = {
         "TERM": "xterm-256color", "COLORTERM": "truecolor", "TERM_PROGRAM": "iTerm.app", "TERM_PROGRAM_VERSION": "3",
         "TERM_SESSION_ID": "w0t0p0:A", "ITERM_SESSION_ID": "w0t0p0:A", "ITERM_PROFILE": "Default", "LINES": "24",
         "COLUMNS": "80", "LC_TERMINAL": "iTerm2", "LESS": "-R", "LESSOPEN": "| a %s", "LESS_TERMCAP_mb": "x",
@@ -68,7 +68,7 @@ def test_two_terminals_have_one_key(tmp_path: Path) -> None:
         "OLDPWD": "/b", "SSH_TTY": "/dev/pts/1", "SSH_CONNECTION": "1 2", "SSH_AUTH_SOCK": "/a", "TMPDIR": os.sep,
         "GIT_EDITOR": "vi", "EDITOR": "vi", "RAY_JOB_ID": "01000000", "RAY_RAYLET_PID": "11", "_": "/bin/a",
     }  # fmt: skip
-    two = {
+    others = {
         "TERM": "tmux", "TMUX": "/a,1,0", "TMUX_PANE": "%1", "STY": "1.pts", "WINDOWID": "7",
         "WT_SESSION": "b", "WT_PROFILE_ID": "c", "VTE_VERSION": "6800", "GNOME_TERMINAL_SCREEN": "/a", "LINES": "50",
         "KITTY_WINDOW_ID": "1", "WEZTERM_PANE": "0", "HISTCONTROL": "ignoredups", "HISTTIMEFORMAT": "%F", "PS4": "+",
@@ -79,4 +79,4 @@ def test_two_terminals_have_one_key(tmp_path: Path) -> None:
         "SLURM_TASK_PID": "7", "SLURM_SUBMIT_DIR": "/a", "SLURM_TOPOLOGY_ADDR": "n1", "KUBERNETES_PORT": "tcp://a",
         "KUBERNETES_PORT_443_TCP_ADDR": "a", "KUBERNETES_SERVICE_HOST": "a", "RAY_ADDRESS": "a:1", "DVC_STAGE": "x",
     }  # fmt: skip
-    assert variables_of_key({"SEED": "1", **one}) == variables_of_key({"SEED": "1", **two}) != {}
+    assert variables_of_key({"SEED": "1", **variables}) == variables_of_key({"SEED": "1", **others}) != {}

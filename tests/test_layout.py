@@ -51,15 +51,15 @@ def test_the_page_of_the_house_is_true() -> None:
     """docs/architecture.md says of each room what its package says of itself, and the files that it names are there."""
     page = (ROOT / "docs" / "architecture.md").read_text()
     rows = re.findall(r"^\| (?:\*\*)?`([\w/]+)/`(?:\*\*)? \| (.*) \|$", page.partition("## The way")[0], re.MULTILINE)
-    top, said = "", dict[str, str]()
+    top, lines = "", dict[str, str]()
     for name, line in rows:
         top = name if (ROOT / name).is_dir() else top
-        said[name if name == top else f"{top}/{name}"] = line
+        lines[name if name == top else f"{top}/{name}"] = line
     packages = {path.removesuffix("/__init__.py") for path in TRACKED if path.endswith("/__init__.py")}
     packages = {path for path in packages if not path.startswith("benchmarks/")}
     shallow = {path for path in packages if path.count("/") <= (1 if path.startswith("repro") else 2)}
-    assert shallow <= said.keys() <= packages, shallow ^ said.keys()
-    for path, line in said.items():
+    assert shallow <= lines.keys() <= packages, shallow ^ lines.keys()
+    for path, line in lines.items():
         assert (ROOT / path / "__init__.py").read_text().splitlines()[0].strip('"') == line, path
     named = re.findall(r"`((?:core|golden|bisect|repro|tests)/[\w/]+\.py)`", page)
     assert len(named) > 11 and not [path for path in named if path not in TRACKED]
@@ -117,8 +117,10 @@ def test_tensors_of_the_recorder_are_of_no_default_of_the_programs() -> None:
     rooms = [ROOT / "golden" / "repro_golden" / room for room in ("fingerprint", "recording", "trace")]
     for path in (path for room in rooms for path in sorted(room.rglob("*.py"))):
         calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-        said = [(call, {keyword.arg for keyword in call.keywords}) for call in calls]
-        defaults += [f"{path.name}:{c.lineno}" for c, words in said if wanted.get(ast.unparse(c.func), set()) - words]
+        arguments = [(call, {keyword.arg for keyword in call.keywords}) for call in calls]
+        defaults += [
+            f"{path.name}:{c.lineno}" for c, words in arguments if wanted.get(ast.unparse(c.func), set()) - words
+        ]
     assert not defaults
 
 

@@ -109,14 +109,14 @@ def test_generators_of_ranks_have_no_partner(tmp_path: Path) -> None:
     weight, state = torch.ones(3), torch.arange(8, dtype=torch.uint8)
     ranks = [("update", f"{name}@{k}", value + k) for name, value in (("rng/torch", state), ("buffer/mean", weight))
              for k in range(2)]  # fmt: skip
-    one: list[Taken | Row] = [
+    rows: list[Taken | Row] = [
         ("update", "w", weight),
         ("update", "rng/torch", state),
         ("update", "buffer/mean", weight),
     ]
-    comparison = pair(tmp_path, one, [("update", "w@0", weight), ("update", "w@1", weight), *ranks])
+    comparison = pair(tmp_path, rows, [("update", "w@0", weight), ("update", "w@1", weight), *ranks])
     assert comparison.verdict == "equal" and [len(comparison.alone[side]) for side in "ab"] == [2, 4]
-    comparison = pair(tmp_path / "moved", one, [("update", "w@0", weight), ("update", "w@1", weight * 2), *ranks])
+    comparison = pair(tmp_path / "moved", rows, [("update", "w@0", weight), ("update", "w@1", weight * 2), *ranks])
     assert (comparison.verdict, comparison.first.signal) == ("part", "w")
     copies = [("update", f"copy/ema/w@{k}", weight + k) for k in range(2)]
     comparison = pair(tmp_path / "copy", [("update", "w", weight), ("update", "copy/ema/w", weight)],
@@ -208,13 +208,13 @@ def test_what_only_hashes_tell_is_no_equal_bits(tmp_path: Path) -> None:
 
 def test_what_was_trained_under_other_names_is_no_agreement(tmp_path: Path) -> None:
     """Without a gradient or parameter in common nothing is told; with some of them in one layout alone, not all is."""
-    one, loss = torch.ones(3), ("loss", "loss", 1.0)
+    weight, loss = torch.ones(3), ("loss", "loss", 1.0)
     with pytest.raises(ReproError, match=r"no gradient and no parameter in common, such as w and inner\.w"):
-        pair(tmp_path / "renamed", [loss, ("grad", "w", one)], [loss, ("grad", "inner.w", one)])
-    comparison = pair(tmp_path / "more", [("grad", "w", one), ("grad", "b", one)], [("grad", "w", one)])
+        pair(tmp_path / "renamed", [loss, ("grad", "w", weight)], [loss, ("grad", "inner.w", weight)])
+    comparison = pair(tmp_path / "more", [("grad", "w", weight), ("grad", "b", weight)], [("grad", "w", weight)])
     assert (comparison.verdict, comparison.untold) == ("agree", 1)
-    said = headline(LayoutResult("one", "two", "toy", "", comparison.verdict, {}, comparison, [], Cost(), 1.0, ""))
-    assert said == "one and two agree on toy, as far as is known: 1 trained tensor of one layout alone not compared"
+    message = headline(LayoutResult("one", "two", "toy", "", comparison.verdict, {}, comparison, [], Cost(), 1.0, ""))
+    assert message == "one and two agree on toy, as far as is known: 1 trained tensor of one layout alone not compared"
 
 
 def test_ranks_versions_are_compared_from_either_side(tmp_path: Path) -> None:
@@ -270,21 +270,21 @@ def test_what_no_reordered_sum_explains(tmp_path: Path, phase: str, a: torch.Ten
 
 def test_order_tolerance_and_what_is_alone(tmp_path: Path) -> None:
     """The first difference and the first beyond the tolerance are told apart, step by step and phase by phase."""
-    one = torch.ones(4)
+    ones = torch.ones(4)
     eps = 2.0**-23
     a = trace(
         tmp_path / "a",
-        [("grad", "g", one), ("forward", "f", one), ("loss", "loss", 1.0), ("forward", "mine", one)],
-        [("forward", "f", one)],
+        [("grad", "g", ones), ("forward", "f", ones), ("loss", "loss", 1.0), ("forward", "mine", ones)],
+        [("forward", "f", ones)],
     )
     steps = [
         [
-            ("grad", "g", one + 8 * eps),
-            ("forward", "f", one + 2 * eps),
+            ("grad", "g", ones + 8 * eps),
+            ("forward", "f", ones + 2 * eps),
             ("loss", "loss", 1.0),
-            ("forward", "yours@1", one),
+            ("forward", "yours@1", ones),
         ],
-        [("forward", "f", one + 100 * eps)],
+        [("forward", "f", ones + 100 * eps)],
     ]
     b = trace(tmp_path / "b", *steps)
     comparison = compare_layouts(a, b)

@@ -57,11 +57,11 @@ def test_ignored_data_in_a_search(judged: tuple[Repo, list[str]]) -> None:
     """An exit code for want of ignored data is no verdict; the printed command finds the commit; data is in the key."""
     repo, commits = judged
     done = repo.repro(*BY_EXIT, *RUN)
-    said = done.stderr.splitlines()[-1]
+    message = done.stderr.splitlines()[-1]
     assert done.returncode == 2, done.stderr
-    assert "data/limit is in your checkout, where git ignores it" in said and "`--link data/`" in said
-    assert "choose another end" not in said
-    words = shlex.split(said.partition("; run ")[2])
+    assert "data/limit is in your checkout, where git ignores it" in message and "`--link data/`" in message
+    assert "choose another end" not in message
+    words = shlex.split(message.partition("; run ")[2])
     assert words[-3:] == list(RUN) and words[words.index("--link") + 1] == "data"
     again = [*words[1:-3], "--json", *RUN]
     for limit, reused in (("2", False), ("2", True), ("3", False)):
@@ -372,16 +372,16 @@ def test_a_module_that_the_checkout_alone_has_built(mixed: Repo) -> None:
         (mixed.root / name).parent.mkdir(parents=True)
         (mixed.root / name).touch()
     with worktree(mixed) as place:
-        said = "ModuleNotFoundError: No module named 'kern'"
-        assert missing_from(place, said, []) == "", "a copy is not what the program imports"
+        message = "ModuleNotFoundError: No module named 'kern'"
+        assert missing_from(place, message, []) == "", "a copy is not what the program imports"
         (mixed.root / "kern.cpython-311-x86_64-linux-gnu.so").touch()
-        missing = missing_from(place, said, [])
+        missing = missing_from(place, message, [])
         assert missing.startswith("kern is built in your checkout (kern.cpython-311-x86_64-linux-gnu.so, ")
         assert "build_ext" in missing and not links_in(missing)
-        error = unusable("GOOD", Skip(f"ends before its first update: {said} ({missing})"))
+        error = unusable("GOOD", Skip(f"ends before its first update: {message} ({missing})"))
         assert "choose another end" not in error
-        said = "ImportError: cannot import name '_C' from 'pkg' (/tmp/at/tree/src/pkg/__init__.py)"
-        assert missing_from(place, said, []).startswith("pkg._C is built in your checkout (src/pkg/_C.so, ")
+        message = "ImportError: cannot import name '_C' from 'pkg' (/tmp/at/tree/src/pkg/__init__.py)"
+        assert missing_from(place, message, []).startswith("pkg._C is built in your checkout (src/pkg/_C.so, ")
         assert missing_from(place, "ModuleNotFoundError: No module named 'wandb'", []) == ""
 
 
@@ -395,8 +395,8 @@ def test_a_path_out_of_a_worktree_is_told_as_it_lies_beside_the_checkout(mixed: 
         ("../drive.py", "../drive.py"), (f"{tree}/../drive.py", "../drive.py"),
         (f"{tree}/data/../../drive.py", "../../drive.py"),
     ):  # fmt: skip
-        said = f"python: can't open file '{path}': [Errno 2] No such file or directory"
-        assert leads_out(git, said) == f"; {out} {write}"
+        message = f"python: can't open file '{path}': [Errno 2] No such file or directory"
+        assert leads_out(git, message) == f"; {out} {write}"
     for path in (f"{tree}/data/../drive.py", "/x/other/../drive.py", f"{tree}/../nowhere.py"):
         assert leads_out(git, f"No such file or directory: '{path}'") == "", path
 

@@ -55,10 +55,10 @@ COMMAND = ("--", sys.executable, "train.py", "--steps", "2")
 def test_recording_what_no_worktree_could_run(reading: Repo) -> None:
     """A program that needs ignored data is refused when it is recorded, before it is run, and the cure is printed."""
     done = reading.repro("golden", "record", "toy", *COMMAND)
-    said = done.stderr.splitlines()[-1]
-    assert done.returncode == 2 and "in a worktree of its commit" in said, done.stderr
-    assert "data/seed is in your checkout" in said
-    assert "run repro golden record toy --link data -- " in said
+    message = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and "in a worktree of its commit" in message, done.stderr
+    assert "data/seed is in your checkout" in message
+    assert "run repro golden record toy --link data -- " in message
     assert not (reading.root / "golden" / "cases" / "toy.toml").exists()
 
 
@@ -125,11 +125,11 @@ def test_recording_what_the_checkout_alone_makes(tmp_path: Path) -> None:
     (repo.root / "__pycache__").mkdir()
     (repo.root / "__pycache__" / "x.pyc").touch()
     done = repo.repro("golden", "record", "toy", *COMMAND)
-    said = done.stderr.splitlines()[-1]
-    assert done.returncode == 1 and "makes other numbers than your checkout, from step 1, grad" in said, done.stderr
-    assert "may be local.json of your checkout, which no worktree has" in said
-    command = shlex.split(said.rpartition("; run repro ")[2])
-    assert command[:5] == ["golden", "record", "toy", "--link", "local.json"], said
+    message = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and "makes other numbers than your checkout, from step 1, grad" in message, done.stderr
+    assert "may be local.json of your checkout, which no worktree has" in message
+    command = shlex.split(message.rpartition("; run repro ")[2])
+    assert command[:5] == ["golden", "record", "toy", "--link", "local.json"], message
     done = repo.repro(*command)
     assert done.returncode == 0, done.stderr
 
@@ -183,8 +183,8 @@ def test_a_golden_run_that_only_the_checkout_makes_is_no_noise(tmp_path: Path) -
     why = rf"two replays of {good[:10]} agree, and its golden run.* does not \(it differs at step 3,.*local\.json"
     for arguments in (("bisect", "--no-explain"), ("history",)):
         done = repo.repro(*arguments, "--case", "toy", f"{good}..HEAD", "-j", "1")
-        said = done.stderr.splitlines()[-1]
-        assert done.returncode == 3 and re.search(why, said) and "FLAKY" not in said, done.stderr
+        message = done.stderr.splitlines()[-1]
+        assert done.returncode == 3 and re.search(why, message) and "FLAKY" not in message, done.stderr
     done = repo.repro("report", "pr", f"{good}..HEAD", "--case", "toy", "-j", "1")
     assert re.search(f"toy: not verifiable: {why}", done.stdout), done.stdout + done.stderr
 

@@ -70,8 +70,8 @@ def test_a_folder_of_another_commit(repo: Repo) -> None:
     def files(commit: str, *link: str) -> dict[str, str]:
         with worktree(repo, *link, commit=commit) as place:
             data = place.root / "data"
-            found = [path for path in data.rglob("*") if path.is_file() and path.suffix != ".dvc"]
-            return {path.relative_to(data).as_posix(): path.read_text() for path in found if path.name[0] != "."}
+            paths = [path for path in data.rglob("*") if path.is_file() and path.suffix != ".dvc"]
+            return {path.relative_to(data).as_posix(): path.read_text() for path in paths if path.name[0] != "."}
 
     assert files(first, "data") == {"set/a": "1", "set/deep/b": "2", "same": "same"}
     assert files(f"{first}~0", "data/set/a") == {"set/a": "1"}
@@ -202,14 +202,14 @@ def test_what_dvc_itself_writes(repo: Repo) -> None:
     for line in (["init", "--quiet"], ["add", "--quiet", "data/x", "data/set", f"data/{long}", "data/\u00fc"], stage):
         done = dvc(repo, *line)
         assert done.returncode == 0, done.stderr
-    found = named(Git(repo.root), ["data"])
-    assert set(found) == {"data/x", "data/set", f"data/{long}", "data/\u00fc", "data/made"}
-    assert not Store(repo.root).dvc.differing(found)
+    names = named(Git(repo.root), ["data"])
+    assert set(names) == {"data/x", "data/set", f"data/{long}", "data/\u00fc", "data/made"}
+    assert not Store(repo.root).dvc.differing(names)
     (repo.root / ".dvcignore").write_text("*.tmp\n")
     (repo.root / "data" / "set" / "b.tmp").touch()
-    assert not Store(repo.root).dvc.differing(found)
+    assert not Store(repo.root).dvc.differing(names)
     (repo.root / "data" / "made").write_text("2")
-    assert Store(repo.root).dvc.differing(found) == ["data/made"]
+    assert Store(repo.root).dvc.differing(names) == ["data/made"]
 
 
 READS = TRAIN.replace("import torch\n", "import torch\nSEED = int(open('data/seed').read())\n").replace(
@@ -240,5 +240,5 @@ def test_commands_on_data_of_commits(tmp_path: Path) -> None:
     (repo.root / "data" / "seed").write_text("5")
     for command in (["golden", "record"], ["golden", "verify"], ["bisect", f"{base}..HEAD", "--case"]):
         done = repo.repro(*command, "toy")
-        said = done.stderr.splitlines()[-1]
-        assert done.returncode == 2 and "data/seed is not the content that DVC's files name for it" in said, said
+        message = done.stderr.splitlines()[-1]
+        assert done.returncode == 2 and "data/seed is not the content that DVC's files name for it" in message, message

@@ -66,7 +66,7 @@ def test_a_pull_request_with_bounds_says_that_they_judged(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("bitwise", "1 parameter, 1 gradient, 2 columns, 1 metric, 1 random generator"),
         ("finite", "NaN and infinite values in 1 parameter, 1 gradient, 2 columns, 1 metric; bits were not judged"),
@@ -86,18 +86,18 @@ def test_a_pull_request_with_bounds_says_that_they_judged(tmp_path: Path) -> Non
         ("own.py:bad", "what own.py:bad reads, and nothing else"),
     ],
 )
-def test_a_predicate_says_what_it_judges(tmp_path: Path, text: str, said: str) -> None:
+def test_a_predicate_says_what_it_judges(tmp_path: Path, text: str, message: str) -> None:
     """In words of its own, of a baseline's trace."""
     (tmp_path / "own.py").write_text("def bad(baseline, trace):\n    return False\n")
     looked = parse_predicate(text, tmp_path).looked(whole(tmp_path / "a")).to_mapping()
-    assert looked["text"].partition("; seen but not looked at")[0] == said
+    assert looked["text"].partition("; seen but not looked at")[0] == message
 
 
 def test_a_set_of_checks_says_which_hold(tmp_path: Path) -> None:
     """Of a system's checks those that the baseline shows; without a trace the set alone."""
     predicate = parse_predicate("ci:slime", tmp_path)
-    said = str(predicate.looked(whole(tmp_path / "a")))
-    assert "ci:ppo_kl" in said and "ci:kl_loss" not in said
+    text = str(predicate.looked(whole(tmp_path / "a")))
+    assert "ci:ppo_kl" in text and "ci:kl_loss" not in text
     assert "ci:slime" in str(predicate.looked(None))
 
 
@@ -125,9 +125,9 @@ def test_a_night_says_what_it_looked_at(tmp_path: Path) -> None:
     coverage = Coverage(parameters=2, unread={"file x": "it is not `torch`'s"})
     runs = [nightly_run(looked_at=coverage.to_mapping()), nightly_run(chain="", status="error"), nightly_run()]
     files = [tmp_path / "x.json"] * 3
-    said = "looked at 2 parameters; seen but not looked at: file x (it is not `torch`'s)"
+    message = "looked at 2 parameters; seen but not looked at: file x (it is not `torch`'s)"
     shown = nightly_text(runs, files).splitlines()
-    assert [line for line in shown if "looked at" in line] == [f"  {said}", "  looked at nothing"]
+    assert [line for line in shown if "looked at" in line] == [f"  {message}", "  looked at nothing"]
     text, page = (path.read_text() for path in write_report(runs, files, tmp_path, "again"))
     assert "\nlooked at 2 parameters; seen but" in text and "\nlooked at nothing.\n" in text
     assert page.count("looked at 2 parameters; seen but") == page.count("looked at nothing.") == 1
