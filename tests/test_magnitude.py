@@ -71,9 +71,9 @@ def test_ulp_of_wide_floats(dtype: str, data: st.DataObject) -> None:
     x, y, z = (kind(v) for v in sorted(data.draw(st.tuples(finite, finite, finite))))
 
     def ulp(p: float, q: float) -> int:
-        found = measure(dtype, struct.pack(code, p), struct.pack(code, q), 1).max_ulp
-        assert found is not None
-        return found
+        distance = measure(dtype, struct.pack(code, p), struct.pack(code, q), 1).max_ulp
+        assert distance is not None
+        return distance
 
     assert ulp(x, z) == ulp(z, x) == ulp(x, y) + ulp(y, z)
     assert ulp(x, x) == 0 and ulp(x, -x) == 2 * ulp(x, 0.0) == 2 * ulp(x, -0.0)

@@ -186,8 +186,8 @@ def test_what_cannot_be_loaded_is_refused_in_one_line(world: int, jobs: Jobs) ->
         "nowhere is no checkpoint (no trainer.json): give the directory that save wrote",
     ]
     for rank in jobs.ranks(f"refused {world}", "loaded"):
-        for (kind, said), text in zip(rank.said, texts, strict=True):
-            assert kind == "CheckpointError" and "\n" not in said and said.endswith(text), said
+        for (kind, message), text in zip(rank.said, texts, strict=True):
+            assert kind == "CheckpointError" and "\n" not in message and message.endswith(text), message
         before, after = (
             {(phase.replace(when, ""), key): tensor for (_, phase, key), (tensor, _) in rank.signals.items()
              if phase.startswith(f"state {when}")}
@@ -209,17 +209,19 @@ def test_what_cannot_be_loaded_is_refused_in_one_line(world: int, jobs: Jobs) ->
 def test_a_checkpoint_of_another_run_is_refused(name: str, jobs: Jobs) -> None:
     """Another architecture, dtype or kind of estimator: one line with both sides, and the cure."""
     (rank,) = jobs.ranks(f"other {name}", "loaded")
-    ((kind, said),) = rank.said
+    ((kind, message),) = rank.said
     told = f"{OTHER[name][1]}; use the configuration that saved it"
-    assert kind == "CheckpointError" and "\n" not in said and said.endswith(told), said
+    assert kind == "CheckpointError" and "\n" not in message and message.endswith(told), message
 
 
 @pytest.mark.whole
 def test_policies_refuse_each_others_checkpoints(jobs: Jobs) -> None:
     """The built-in policy names what it was given."""
     (rank,) = jobs.ranks("to torch", "loaded")
-    ((kind, said),) = rank.said
-    assert kind == "CheckpointError" and said.endswith("was saved with policy 'megatron': load it with that"), said
+    ((kind, message),) = rank.said
+    assert kind == "CheckpointError" and message.endswith("was saved with policy 'megatron': load it with that"), (
+        message
+    )
 
 
 @pytest.mark.whole
@@ -227,7 +229,9 @@ def test_a_distributed_optimizer_saves_nothing_on_a_cpu(jobs: Jobs) -> None:
     """Neither does it load, and no directory is left."""
     for rank in jobs.ranks("distributed", "saved"):
         assert [kind for kind, _ in rank.said] == ["ConfigError"] * 2
-        assert all(said.startswith("use_distributed_optimizer cannot save or resume on a CPU") for _, said in rank.said)
+        assert all(
+            message.startswith("use_distributed_optimizer cannot save or resume on a CPU") for _, message in rank.said
+        )
     assert not (jobs.folder / "never").exists()
 
 
@@ -238,7 +242,7 @@ def test_the_learning_rate_is_the_configurations(jobs: Jobs) -> None:
     start = jobs.joined("one", "saved")
     key = "model.norm.weight"
     before = start[0, "update", key]
-    moved = [(found["main", key] - before).abs().sum() for found in (slow, fast)]
+    moved = [(state["main", key] - before).abs().sum() for state in (slow, fast)]
     assert float(moved[1] / moved[0]) == pytest.approx(10, rel=0.05)
 
 

@@ -167,8 +167,8 @@ def test_shares_cover_the_model_once(vocab: int, tp: int, pp: int, vpp: int | No
 @given(st.integers(1, 1000), st.sampled_from([1, 2, 4, 8, 16]))
 def test_padding_is_the_same_in_usual_layouts(vocab: int, tp: int) -> None:
     """How far the vocabulary is padded does not depend on TP where TP divides the multiple."""
-    one, many = (Layout(n, n, 1, None, 1, 1, 1).padded_vocab_size(ModelConfig(vocab_size=vocab)) for n in (1, tp))
-    assert one == many
+    size, other = (Layout(n, n, 1, None, 1, 1, 1).padded_vocab_size(ModelConfig(vocab_size=vocab)) for n in (1, tp))
+    assert size == other
 
 
 def test_layout_needs_no_torch() -> None:

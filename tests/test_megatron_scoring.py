@@ -71,7 +71,7 @@ def test_every_response_token_is_once_in_all_shares(
     assert {s.tokens.shape for batch in every for s in batch} == {(rows, seq // cp)}, "one shape, whatever the layout"
     assert seq % MULTIPLE == 0 and seq - MULTIPLE < max([1, *t["total_lengths"][a:b].tolist()])
     last = 999 + t["total_lengths"].cumsum(0)
-    found: dict[int, tuple[int, int, int]] = {}
+    tokens: dict[int, tuple[int, int, int]] = {}
     for share in itertools.chain(*every):
         flat, at, experts = share.tokens.flatten(), share.positions.flatten(), share.routing
         assert experts is not None and share.positions.dtype == torch.int64
@@ -79,20 +79,20 @@ def test_every_response_token_is_once_in_all_shares(
         assert torch.equal(experts[known][:, 1, 0], share.tokens[known] - 1000), "experts go with their tokens"
         assert not (experts[~known] != torch.arange(2)).any(), "nothing is recorded here, yet no expert is twice"
         for row, target, mask, column in zip(share.rows, share.targets, share.mask, share.columns, strict=True):
-            assert int(column) not in found, "once"
+            assert int(column) not in tokens, "once"
             # tokens are numbered without a gap, so the one that predicts a target is the number before it
             assert int(flat[row]) == int(target) - 1
-            found[int(column)] = (int(target), int(mask), int(at[row]))
-    own = t["response_lengths"][a:b].tolist()
+            tokens[int(column)] = (int(target), int(mask), int(at[row]))
+    responses = t["response_lengths"][a:b].tolist()
     starts = offsets(t["total_lengths"].tolist())
     wanted: list[tuple[int, int, int]] = []
-    for sample, response in zip(range(a, b), own, strict=True):
+    for sample, response in zip(range(a, b), responses, strict=True):
         total = int(t["total_lengths"][sample])
         first = update.responses.start + len(wanted)
         masks = t["loss_mask"][first : first + response].tolist()
         places = range(total - response, total)
         wanted += [(1000 + starts[sample] + p, m, p - 1) for p, m in zip(places, masks, strict=True)]
-    assert [found[k] for k in range(len(found))] == wanted
+    assert [tokens[k] for k in range(len(tokens))] == wanted
 
 
 @at_most(60)
@@ -225,8 +225,8 @@ def exact(case: Case) -> Scored:
     """The same in double precision; what has no probability is left out of the entropy."""
     logits, targets, mask, temperature, weights = case
     kept = torch.nonzero(mask)[:, 0]
-    own = logits.double()[kept].requires_grad_()
-    log_p = torch.log_softmax(own / temperature, -1)
+    leaf = logits.double()[kept].requires_grad_()
+    log_p = torch.log_softmax(leaf / temperature, -1)
     chosen = log_p.gather(1, targets[kept][:, None])[:, 0]
     safe = log_p.masked_fill(log_p == -math.inf, 0.0)
     entropy = -(log_p.exp() * safe).sum(-1)
@@ -234,8 +234,8 @@ def exact(case: Case) -> Scored:
     out = [torch.zeros(TOKENS, dtype=torch.float64) for _ in range(2)]
     gradient = torch.zeros(TOKENS, VOCAB, dtype=torch.float64)
     out[0][kept], out[1][kept] = chosen.detach(), entropy.detach()
-    assert own.grad is not None
-    gradient[kept] = own.grad
+    assert leaf.grad is not None
+    gradient[kept] = leaf.grad
     return out[0], out[1], gradient
 
 
@@ -246,9 +246,9 @@ def test_a_split_vocabulary_scores_as_a_whole_one(name: str, scored: dict[str, S
     # the shift by the largest logit rounds in epsilons of the logits; a bf16 gradient is rounded to bf16
     scale = max(1.0, float(case[0].float().masked_fill(case[0] == -math.inf, 0.0).abs().max()) / case[3])
     eps = (EPS, EPS, 2.0**-8 if case[0].dtype == torch.bfloat16 else EPS)
-    for got, wanted, own in zip(scored[name], exact(case), eps, strict=True):
+    for got, wanted, bound in zip(scored[name], exact(case), eps, strict=True):
         assert bool(torch.isfinite(got).all())
-        assert float((got.double() - wanted).abs().max()) <= 4 * own * scale
+        assert float((got.double() - wanted).abs().max()) <= 4 * bound * scale
         masked = case[2] == 0
         assert not got[masked].any() and not bool(torch.signbit(got[masked]).any() and got.ndim == 1)
     if name not in ("barred", "alone"):
@@ -256,8 +256,8 @@ def test_a_split_vocabulary_scores_as_a_whole_one(name: str, scored: dict[str, S
         columns = token_log_probs(whole, *case[1:4])
         sum((column * weight).sum() for column, weight in zip(columns, case[4], strict=True)).backward()  # type: ignore[union-attr]
         assert whole.grad is not None
-        for got, ours, own in zip(scored[name], (*columns, whole.grad), eps, strict=True):
-            assert float((got.double() - ours.detach().double()).abs().max()) <= 4 * own * scale
+        for got, ours, bound in zip(scored[name], (*columns, whole.grad), eps, strict=True):
+            assert float((got.double() - ours.detach().double()).abs().max()) <= 4 * bound * scale
 
 
 def test_poison_at_masked_tokens_moves_no_bit(scored: dict[str, Scored]) -> None:

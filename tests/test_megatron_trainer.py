@@ -234,17 +234,17 @@ def test_every_rank_samples_with_the_trained_weights(name: str, jobs: Jobs) -> N
     last = max(step for step, phase, _ in gathered if phase == "update")
     assert weights and all(same(weights[key], gathered[last, "update", key]) for key in weights)
     if name == "pp2":  # the state of one process, to the bit
-        one = jobs.joined("dense")
-        sampled = [key for key in one if key[1] == "sample"]
-        assert sampled and all(same(gathered[key], one[key]) for key in sampled)
+        state = jobs.joined("dense")
+        sampled = [key for key in state if key[1] == "sample"]
+        assert sampled and all(same(gathered[key], state[key]) for key in sampled)
 
 
 @pytest.mark.whole
 def test_more_threads_are_another_machine(jobs: Jobs) -> None:
     """Two threads change no bit of short sequences at hidden 64, and some at hidden 512; an identity always differs."""
-    one, two = (collect({}, threads=threads) for threads in (1, 2))
-    assert [str(d) for d in one.differences(two)] == ["layout threads: 1 -> 2"]
-    assert one.machine != two.machine and Identity.from_mapping(two.to_mapping()) == two
+    identity, other = (collect({}, threads=threads) for threads in (1, 2))
+    assert [str(d) for d in identity.differences(other)] == ["layout threads: 1 -> 2"]
+    assert identity.machine != other.machine and Identity.from_mapping(other.to_mapping()) == other
     assert differing(jobs, "64 1", "64 2") == []
     apart = differing(jobs, "512 1", "512 2")
     if not apart:

@@ -118,16 +118,16 @@ def test_placed_shares_have_the_canonical_fingerprints(
     """Shares of all ranks, each tensor whole or cut as a distributed optimizer cuts it, merge to those of one rank."""
     whole, chunks = weights(model, dtype, critic=critic), data.draw(layouts(model, critic))
     cuts = data.draw(st.integers(0, 2))
-    found: dict[str, list[Any]] = {}
+    by_name: dict[str, list[Any]] = {}
     for where in chunks:
         for name, tensor in to_local(model, where, whole).items():
             ends = sorted([0, tensor.numel(), *(tensor.numel() * k // (cuts + 1) for k in range(1, cuts + 1))])
             for ab in itertools.pairwise(ends) if cuts else [None]:
-                said = json.loads(json.dumps(placement_of(model, where, name, "exp_avg/", ab)))
-                one = tensor if ab is None else tensor.reshape(-1)[slice(*ab)]
-                for canonical, share in shares(one, said).items():
-                    found.setdefault(canonical, []).append(share)
-    assert {name: merge(each).fingerprint for name, each in found.items()} == {
+                placement = json.loads(json.dumps(placement_of(model, where, name, "exp_avg/", ab)))
+                part = tensor if ab is None else tensor.reshape(-1)[slice(*ab)]
+                for canonical, share in shares(part, placement).items():
+                    by_name.setdefault(canonical, []).append(share)
+    assert {name: merge(each).fingerprint for name, each in by_name.items()} == {
         f"exp_avg/{name}": fingerprint(tensor) for name, tensor in whole.items()
     }
 
@@ -279,12 +279,12 @@ def test_zeros_of_both_signs_are_no_replicas() -> None:
 
 def test_a_wrong_placement_is_seen() -> None:
     """With key and value taken for each other the merged fingerprints are not those of the weights."""
-    said = json.loads(json.dumps(placement_of(QWEN2, Where(), QKV)))
-    for part in said["parts"]:
+    placement = json.loads(json.dumps(placement_of(QWEN2, Where(), QKV)))
+    for part in placement["parts"]:
         part["name"] = part["name"].translate(str.maketrans({"k": "v", "v": "k"})).replace("_kroj", "_proj")
     local = to_local(QWEN2, Where(), WHOLE[QWEN2])[QKV]
     try:
-        fingerprints = {name: share.fingerprint for name, share in shares(local, said).items()}
+        fingerprints = {name: share.fingerprint for name, share in shares(local, placement).items()}
     except ReproError:
         return
     assert sum(fingerprints.get(name) == fingerprint(t) for name, t in WHOLE[QWEN2].items()) == 1  # the queries alone

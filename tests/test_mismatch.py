@@ -118,13 +118,13 @@ def test_numbers_are_those_of_plain_loops(samples: list[list[tuple[float, float,
     worst = good[gaps.index(max(gaps))] if good else None
     assert (mismatch.worst and (mismatch.worst.sample, mismatch.worst.position)) == (worst and worst[:2])
     for buckets, by in ((mismatch.by_position, 1), (mismatch.by_length, 2)):
-        own: dict[tuple[int, int], list[float]] = {}
+        bins: dict[tuple[int, int], list[float]] = {}
         for token, gap in zip(good, gaps, strict=True):
-            own.setdefault(bucket(token[by]), []).append(gap)
+            bins.setdefault(bucket(token[by]), []).append(gap)
         assert [(b.low, b.high, b.tokens, b.max) for b in buckets] == [
-            (*key, len(values), max(values)) for key, values in sorted(own.items())
+            (*key, len(values), max(values)) for key, values in sorted(bins.items())
         ]
-        assert all(close(b.mean, sum(own[b.low, b.high]) / b.tokens) for b in buckets)
+        assert all(close(b.mean, sum(bins[b.low, b.high]) / b.tokens) for b in buckets)
     json.dumps(mismatch.to_mapping(), allow_nan=False)
 
 
@@ -208,8 +208,8 @@ def test_overflow_is_infinite_and_never_nan() -> None:
 )
 def test_sums_leave_fp64_only_where_they_must(values: list[float], total: float) -> None:
     """An intermediate overflow changes nothing; both infinities make NaN; the sum of -0.0 is 0.0."""
-    found = exact_sum(np.array(values))
-    assert (math.isnan(found) and math.isnan(total)) or (found == total and math.copysign(1, found) == 1)
+    result = exact_sum(np.array(values))
+    assert (math.isnan(result) and math.isnan(total)) or (result == total and math.copysign(1, result) == 1)
 
 
 @at_most(80)
@@ -326,10 +326,10 @@ def test_dtypes_are_compared_by_value(tmp_path: Path) -> None:
 
 def test_a_change_is_over_all_common_steps(tmp_path: Path) -> None:
     """Both sides pool the tokens of the steps that both have; equal sides are the same without reading the other."""
-    one: list[Sample] = [[(-1.0, -1.5, 1)], [(-1.0, -1.0, 1)]]
-    two: list[Sample] = [[(-1.0, -2.0, 1)], [(-1.0, -1.0, 1)]]
-    a = traced(tmp_path / "a", [step_rows(one), step_rows(one), step_rows(one)])
-    b = traced(tmp_path / "b", [step_rows(one), step_rows(two)])
+    samples: list[Sample] = [[(-1.0, -1.5, 1)], [(-1.0, -1.0, 1)]]
+    others: list[Sample] = [[(-1.0, -2.0, 1)], [(-1.0, -1.0, 1)]]
+    a = traced(tmp_path / "a", [step_rows(samples), step_rows(samples), step_rows(samples)])
+    b = traced(tmp_path / "b", [step_rows(samples), step_rows(others)])
     change = mismatch_change(a, b)
     assert change is not None and not change.same and change.before.steps == change.after.steps == [0, 1]
     assert (change.before.tokens, change.before.mean, change.after.mean, change.after.max) == (4, 0.25, 0.375, 1.0)

@@ -59,7 +59,7 @@ def test_bounds_are_no_part_of_a_cases_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "message"),
     [
         ("maxx = 1.0", "unknown key mismatch.maxx: did you mean max"),
         ("max = -1.0", "mismatch.max"),
@@ -69,9 +69,9 @@ def test_bounds_are_no_part_of_a_cases_key(tmp_path: Path) -> None:
         ("steps = 2", "mismatch: steps alone bounds nothing"),
     ],
 )
-def test_bounds_that_bound_nothing_are_refused(tmp_path: Path, table: str, said: str) -> None:
+def test_bounds_that_bound_nothing_are_refused(tmp_path: Path, table: str, message: str) -> None:
     """Misspelt, negative, NaN or infinite bounds, and a table without any, are refused in one line."""
-    with pytest.raises(ReproError, match=said.replace(".", r"\.")):
+    with pytest.raises(ReproError, match=message.replace(".", r"\.")):
         read(tmp_path, f"[mismatch]\n{table}\n")
 
 

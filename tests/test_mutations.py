@@ -113,12 +113,12 @@ def test_effective_changes_move():
 
 def test_what_moves_nothing_is_told():
     """A change of no number, a trainer that raises and one that trains on nothing but NaN have own verdicts."""
-    one = mutations(0, 1)[0]
+    mutation = mutations(0, 1)[0]
     source = (PACKAGE / "rl/kl.py").read_text()
     line = "    keep = loss_mask != 0\n"
 
     def changed(text: str) -> Mutation:
-        return Mutation(one.kind, "rl/kl.py", "kl_per_token", source, source.replace(line, line + text, 1))
+        return Mutation(mutation.kind, "rl/kl.py", "kl_per_token", source, source.replace(line, line + text, 1))
 
     texts = ["    # a remark\n", "    raise KeyError(3)\n", "    log_probs = log_probs * float('nan')\n"]
     assert verdicts([changed(text) for text in texts]) == ["still", "failed: KeyError: 3", "nan"]
