@@ -41,27 +41,27 @@ def test_a_version_that_is_none_is_taken_as_it_is() -> None:
 
 
 @given(INSTALLED, INSTALLED.filter(bool), st.sets(NAMES))
-def test_what_is_lacking_is_what_is_unmet(before: Installed, own: Installed, fixed: set[str]) -> None:
+def test_what_is_lacking_is_what_is_unmet(before: Installed, packages: Installed, fixed: set[str]) -> None:
     """Something is asked for exactly where a moved package or an extra that it asks for is left without; by its name.
 
     Afterwards those lines stand first, then those of others that were content before. The base alone lacks nothing.
     """
-    marks, after = {"extra": "", "python_version": "3.11"}, before | own
-    asked, needs = {(name, "") for name in own}, set[tuple[str, tuple[str, str, int, str]]]()
+    marks, after = {"extra": "", "python_version": "3.11"}, before | packages
+    asked, needs = {(name, "") for name in packages}, set[tuple[str, tuple[str, str, int, str]]]()
     for _ in range(9):  # there are eight pairs of a name and an extra, and four of a name alone
         needed = [(k, n, more) for k, e in asked for n, more in after[k][1] if n[3] == e]
         needs |= {(k, n) for k, n, _ in needed}
         asked |= {(n[0], more.strip("[]")) for _, n, more in needed if more and n[0] in after}
     left = {n for _, n in needs if not met(n, after)}
-    wanted, wishes = lacking(own, fixed, listed(before), listed(after), marks)
+    wanted, wishes = lacking(packages, fixed, listed(before), listed(after), marks)
     assert {text[0] for text in wanted} == {n[0] for n in left} - fixed
     assert set(wanted) == {f"{n}{op}{v}" for _, (n, op, v, _) in needs if n in {text[0] for text in wanted}}
     assert all(text[0] in {need[0] for need in wanted} for text in wishes)
     broken = [
-        (k, n) for k in before.keys() - own.keys() for n, _ in before[k][1]
-        if n[3] == "" and n[0] in own and met(n, before) and not met(n, after)
+        (k, n) for k in before.keys() - packages.keys() for n, _ in before[k][1]
+        if n[3] == "" and n[0] in packages and met(n, before) and not met(n, after)
     ]  # fmt: skip
-    lines = unmet(listed(before), listed(after), own, marks)
+    lines = unmet(listed(before), listed(after), packages, marks)
     assert {tuple(line.split()[i] for i in (0, 3)) for line in lines} == {
         (k, f"{n}{op}{v},") for k, (n, op, v, _) in [*((k, n) for k, n in needs if n in left), *broken]
     }

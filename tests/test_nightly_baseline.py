@@ -165,13 +165,13 @@ def _tree(repo: Repo, commit: str = "HEAD") -> str:
 def earlier(repo: Repo, trace: Trace, **given: Any) -> NightlyRun:
     """A green night of HEAD's code, with a trace's chain."""
     case = find_case(repo.root, None)
-    own = {"case": "toy", "commit": repo.git("rev-parse", "HEAD"), "tree": _tree(repo), "key": case.digest}
+    fields = {"case": "toy", "commit": repo.git("rev-parse", "HEAD"), "tree": _tree(repo), "key": case.digest}
     metrics = summarise(s.metrics for s in trace.steps)
-    return nightly_run(**own | {"steps": len(trace.steps), "chain": trace.chain, "metrics": metrics} | given)
+    return nightly_run(**fields | {"steps": len(trace.steps), "chain": trace.chain, "metrics": metrics} | given)
 
 
-def said(found: Judgement) -> tuple[Status, str, str]:
-    return found.check.status, found.baseline.kind, found.check.text
+def said(judgement: Judgement) -> tuple[Status, str, str]:
+    return judgement.check.status, judgement.baseline.kind, judgement.check.text
 
 
 def test_a_first_night_is_never_a_pass(tmp_path: Path) -> None:
@@ -256,17 +256,17 @@ def test_a_red_night_is_lifted_by_no_other_machine(tmp_path: Path) -> None:
     assert last(red, after) is None and last(red, between) is None, "the change may be in either"
     for other in (replace(red, key="other"), replace(red, rollouts="others"), replace(red, steps=9)):
         assert last(other, after) is None, "another case does not take the change away"
-    found = baseline_of(replace(tonight(repo, trace, red, after), commit=approved, tree=_tree(repo, approved)))
-    assert said(found)[:2] == ("green", "approved") and found.baseline.commit == approved
+    judgement = baseline_of(replace(tonight(repo, trace, red, after), commit=approved, tree=_tree(repo, approved)))
+    assert said(judgement)[:2] == ("green", "approved") and judgement.baseline.commit == approved
     known = replace(red, baseline=Baseline("last green", commits[0]))
     assert last(known, between, after) == between, "its own baseline stays one"
     late = replace(red, baseline=Baseline("golden", commits[2]))
     assert last(late, after) is None and last(late, between) is None, "a golden run of later code bounds no change"
-    own, failed = at(commits[2], 3), at(commits[2], 3, status="error", checks=[Check("run-to-run", "error", "")])
-    assert last(red, after, own) == own and last(red, after, failed) is None
+    green, failed = at(commits[2], 3), at(commits[2], 3, status="error", checks=[Check("run-to-run", "error", "")])
+    assert last(red, after, green) == green and last(red, after, failed) is None
     beside = replace(red, checks=[moved[0], Check("baseline", "green", "same bits"), Check("events", "changed", "")])
     assert last(beside, after) == after, "event files are no commit's"
-    within = replace(own, compared={"verdict": "within"})
+    within = replace(green, compared={"verdict": "within"})
     assert last(red, after, within) == after, "lifted"
     assert last(red, after, at(commits[0], 3, compared={"verdict": "within"})) is None, "not by what came before it"
     assert last(red, after, replace(within, key="other")) is None, "nor by what was asked otherwise"

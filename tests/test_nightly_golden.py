@@ -188,12 +188,12 @@ def test_numbers_of_code_that_no_commit_holds_are_not_judged(tmp_path: Path) -> 
     for tree, status, unsaid in (("d" * 40, "not judged", False), (None, "green", True), (ran.tree, "green", False)):
         record.write_text(json.dumps({"chain": "c", "commit": None, "tree": tree}))
         repo.commit("Kept by git")
-        found, _, text = said(baseline_of(tonight(repo, trace)))
-        assert (found, "does not say which code" in text) == (status, unsaid)
+        outcome, _, text = said(baseline_of(tonight(repo, trace)))
+        assert (outcome, "does not say which code" in text) == (status, unsaid)
     record.write_text(json.dumps({"chain": "d", "commit": None, "tree": ran.tree}))
     approve(repo, "m5", text=pointer)
-    found, _, text = said(baseline_of(tonight(repo, trace)))
-    assert found == "green" and "does not say which code" not in text
+    outcome, _, text = said(baseline_of(tonight(repo, trace)))
+    assert outcome == "green" and "does not say which code" not in text
 
 
 def test_a_merge_brings_what_no_side_has(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def squashed(repo: Repo) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize(
-    ("own", "good", "why"),
+    ("number", "good", "why"),
     [
         (1.0, True, ""),
         (3.0, True, "which approved its numbers, itself has others, from step 1, loss, loss"),
@@ -233,15 +233,15 @@ def squashed(repo: Repo) -> tuple[str, str, str]:
     ],
 )
 def test_a_search_begins_in_this_history(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: float | None, good: bool, why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: float | None, good: bool, why: str
 ) -> None:
     """Where a squash left behind the commit whose numbers count, the search begins at the one that approved them."""
     repo = kit.start(tmp_path, case=kit.CASE + OBSERVE)
     branch, approved, _ = squashed(repo)
     base, now = made(tmp_path / "base", 1.0, 1.0), made(tmp_path / "now", 1.0, 2.0)
     answers: dict[str, Any] = {branch: base, approved: Skip("it fails")}
-    if own is not None:
-        answers[approved] = made(tmp_path / "own", 1.0, own)
+    if number is not None:
+        answers[approved] = made(tmp_path / "own", 1.0, number)
     monkeypatch.setattr(judge, "_replayed", lambda _, commit, **__: (answers[commit], False))
     answer = baseline_of(tonight(repo, now))
     assert said(answer)[:2] == ("changed", "approved") and answer.baseline.commit == branch
@@ -266,9 +266,9 @@ def test_a_night_after_a_squash_is_bisected(tmp_path: Path) -> None:
     repo = kit.start(tmp_path, case=short + OBSERVE)
     branch, approved, culprit = squashed(repo)
     checkout, case = find_checkout(repo.root), find_case(repo.root, None)
-    found = nightly_run_of(checkout, case, culprit, [], lambda _: None, Asked("again", "1", jobs=1))
-    (check,) = [check for check in found.checks if check.name == "baseline"]
+    run = nightly_run_of(checkout, case, culprit, [], lambda _: None, Asked("again", "1", jobs=1))
+    (check,) = [check for check in run.checks if check.name == "baseline"]
     assert check.status == "changed" and f"{approved[:10]}, which approved its numbers, itself has others" in check.text
-    assert found.baseline.commit == branch and found.bisect is not None
-    assert (found.bisect["range"], found.bisect["outcome"]) == (f"{approved[:10]}..{culprit[:10]}", "found")
-    assert [c["commit"]["commit"] for c in found.culprits] == [culprit]
+    assert run.baseline.commit == branch and run.bisect is not None
+    assert (run.bisect["range"], run.bisect["outcome"]) == (f"{approved[:10]}..{culprit[:10]}", "found")
+    assert [c["commit"]["commit"] for c in run.culprits] == [culprit]

@@ -45,16 +45,16 @@ def test_a_night_that_was_changed_is_damaged(tmp_path: Path) -> None:
 
 
 @given(NIGHTS)
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, one: NightlyRun) -> None:
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, run: NightlyRun) -> None:
     """Every night comes back bit for bit, NaN and its payload included, from a file that any JSON reader takes."""
     runs = NightlyRuns(tmp_path_factory.mktemp("nights"))
-    path = runs.write(one)
+    path = runs.write(run)
     raw = json.loads(path.read_text(), parse_constant=pytest.fail)
     assert raw["format"] == 2
     (content,) = runs.read()
-    assert exact(content.to_mapping()) == exact(one.to_mapping())
+    assert exact(content.to_mapping()) == exact(run.to_mapping())
     assert {k: exact(list(vars(v).values())) for k, v in content.metrics.items()} == {
-        k: exact(list(vars(v).values())) for k, v in one.metrics.items()
+        k: exact(list(vars(v).values())) for k, v in run.metrics.items()
     }
 
 
@@ -70,8 +70,8 @@ def test_no_file_is_overwritten(tmp_path: Path) -> None:
     runs = NightlyRuns(tmp_path)
     paths = [runs.write(nightly_run(seconds=float(k))) for k in range(11)]
     assert [p.name.removeprefix("2026-11-22T031245Z-aaaaaaaaaa") for p in paths[:3]] == [".json", "-2.json", "-3.json"]
-    assert [found.seconds for found in runs.read()] == [float(k) for k in range(11)]
-    assert len({found.place for found in runs.read()}) == 11
+    assert [run.seconds for run in runs.read()] == [float(k) for k in range(11)]
+    assert len({run.place for run in runs.read()}) == 11
 
 
 def test_folders_merge_by_copying(tmp_path: Path) -> None:
@@ -80,8 +80,8 @@ def test_folders_merge_by_copying(tmp_path: Path) -> None:
         nightly_run(machine=machine, case=case, at=f"2026-11-{day}T03:00:00Z")
         for machine, case, day in (("m1", "a", 22), ("m2", "a", 20), ("m2", "b", 21))
     ]
-    for one in runs:
-        NightlyRuns(tmp_path / one.machine).write(one)
+    for run in runs:
+        NightlyRuns(tmp_path / run.machine).write(run)
     for machine in ("m1", "m2"):
         shutil.copytree(tmp_path / machine, tmp_path / "all", dirs_exist_ok=True)
     read = NightlyRuns(tmp_path / "all").read

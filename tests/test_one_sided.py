@@ -148,21 +148,21 @@ def test_a_trace_that_grows_is_aligned_anew(tmp_path: Path) -> None:
             writer.add(row)
         writer.end_step(step)
 
-    one, other = (TraceWriter(tmp_path / name, HEADER) for name in "ab")
+    baseline_writer, replay_writer = (TraceWriter(tmp_path / name, HEADER) for name in "ab")
     average = metric_row("update", "module/ema/w", 1.0)
     for step in range(3):
-        add(one, step)
-    add(other, 0, average)
+        add(baseline_writer, step)
+    add(replay_writer, 0, average)
     baseline, grown = Trace(tmp_path / "a"), Trace(tmp_path / "b")
     predicate = Exceeds("ulp>4", "ulp", 4)
     for step in range(3):
         assert predicate.at(baseline, grown, step) is None
         assert aligned(baseline, grown).alone == {"module/ema": "b"}
         if step < 2:
-            add(other, step + 1, average)
+            add(replay_writer, step + 1, average)
             grown.more()
-    one.close({"reason": "finished"})
-    other.close({"reason": "finished"})
+    baseline_writer.close({"reason": "finished"})
+    replay_writer.close({"reason": "finished"})
 
 
 def test_a_commit_lacks_an_object_in_the_step_in_question(tmp_path: Path) -> None:
@@ -230,11 +230,11 @@ def test_what_shows_elsewhere_may_be_on_one_side_only(
     tmp_path: Path, before: list[str], after: list[str], told: str
 ) -> None:
     """Where all that both have agrees, a mask, who holds a parameter, and how rates are grouped are no difference."""
-    one, other = (Trace(write(tmp_path / side, [step(*rows)] * 2)) for side, rows in (("a", before), ("b", after)))
-    assert compare(one, other).equal and compare(other, one).equal
-    assert told in " ".join(compare(one, other).looked.alone)
+    trace, other = (Trace(write(tmp_path / side, [step(*rows)] * 2)) for side, rows in (("a", before), ("b", after)))
+    assert compare(trace, other).equal and compare(other, trace).equal
+    assert told in " ".join(compare(trace, other).looked.alone)
     moved = Trace(write(tmp_path / "c", [step(*after), step(*after, weight=b"WWWW")]))
-    for divergence in (first_difference(one, moved), first_difference(moved, one)):
+    for divergence in (first_difference(trace, moved), first_difference(moved, trace)):
         assert divergence is not None and (divergence.step, divergence.signal) == (1, "w")
 
 
@@ -271,28 +271,28 @@ def test_what_shows_elsewhere_may_be_on_one_side_only(
 )
 def test_what_shows_nowhere_else_is_a_difference(tmp_path: Path, before: list[str], after: list[str]) -> None:
     """What was renamed and changed, trained by one side only, or has a rate that is nobody's on the other side."""
-    one, other = (Trace(write(tmp_path / side, [step(*rows)] * 2)) for side, rows in (("a", before), ("b", after)))
-    assert not compare(one, other).equal and not compare(other, one).equal
+    trace, other = (Trace(write(tmp_path / side, [step(*rows)] * 2)) for side, rows in (("a", before), ("b", after)))
+    assert not compare(trace, other).equal and not compare(other, trace).equal
 
 
 def test_a_name_of_the_end_is_known_where_a_parameter_is_held_otherwise(tmp_path: Path) -> None:
     """What is no difference in the first steps does not end the search for names that come later."""
     held, beside = ["b#1=bbbb", "buffer/net/m=1"], ["module/t/b=bbbb", "buffer/m=1"]
-    one, other = (
+    trace, other = (
         Trace(write(tmp_path / side, [step(*rows), step(*rows, f"end/{rows[1]}", "end/w=w")]))
         for side, rows in (("a", held), ("b", beside))
     )
-    assert compare(one, other).equal and compare(other, one).equal
+    assert compare(trace, other).equal and compare(other, trace).equal
 
 
 def test_groups_that_warm_up_are_known_apart_later(tmp_path: Path) -> None:
     """Rates that are alike at first change places as soon as they differ, and a later change is told as it is."""
     rates = [("0.0", "0.0"), ("0.1", "0.2"), ("0.3", "0.4")]
-    one = Trace(write(tmp_path / "a", [step(f"lr={x}", f"lr/1={y}") for x, y in rates]))
+    trace = Trace(write(tmp_path / "a", [step(f"lr={x}", f"lr/1={y}") for x, y in rates]))
     other = Trace(write(tmp_path / "b", [step(f"lr={y}", f"lr/1={x}") for x, y in rates]))
-    assert compare(one, other).equal
+    assert compare(trace, other).equal
     moved = Trace(write(tmp_path / "c", [step(f"lr={y}", f"lr/1={x}") for x, y in [*rates[:2], ("0.3", "0.5")]]))
-    divergence = compare(one, moved).divergence
+    divergence = compare(trace, moved).divergence
     assert divergence is not None and (divergence.step, divergence.detail) == (2, "0.4 became 0.5")
 
 
@@ -346,8 +346,8 @@ def test_numbers_in_a_file_that_recorders_have_otherwise_are_no_difference(tmp_p
     old = {f"{file}/model.w": b"1", f"{file}/integers": b"35", f"{file}/lengths": b"2"}
     new = {f"{file}/model.w": b"1", f"{file}/integers[i]": b"5", f"{file}/integers[best]": b"3"}
     a, b = recorded(tmp_path / "a", old, recorder=VALUES_SINCE - 1), recorded(tmp_path / "b", new)
-    for one, other in ((a, b), (b, a)):
-        comparison = compare(one, other)
+    for trace, other in ((a, b), (b, a)):
+        comparison = compare(trace, other)
         assert comparison.equal and len(comparison.looked.alone) == 4
     moved = recorded(tmp_path / "c", {**new, f"{file}/model.w": b"2"})
     assert str(compare(a, moved).divergence).startswith("step 0, update, saved/ck.pt/model.w")

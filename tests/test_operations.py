@@ -51,10 +51,10 @@ def test_what_was_read_is_what_is_written(tmp_path: Path, looks: list[tuple[Any,
     assert (stream.problem, stream.step, stream.rank) == ("", 0, 0)
     clones = named(stream, "clone")
     assert [o.index for o in stream.operations] == list(range(len(stream.operations)))
-    for one, before, after in zip(clones, given, made, strict=True):
-        for value, tensor in ((one.inputs[0], before), (one.outputs[0], after)):
+    for operation, before, after in zip(clones, given, made, strict=True):
+        for value, tensor in ((operation.inputs[0], before), (operation.outputs[0], after)):
             assert value.key == (str(tensor.dtype)[6:], tuple(tensor.shape), lanes(tensor))
-        assert asked(one).file == "tests/test_operations.py"
+        assert asked(operation).file == "tests/test_operations.py"
 
 
 def test_modules_phases_and_backward(tmp_path: Path) -> None:

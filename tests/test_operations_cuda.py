@@ -24,23 +24,23 @@ def model() -> torch.nn.Module:
     return torch.nn.Sequential(*layers).cuda()
 
 
-def trained(own: torch.nn.Module, loss_of: Callable[[Tensor], Tensor]) -> list[Tensor]:
+def trained(module: torch.nn.Module, loss_of: Callable[[Tensor], Tensor]) -> list[Tensor]:
     """One AdamW step; all that it leaves."""
-    optimizer = torch.optim.AdamW(own.parameters(), lr=1e-2, fused=True)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2, fused=True)
     torch.manual_seed(1)
-    loss = loss_of(own(torch.randn(64, 256, device="cuda")))
+    loss = loss_of(module(torch.randn(64, 256, device="cuda")))
     torch.autograd.backward([loss])
     optimizer.step()
-    grads = [p.grad for p in own.parameters() if p.grad is not None]
-    return [*own.parameters(), *grads, loss.detach()]
+    grads = [p.grad for p in module.parameters() if p.grad is not None]
+    return [*module.parameters(), *grads, loss.detach()]
 
 
 def recorded(folder: Path, loss_of: Callable[[Tensor], Tensor]) -> tuple[Stream, list[str]]:
     recorder = OperationRecorder(folder, str(folder), 0)
     recorder.open()
-    own = model()
+    module = model()
     recorder.begin()
-    states = trained(own, loss_of)
+    states = trained(module, loss_of)
     recorder.pause()
     recorder.close()
     return read_stream(folder / "rank-00000.jsonl"), fingerprints(states)

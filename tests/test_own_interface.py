@@ -54,9 +54,9 @@ def test_a_foreign_trainer_is_recorded_verified_and_bisected(tmp_path: Path) -> 
     culprit = repo.commit("Regularise")
     repo.edit("training/interface.py", '"""The interface."""', '"""The one interface."""')
     repo.commit("Say that better too")
-    found = repo.repro("bisect", "--no-explain", f"{good}..HEAD", "--json")
-    result = json.loads(found.stdout)
-    assert (found.returncode, result["culprit"]["commit"]) == (0, culprit), found.stderr
+    search = repo.repro("bisect", "--no-explain", f"{good}..HEAD", "--json")
+    result = json.loads(search.stdout)
+    assert (search.returncode, result["culprit"]["commit"]) == (0, culprit), search.stderr
     assert (result["divergence"]["step"], result["divergence"]["phase"]) == (0, "update")
 
 
@@ -106,11 +106,11 @@ def test_a_kind_is_added_as_the_page_says(tmp_path: Path) -> None:
         )  # fmt: skip
         return done.returncode, done.stdout + done.stderr
 
-    status, said = repro("init")
-    assert status == 0, said
+    status, output = repro("init")
+    assert status == 0, output
     repo.commit("Start")
-    status, said = repro("golden", "record")
-    assert status == 0, said
+    status, output = repro("golden", "record")
+    assert status == 0, output
     case.write_text(case.read_text().replace("command =", 'chek = "true"\ncommand ='))
-    status, said = repro("golden", "verify")
-    assert status == 2 and "subject.chek" in said and "check" in said, said
+    status, output = repro("golden", "verify")
+    assert status == 2 and "subject.chek" in output and "check" in output, output
