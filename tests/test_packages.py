@@ -108,15 +108,17 @@ def test_a_command_trains_with_the_versions_that_its_case_asks_for(repo: Repo, b
 
     What a version needs moves along and is named. What the case's `env` says wins, but for PATH.
     """
-    one, three = (trained(repo, command(base, {"TinyScale": version}), tmp_path / version) for version in ("1.0", "3"))
-    assert one.steps[0].root != three.steps[0].root
-    assert moved(one, one) == []
-    assert moved(one, three) == ["environment tiny-rest: 1 -> 2", "environment tinyscale: 1 -> 3"]
+    trace, other = (
+        trained(repo, command(base, {"TinyScale": version}), tmp_path / version) for version in ("1.0", "3")
+    )
+    assert trace.steps[0].root != other.steps[0].root
+    assert moved(trace, trace) == []
+    assert moved(trace, other) == ["environment tiny-rest: 1 -> 2", "environment tinyscale: 1 -> 3"]
     case = command(base, {"tinyscale": "3"})
     packages = packages_of(case, repo.root)
-    assert {"tinyscale==3", "tiny_rest==2"} <= set(packages) == set(three.header.subject["environment"]["packages"])
+    assert {"tinyscale==3", "tiny_rest==2"} <= set(packages) == set(other.header.subject["environment"]["packages"])
     assert sum(p.startswith("tinyscale=") for p in packages) == 1
-    assert identity_of(case, repo.root).to_mapping() == three.header.identity
+    assert identity_of(case, repo.root).to_mapping() == other.header.identity
     look = (
         "import os, shutil, sys, tinyscale; from pathlib import Path;"
         " bin = str(Path(sys.executable).parent);"
@@ -229,10 +231,10 @@ def test_a_core_subject_trains_with_the_versions_that_its_case_asks_for(repo: Re
     link = Path(base).parent.parent / next(Path(base).parent.parent.glob("lib/python*/site-packages/torchlink.pth"))
     # and so what `.pth` files there name
     link.write_text(f"{TORCH_FOLDER}\nimport site; site.addsitedir({TORCH_FOLDER!r})\n")
-    one, said = core(repo, base, tmp_path / "1", {"tinyscale": "1"})
-    assert said == ["True", "tiny_rest==1", "tinyscale==1"]
-    three, said = core(repo, base, tmp_path / "3", {"tinyscale": "3"})
-    assert said == ["True", "tiny_rest==2", "tinyscale==3"]
-    assert one.steps[0].root != three.steps[0].root
-    assert moved(one, three) == ["environment tiny-rest: 1 -> 2", "environment tinyscale: 1 -> 3"]
-    assert one.header.case["subject"]["packages"] == {"tinyscale": "1"}
+    trace, lines = core(repo, base, tmp_path / "1", {"tinyscale": "1"})
+    assert lines == ["True", "tiny_rest==1", "tinyscale==1"]
+    other, lines = core(repo, base, tmp_path / "3", {"tinyscale": "3"})
+    assert lines == ["True", "tiny_rest==2", "tinyscale==3"]
+    assert trace.steps[0].root != other.steps[0].root
+    assert moved(trace, other) == ["environment tiny-rest: 1 -> 2", "environment tinyscale: 1 -> 3"]
+    assert trace.header.case["subject"]["packages"] == {"tinyscale": "1"}

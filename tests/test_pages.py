@@ -46,7 +46,7 @@ def walk(command: click.Command, name: str, parent: click.Context | None = None)
     if not isinstance(command, click.Group):
         return [(context.command_path, command)]
     children = [(child, command.get_command(context, child)) for child in command.list_commands(context)]
-    return [row for child, found in children if found for row in walk(found, child, context)]
+    return [row for child, subcommand in children if subcommand for row in walk(subcommand, child, context)]
 
 
 def test_the_site_builds_and_holds_every_page(site: Path) -> None:

@@ -272,9 +272,9 @@ def test_every_commit_that_moved_them_is_named(tmp_path: Path) -> None:
     """With `name`, each of two planted commits is found and explained, and what lies between is not."""
     repo = start(tmp_path)
     base = repo.git("rev-parse", "HEAD")
-    one = edit(repo, "lr=0.01", "lr=0.0100001", "Learn faster")
+    rate_commit = edit(repo, "lr=0.01", "lr=0.0100001", "Learn faster")
     note(repo, "words")
-    two = edit(repo, SCALE, "scale = 1.0 + 1e-6\n", "Scale")
+    scale_commit = edit(repo, SCALE, "scale = 1.0 + 1e-6\n", "Scale")
     comparison = pair(repo, base, name=True)
-    assert [culprit.commit.commit for culprit in comparison.culprits] == [one, two]
+    assert [culprit.commit.commit for culprit in comparison.culprits] == [rate_commit, scale_commit]
     assert all(culprit.explanation for culprit in comparison.culprits) and comparison.bisect and not comparison.unnamed

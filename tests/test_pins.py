@@ -56,8 +56,8 @@ def test_what_moves_and_is_not_installed(tmp_path: Path, name: str, before: str,
 
 def test_what_says_that_a_package_is_not_there() -> None:
     """Python's words for a module that is not there, or has less in it."""
-    for said in ("ModuleNotFoundError: No module named 'depx'", "ImportError: cannot import name 'a' from 'depx'"):
-        assert NOT_FOUND.search(said)
+    for message in ("ModuleNotFoundError: No module named 'depx'", "ImportError: cannot import name 'a' from 'depx'"):
+        assert NOT_FOUND.search(message)
     assert not NOT_FOUND.search("RuntimeError: the shapes do not agree")
 
 

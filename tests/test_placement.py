@@ -152,8 +152,8 @@ def test_flat_slices_given_as_data_add_up(p: Placement, dtype: torch.dtype, data
     local, raw = noise(p.shape, dtype), p.to_data()
     ends = sorted([0, local.numel(), *data.draw(st.lists(st.integers(0, local.numel()), max_size=4))])
     slices = {ab: json.loads(json.dumps(raw | {"flat": ab})) for ab in itertools.pairwise(ends)}
-    assert all(read(said) == p.flat(*ab) for ab, said in slices.items())
-    every = [shares(local.reshape(-1)[a:b], said) for (a, b), said in slices.items()]
+    assert all(read(placement) == p.flat(*ab) for ab, placement in slices.items())
+    every = [shares(local.reshape(-1)[a:b], placement) for (a, b), placement in slices.items()]
     for name, share in shares(local, p).items():
         assert merge(s[name] for s in data.draw(st.permutations(every)) if name in s) == share
 
@@ -223,9 +223,9 @@ def rank_of(m: dict[str, Tensor], groups: int, tp: int, r: int, *, megatron: boo
         held = min(tp, groups)
         qkv = [cut("q", r, tp), *(cut(name, r * held // tp, held) for name in "kv")]
     rows = -(-11 // (4 * tp)) * 4 if megatron else -(-11 // tp)  # the vocabulary's padding comes last
-    own = range(11)[r * rows : (r + 1) * rows]
-    spare = noise((rows - len(own), 5), torch.bfloat16, junk)
-    vocabulary = [placed(m["embed"], (own, range(5)), "embed"), (spare, padding(spare.shape))]
+    span = range(11)[r * rows : (r + 1) * rows]
+    spare = noise((rows - len(span), 5), torch.bfloat16, junk)
+    vocabulary = [placed(m["embed"], (span, range(5)), "embed"), (spare, padding(spare.shape))]
     t, p = fused([cut("e0", r, tp), cut("e1", r, tp)])
     experts = t.reshape(2, -1, 5), Placement((2, t.shape[0] // 2, 5), p.parts)
     return [fused(qkv), fused([cut("gate", r, tp), cut("up", r, tp)]), experts, cut("o", r, tp, 1),

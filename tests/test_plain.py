@@ -40,15 +40,15 @@ def scans(
     *,
     keep: bool = False,
 ) -> list[list[Scan]]:
-    own = kind()
-    own.add(tensors, placements, keep=keep)
-    return own.finish().result()
+    collector = kind()
+    collector.add(tensors, placements, keep=keep)
+    return collector.finish().result()
 
 
-def equal(found: Sequence[Any], expected: Sequence[Any]) -> None:
+def equal(results: Sequence[Any], expected: Sequence[Any]) -> None:
     """In every bit but the last ones of l2."""
-    assert [replace(s, l2=0.0) for s in found] == [replace(s, l2=0.0) for s in expected]
-    assert all(math.isclose(a.l2, b.l2, rel_tol=1e-12) for a, b in zip(found, expected, strict=True))
+    assert [replace(s, l2=0.0) for s in results] == [replace(s, l2=0.0) for s in expected]
+    assert all(math.isclose(a.l2, b.l2, rel_tol=1e-12) for a, b in zip(results, expected, strict=True))
 
 
 def same(

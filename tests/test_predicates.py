@@ -135,8 +135,8 @@ def test_a_bound_holds_for_each_time_that_a_metric_is_told(tmp_path: Path) -> No
 @pytest.mark.parametrize("numbers", [(2.0, math.nan), (2.0, math.inf), (2.0000001, 2.0)])
 def test_what_the_probe_alone_tells_is_judged_too(tmp_path: Path, numbers: tuple[float, float]) -> None:
     """A metric that only the probe tells a second time has no value to be near to, unless each of GOOD's is there."""
-    own, more = numbers
-    first, probe = metric_row("loss", "m", 2.0), [metric_row("loss", "m", own), metric_row("loss", "m#1", more)]
+    value, more = numbers
+    first, probe = metric_row("loss", "m", 2.0), [metric_row("loss", "m", value), metric_row("loss", "m#1", more)]
     a, b = pair(tmp_path, [[first]], [probe])
     violation = first_violation(parse_predicate("metric:m rtol=0.1", HERE), a, b)
     assert (violation is None) is math.isfinite(more)
@@ -254,8 +254,8 @@ def test_ulp_does_not_judge_hashes(tmp_path: Path) -> None:
 
 def test_ulp_counts_representable_values(tmp_path: Path) -> None:
     """`ulp>4` allows four representable values and not five, in any signal; NaN and another dtype are BAD."""
-    one = torch.tensor(1.0)
-    steps = [one]
+    number = torch.tensor(1.0)
+    steps = [number]
     for _ in range(5):
         steps.append(torch.nextafter(steps[-1], torch.tensor(2.0)))
     base = [[tensor("grad", "w", 1.0, 3.0)]]

@@ -147,13 +147,13 @@ def test_a_python_that_no_word_names(tmp_path: Path, bisect: Bisect, named: bool
     python, site = environment(tmp_path / "venv")
     script = tmp_path / "train.sh"
     script.write_text(f"exec {'$HOME_OF/bin/python' if named else python} judge.py\n")
-    found = []
+    results = []
     for limit in (2, 2, 3):
         (site / "dep.py").write_text(f"LIMIT = {limit}\n")
         builds.asked.cache_clear()  # as another process
-        found.append(bisect(repo, "sh", str(script), **({"HOME_OF": str(tmp_path / "venv")} if named else {})))
-    assert [one["culprit"]["commit"] for one in found] == [commits[2], commits[2], commits[3]]
-    assert [one["cost"]["probes"] for one in found[1:]] == [0 if named else 1, found[0]["cost"]["probes"]]
+        results.append(bisect(repo, "sh", str(script), **({"HOME_OF": str(tmp_path / "venv")} if named else {})))
+    assert [result["culprit"]["commit"] for result in results] == [commits[2], commits[2], commits[3]]
+    assert [result["cost"]["probes"] for result in results[1:]] == [0 if named else 1, results[0]["cost"]["probes"]]
 
 
 @pytest.mark.whole
@@ -197,8 +197,8 @@ def test_what_a_process_says_of_its_python(tmp_path: Path, monkeypatch: pytest.M
 
 def test_what_a_probe_rests_on_is_what_was_known_of_its_pythons() -> None:
     """One that was met first, or is gone, is no reason to keep a state or an answer; none met is none to ask for."""
-    found = {"/a": Snapshot(("1",), {}, dict), "/b": Snapshot(("2",), {}, dict), "/gone": Snapshot((), {}, dict)}
-    around = Around(commanded("x"), [], Pythons(lambda python, _: found[python], lambda: ["/a"]))
+    snapshots = {"/a": Snapshot(("1",), {}, dict), "/b": Snapshot(("2",), {}, dict), "/gone": Snapshot((), {}, dict)}
+    around = Around(commanded("x"), [], Pythons(lambda python, _: snapshots[python], lambda: ["/a"]))
     began = around.moment
     assert around.expects([]) and around.expects(["/a"]) and not around.expects(["/a", "/b"])
     assert around.lasted(began, []) and around.lasted(began, ["/a"])
@@ -223,7 +223,7 @@ def test_what_the_nodes_have_in_a_python_that_a_script_starts_counts(tmp_path: P
     for limit in (2, 2, 3):
         (site / "dep.py").write_text(f"LIMIT = {limit}\n")
         answers.append(answer(repo, tmp_path, "HEAD~4..HEAD", "--ray", node.address, *command))
-    assert [one["culprit"]["commit"] for one in answers] == [commits[2], commits[2], commits[3]]
+    assert [result["culprit"]["commit"] for result in answers] == [commits[2], commits[2], commits[3]]
     assert answers[1]["cost"]["probes"] == 0
 
 
