@@ -323,10 +323,10 @@ def test_dvc_reads_a_pointer_that_says_what_lay_beside(tmp_path: Path) -> None:
     record = {"commit": "c" * 40, "tree": "d" * 40, "untracked": ["0123456789abcdef", "1123456789abcdef"]}
     store.keep(golden(repo, record=record, machine="staged"), "m", "toy")
     pointer = pointer_of(store.run_path("m", "toy"))
-    said = noted(pointer.read_text())
-    assert said is not None and said.untracked == frozenset(record["untracked"])
+    code = noted(pointer.read_text())
+    assert code is not None and code.untracked == frozenset(record["untracked"])
     store.refuse_dirty(store.run_path("m", "toy"))
-    assert recorded(find_checkout(repo.root), "toy", repo.commit("Golden")) == [said]
+    assert recorded(find_checkout(repo.root), "toy", repo.commit("Golden")) == [code]
 
 
 @pytest.mark.whole
@@ -342,15 +342,15 @@ def test_a_golden_run_says_what_ran(tmp_path: Path) -> None:
         done.stderr
     )
     (pointer,) = (repo.root / "golden/runs").glob("*/toy.dvc")
-    said = noted(pointer.read_text())
-    assert said and said.commit == repo.git("rev-parse", "HEAD") and len(said.untracked) == 1
+    code = noted(pointer.read_text())
+    assert code and code.commit == repo.git("rev-parse", "HEAD") and len(code.untracked) == 1
     repo.edit("train.py", "lr=0.01", "lr=0.02")
     done = repo.repro("golden", "approve", "toy", "--reason", "faster")
     assert "next: git add golden train.py && git commit;" in done.stdout, done.stderr
-    said = noted(pointer.read_text())
+    code = noted(pointer.read_text())
     repo.git("commit", "--quiet", "--all", "--message", "Faster")
     checkout, case = find_checkout(repo.root), find_case(repo.root, "toy")
-    assert said and not said.commit and said.tree == checkout.ran(case).tree
+    assert code and not code.commit and code.tree == checkout.ran(case).tree
     repo.edit("train.py", "first, hidden = 0, 0.0\n", "first, hidden = 0, 0.0\nopen('log.txt', 'a').write('x')\n")
     (repo.root / "log.txt").write_text("x")
     repo.git("add", "train.py", "log.txt")

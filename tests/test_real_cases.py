@@ -58,7 +58,7 @@ def test_a_page_holds_what_was_measured(real: ModuleType) -> None:
             "steps": 20, "seconds": 30.0, "commits": 5, "text": "a | b", "line": "a.py:1"}  # fmt: skip
     git = {"outcome": "found", "culprit": "e" * 40, "right": False, "processes": 4, "steps": 8, "seconds": 10.0}
     measured = [{"ours": ours, "git": git}, {"ours": ours}, {"ours": {"outcome": "error", "error": "it broke"}}]
-    kept = {name: {"about": about, **found} for name, found in zip(cases, measured, strict=True)}
+    kept = {name: {"about": about, **result} for name, result in zip(cases, measured, strict=True)}
     page = real.page(cases, kept)
     assert "named the right one in 2" in page and "right in 0 of 1" in page
     assert "ffffffffff (right)" in page and "eeeeeeeeee (wrong): 4, 8, 10" in page and "error: it broke" in page

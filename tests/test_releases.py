@@ -75,9 +75,9 @@ def index() -> Iterator[Index]:
         yield made
 
 
-def listed(found: list[Release]) -> dict[str, str | None]:
+def listed(releases: list[Release]) -> dict[str, str | None]:
     """What is wrong with each version."""
-    return {str(release.version): release.problem for release in found}
+    return {str(release.version): release.problem for release in releases}
 
 
 # -- what may be written
@@ -277,8 +277,8 @@ def test_what_decides_files_is_told_apart(tmp_path: Path) -> None:
         return set(sources(index, sys.executable, {"PIP_CONFIG_FILE": str(conf), **variables}, tmp_path / "target"))
 
     always = told()  # what the machine's own files say
-    one, two = "http://a:b@one.invalid/simple", "http://c:d@two.invalid/simple"
-    assert told(file=f"[global]\nindex-url = {one}\n") - always == {"index-url=http://one.invalid/simple"}
+    url, other = "http://a:b@one.invalid/simple", "http://c:d@two.invalid/simple"
+    assert told(file=f"[global]\nindex-url = {url}\n") - always == {"index-url=http://one.invalid/simple"}
     assert told(file="[install]\nfind-links = /wheels\n") - always == {"find-links=/wheels"}
     assert told(PIP_PRE="1", UV_INDEX="http://x.invalid") - always == {"pre=1", "UV_INDEX=http://x.invalid"}
-    assert told(two, PIP_INDEX_URL=one) - always == {"index-url=http://two.invalid/simple"}
+    assert told(other, PIP_INDEX_URL=url) - always == {"index-url=http://two.invalid/simple"}

@@ -37,7 +37,7 @@ def run_of(names: Sequence[str], steps: int = 3, changed: Changed | None = None)
         steps: How many.
         changed: Bits of a gradient, by step and name, in place of its own.
     """
-    found = []
+    run = []
     for step in range(steps):
         rows = []
         if step == 0:
@@ -50,8 +50,8 @@ def run_of(names: Sequence[str], steps: int = 3, changed: Changed | None = None)
         for k, name in enumerate(names):
             rows.append(tensor_row("update", name, bytes([k, step, 3, 3])))
             rows.append(tensor_row("update", f"exp_avg/{name}", bytes([k, step, 4, 4])))
-        found.append(rows)
-    return found
+        run.append(rows)
+    return run
 
 
 def two(tmp_path: Path, a: list[Step], b: list[Step]) -> tuple[Trace, Trace]:
@@ -218,7 +218,7 @@ def test_the_number_of_an_optimizer_is_no_name(tmp_path: Path, optimizers: tuple
     """Two optimizers are counted in the order of their parameters' names, so a rename may exchange their numbers."""
 
     def rows(first: str, *, swapped: bool) -> list[Step]:
-        found = []
+        run = []
         for step in run_of([first, "disc.weight"]):
             rows = []
             for row in step:
@@ -226,8 +226,8 @@ def test_the_number_of_an_optimizer_is_no_name(tmp_path: Path, optimizers: tuple
                 head, slash, tail = row.name.rpartition("/")
                 prefix = "optimizer.1/" if here == swapped and row.phase in ("grad", "update") else ""
                 rows.append(replace(row, name=f"{prefix}{head}{slash}{tail}"))
-            found.append(rows)
-        return found
+            run.append(rows)
+        return run
 
     new = optimizers[0]
     a, b = two(tmp_path, rows("gen.weight", swapped=False), rows(f"{new}.weight", swapped=True))
@@ -248,15 +248,15 @@ def rounds_of(names: Sequence[str], steps: int = 4, changed: Changed | None = No
     for step in range(steps):
         round_, place = divmod(step, len(names))
         name = sorted(names)[place]
-        prefix, own = f"optimizer.{place}/" if place else "", names.index(name)
-        rows = [tensor_row("input", f"start/{prefix}{name}", bytes([own, 9]))] if round_ == 0 else []
+        prefix, index = f"optimizer.{place}/" if place else "", names.index(name)
+        rows = [tensor_row("input", f"start/{prefix}{name}", bytes([index, 9]))] if round_ == 0 else []
         rows += [
-            tensor_row("grad", f"{prefix}{name}", (changed or {}).get((round_, name), bytes([own, round_, 1]))),
-            metric_row("grad", f"{prefix}grad_norm", 0.1 + own + round_),
-            metric_row("loss", "loss", 0.7 + own + round_),
-            tensor_row("update", f"{prefix}{name}", bytes([own, round_, 2])),
-            tensor_row("update", f"{prefix}exp_avg/{name}", bytes([own, round_, 3])),
-            metric_row("update", f"{prefix}lr", 0.3 + own),
+            tensor_row("grad", f"{prefix}{name}", (changed or {}).get((round_, name), bytes([index, round_, 1]))),
+            metric_row("grad", f"{prefix}grad_norm", 0.1 + index + round_),
+            metric_row("loss", "loss", 0.7 + index + round_),
+            tensor_row("update", f"{prefix}{name}", bytes([index, round_, 2])),
+            tensor_row("update", f"{prefix}exp_avg/{name}", bytes([index, round_, 3])),
+            metric_row("update", f"{prefix}lr", 0.3 + index),
         ]
         if place == len(names) - 1:
             rows += [tensor_row("update", name, bytes([round_, 4])) for name in ("buffer/mean", "rng/torch")]

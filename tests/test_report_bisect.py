@@ -31,13 +31,13 @@ SOURCE = Path(__file__).parent.parent / "repro"
 SIZE = Size("aten._log_softmax.default", TensorDifference(9, 10, 1e-3, 1e-4, 40, 0, 10), [], ("float32", "float32"))
 
 
-def result(found: Culprit, **given: Any) -> BisectResult:
+def result(culprit: Culprit, **given: Any) -> BisectResult:
     """A bisect that ended with a culprit."""
     good, bad = point(1), point(6)
     names = [point(n).commit for n in range(6, 1, -1)]
     made = BisectResult(
-        outcome="found", good=good.commit, bad=bad.commit, case="tiny", predicate="bitwise", culprits=[found],
-        end=found.divergence, explains_bad=True, verdicts={names[0]: "BAD", names[-1]: "GOOD"}, skips={},
+        outcome="found", good=good.commit, bad=bad.commit, case="tiny", predicate="bitwise", culprits=[culprit],
+        end=culprit.divergence, explains_bad=True, verdicts={names[0]: "BAD", names[-1]: "GOOD"}, skips={},
         parents={name: [] for name in names}, subjects={}, cost=Cost(), git_steps=12, accepted={}, one_step=False,
         seconds=1.0, answered=1.0, machine="m", golden=None, ends=[good, bad],
     )  # fmt: skip
@@ -50,10 +50,10 @@ def written(made: BisectResult, folder: Path) -> tuple[str, str]:
     return text, page
 
 
-def sized(found: Culprit, histogram: list[tuple[int, int]]) -> Culprit:
+def sized(culprit: Culprit, histogram: list[tuple[int, int]]) -> Culprit:
     """The culprit with the sizes of its first difference."""
-    assert found.explanation
-    return replace(found, explanation=replace(found.explanation, size=replace(SIZE, histogram=histogram)))
+    assert culprit.explanation
+    return replace(culprit, explanation=replace(culprit.explanation, size=replace(SIZE, histogram=histogram)))
 
 
 def test_the_change_stands_beside_why(tmp_path: Path) -> None:

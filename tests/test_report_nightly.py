@@ -99,7 +99,7 @@ def checks(**statuses: Status) -> list[Check]:
 
 
 @pytest.mark.parametrize(
-    ("found", "status"),
+    ("results", "status"),
     [
         (checks(run_to_run="green", baseline="green", metrics="green"), "green"),
         (checks(run_to_run="green", baseline="green", metrics="not judged"), "green"),
@@ -113,9 +113,9 @@ def checks(**statuses: Status) -> list[Check]:
         (checks(run_to_run="error"), "error"),
     ],
 )
-def test_a_night_is_as_bad_as_its_worst_check(found: list[Check], status: Status) -> None:
+def test_a_night_is_as_bad_as_its_worst_check(results: list[Check], status: Status) -> None:
     """Only metrics that are too young taint nothing; without a judged baseline nothing is green."""
-    assert overall(found) == status
+    assert overall(results) == status
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_night_is_as_bad_as_its_worst_check(found: list[Check], status: Status
 )
 def test_exit_codes(runs: list[list[Check]], code: int) -> None:
     """1 for changes and values that are no numbers, else 2 for errors, else 3 for what is no pass, else 0."""
-    assert exit_code([nightly_run(checks=found, status=overall(found)) for found in runs]) == code
+    assert exit_code([nightly_run(checks=results, status=overall(results)) for results in runs]) == code
 
 
 # -- events and layouts
@@ -176,8 +176,8 @@ def test_layouts_that_cost_no_replay(tmp_path: Path) -> None:
     spared = layout_checks(checkout, case, "HEAD", lambda _: None, Options(), spared="it is flaky")
     assert spared == [Check("threads=1", "not judged", "it is flaky"), Check("batch same", "not judged", "it is flaky")]
     alone = case.model_copy(update={"nightly": case.nightly.model_copy(update={"batches": ()})})
-    (one,) = layout_checks(checkout, alone, "HEAD", lambda _: None, Options())
-    assert (one.name, one.status) == ("threads=1", "error") and "are one layout of toy" in one.text
+    (check,) = layout_checks(checkout, alone, "HEAD", lambda _: None, Options())
+    assert (check.name, check.status) == ("threads=1", "error") and "are one layout of toy" in check.text
 
 
 # -- what approves nothing
@@ -284,9 +284,9 @@ def ask(repo: Repo, *arguments: str, code: int = 0, **variables: str) -> tuple[d
     return json.loads(done.stdout), done.stderr
 
 
-def by_name(one: dict[str, Any]) -> dict[str, tuple[str, str]]:
+def by_name(run: dict[str, Any]) -> dict[str, tuple[str, str]]:
     """Status and text of each check of a night."""
-    return {check["name"]: (check["status"], check["text"]) for check in one["checks"]}
+    return {check["name"]: (check["status"], check["text"]) for check in run["checks"]}
 
 
 def test_what_is_refused_before_anything_is_replayed(tmp_path: Path) -> None:
@@ -347,10 +347,10 @@ def test_nights_that_fail_are_written_and_the_others_go_on(tmp_path: Path) -> No
     cases = repo.root / "golden" / "cases"
     cases.mkdir(parents=True)
     broken = "check = \"{python} -c 'raise SystemExit(3)'\"\nenv = {}"
-    own = {"broken": broken, "zzz": broken} | {
+    tables = {"broken": broken, "zzz": broken} | {
         name: f'env = {{ {variable} = "1" }}' for name, variable in (("flaky", "NOISE"), ("nan", "NAN"), ("well", "X"))
     }
-    for name, table in own.items():
+    for name, table in tables.items():
         text = (
             kit.CASE.replace('"toy"', f'"{name}"').replace("steps = 6", "steps = 4").replace("--steps 6", "--steps 4")
         )
@@ -482,14 +482,14 @@ def test_what_no_commit_changed(tmp_path: Path) -> None:
     assert ask(repo)[0]["nights"][0]["status"] == "green"
     machine.write_text("1.5")
     kit.note(repo, "words")
-    for arguments, said in (
+    for arguments, message in (
         ([], "had other numbers when it was replayed here before"),  # by the journal
         (["--at", approved], "other bits than on the green night of"),  # the same code
         ([], "it had others here"),  # replayed tonight, which leaves the night's own record
     ):
         tonight = ask(repo, *arguments, code=1)[0]["nights"][0]
         status, text = by_name(tonight)["baseline"]
-        assert status == "changed" and said in text and "look at what the identity does not record" in text
+        assert status == "changed" and message in text and "look at what the identity does not record" in text
         assert tonight["bisect"] is None and tonight["culprits"] == []
     kit.edit(repo, f"float(open({str(machine)!r}).read())", noisy, "Noise")
     approve(repo, "elsewhere", text="outs: [3]\n")

@@ -46,8 +46,8 @@ def test_every_verdict_is_said_in_one_line(tmp_path: Path) -> None:
     assert line(moved) == "numbers moved at step 1 in loss (loss) by one or more of 5 commits; --bisect names each"
     assert moved.compared is not None
     beside = replace(moved.compared, drift=replace(moved.compared.drift, untouched="parameters have the same bits"))
-    said = line(replace(moved, compared=beside, unnamed="only skips"))
-    assert said.startswith("other signals moved at step 1") and said.endswith("; parameters have the same bits")
+    message = line(replace(moved, compared=beside, unnamed="only skips"))
+    assert message.startswith("other signals moved at step 1") and message.endswith("; parameters have the same bits")
     culprits = [Culprit(point(c, f"Change {c}"), None, None) for c in "cdef"]
     by = line(replace(moved, culprits=culprits[:1]))
     assert by == "numbers moved at step 1 in loss (loss) by cccccccccc Change c"
@@ -230,18 +230,18 @@ def test_what_others_wrote_stays_text(tmp_path: Path, name: str) -> None:
     """Subjects, names and reasons never become markup, links, mentions or control sequences, in any medium."""
     result = evil(pair(tmp_path, flat(loss=1.0), with_step(1, flat(loss=1.0), loss=2.0)), name)
     moved, failed = result, Failed(name, name)
-    for found in (
+    for pull_report in (
         report(moved),
         report(moved, failed, replace(moved, verdict="unverifiable", compared=None, reason=name)),
     ):
-        text = comment(found)
+        text = comment(pull_report)
         check_text(text, [name])
         rows = [line for line in text.splitlines() if line.startswith("| `cccccccccc`")]
         assert rows and {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {6}, "a bar makes no cell"
-        html = page(found)
+        html = page(pull_report)
         assert "<script" not in html and "<img" not in html and "<!-- c" not in html
-        assert not re.search("[\x1b\u202e\ud800]", html + text + pull_text(found).replace("\n", ""))
-        ElementTree.fromstring(junit(found))  # noqa: S314
+        assert not re.search("[\x1b\u202e\ud800]", html + text + pull_text(pull_report).replace("\n", ""))
+        ElementTree.fromstring(junit(pull_report))  # noqa: S314
 
 
 @at_most(60)
