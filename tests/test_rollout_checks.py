@@ -41,14 +41,14 @@ def experts(number: int, change: Callable[[np.ndarray[Any, Any]], Any]) -> Chang
     return made
 
 
-def put(number: int, **own: Any) -> Change:
+def put(number: int, **fields: Any) -> Change:
     """Other fields in one sample."""
-    return lambda samples: samples[number].update(own)
+    return lambda samples: samples[number].update(fields)
 
 
-def every(**own: Any) -> Change:
+def every(**fields: Any) -> Change:
     """Other fields in all samples."""
-    return lambda samples: [sample.update(own) for sample in samples]
+    return lambda samples: [sample.update(fields) for sample in samples]
 
 
 def long_response(samples: Samples, zeros: int, masked: bool) -> None:
@@ -187,9 +187,9 @@ def test_images_expand_experts_in_miles(tmp_path: Path) -> None:
 
         def expanded(samples: Samples, rows: int = rows) -> None:
             routed(samples)
-            own = {"mm_vision_num_patches": tensor([3], "int64")}
+            inputs = {"mm_vision_num_patches": tensor([3], "int64")}
             more = np.ones((rows, 2, 2), dtype=np.int32)
-            samples[0].update(multimodal_train_inputs=own, rollout_routed_experts=more)
+            samples[0].update(multimodal_train_inputs=inputs, rollout_routed_experts=more)
 
         assert [f.rule for f in checked(tmp_path, expanded, "miles")] == expected
 

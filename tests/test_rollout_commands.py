@@ -65,9 +65,9 @@ def dumps(folder: Path, system: System = "slime", evaluation: bool = True) -> Pa
 def test_show_a_folder_of_dumps(say: Any, tmp_path: Path) -> None:
     """System, form, one row for each file and the findings; exit 0 without an error."""
     dumps(tmp_path / "d")
-    said = say("show", "d")
-    assert said.code == 0 and "slime, fields of d495f61c2 2026-06-21 or later: 0.pt, 1.pt" in said.out
-    assert "eval 1" in said.out and "checks: nothing found" in said.out and not said.err
+    result = say("show", "d")
+    assert result.code == 0 and "slime, fields of d495f61c2 2026-06-21 or later: 0.pt, 1.pt" in result.out
+    assert "eval 1" in result.out and "checks: nothing found" in result.out and not result.err
     data = say("show", "d", "--json").data
     assert [row["rollout"] for row in data["each"]] == ["0", "1", "eval 1"] and data["findings"] == []
     assert data["each"][0]["tokens"] == 28 and data["each"][0]["mean reward"] == 0.5
@@ -97,10 +97,10 @@ def test_an_error_is_exit_1_with_why_and_cure(say: Any, tmp_path: Path) -> None:
     for sample in dump.samples[1:3]:
         sample["rollout_log_probs"][2] = float("nan")
     write_rollout_dump(folder / "1.pt", dump)
-    said = say("show", "d")
-    assert said.code == 1
-    assert "error log-probs-finite: 1.pt, sample 1: rollout_log_probs is nan at response token 2" in said.out
-    assert "(and 1 more)" in said.out and "  cure: " in said.out
+    result = say("show", "d")
+    assert result.code == 1
+    assert "error log-probs-finite: 1.pt, sample 1: rollout_log_probs is nan at response token 2" in result.out
+    assert "(and 1 more)" in result.out and "  cure: " in result.out
     reported = say("show", "d", "--json").data["findings"]
     assert [(f["file"], f["rule"], f["sample"]) for f in reported] == [("1.pt", "log-probs-finite", k) for k in (1, 2)]
     assert say("show", "d/0.pt", "--group-size", 2).code == 0
@@ -118,8 +118,8 @@ def test_nothing_in_a_dump_reaches_the_terminal_raw(say: Any, tmp_path: Path) ->
     for number, sample in enumerate(dump.samples):
         sample.update({"\x1b[2J|evil\n": 1, "weight_versions": [f"\x1b[31m{number}"], "reward": float("inf")})
     write_rollout_dump(tmp_path / "0.pt", dump)
-    said = say("show", "0.pt")
-    assert said.code == 1 and "\x1b" not in said.out and "inf" in said.out
+    result = say("show", "0.pt")
+    assert result.code == 1 and "\x1b" not in result.out and "inf" in result.out
     assert "\x1b" not in say("show", "0.pt", "--json").out
 
 
@@ -129,8 +129,8 @@ def test_convert_between_trainers_says_what_is_lost(target: System, say: Any, tm
     folder = dumps(tmp_path / "d", evaluation=False)
     for number in (0, 1):
         write_rollout_dump(folder / f"{number}.pt", full_dump("slime", rollout_id=number))
-    said = say("convert", "d", "--out", "m", "--format", target)
-    assert said.code == 0 and said.out.count("custom_rm_path of slime") == 1 and "train on them with" in said.out
+    result = say("convert", "d", "--out", "m", "--format", target)
+    assert result.code == 0 and result.out.count("custom_rm_path of slime") == 1 and "train on them with" in result.out
     made = read_rollout_dump(tmp_path / "m" / "1.pt")
     assert made.system == target and made.rollout_id == 1
     data = say("convert", "d", "--out", "n", "--format", target, "--json").data
@@ -143,8 +143,8 @@ def test_convert_between_trainers_says_what_is_lost(target: System, say: Any, tm
 def test_convert_to_ours_and_back(system: System, say: Any, tmp_path: Path) -> None:
     """Dumps, ours, dumps: equal bytes; evaluations are left out of ours, and said so; ours can be shown."""
     dumps(tmp_path / "d", system)
-    said = say("convert", "d", "--out", "ours", "--format", "repro", "--system", system)
-    assert said.code == 0 and "eval_1.pt" in said.out and len(RolloutSet(tmp_path / "ours")) == 2
+    result = say("convert", "d", "--out", "ours", "--format", "repro", "--system", system)
+    assert result.code == 0 and "eval_1.pt" in result.out and len(RolloutSet(tmp_path / "ours")) == 2
     assert f"made of dumps of {system}" in say("show", "ours").out
     assert "nothing was lost" in say("convert", "ours", "--out", "again", "--format", system).out
     for name in ("0.pt", "1.pt"):
@@ -168,8 +168,8 @@ def test_rewards_of_several_parts_need_a_key(say: Any, tmp_path: Path) -> None:
     write_rollout_dump(tmp_path / "7.pt", dump)
     refused = say("convert", "7.pt", "--out", "ours", "--format", "repro")
     assert refused.code == 2 and "--reward-key" in refused.err and not (tmp_path / "ours").exists()
-    said = say("convert", "7.pt", "--out", "ours", "--format", "repro", "--reward-key", "style")
-    assert said.code == 0 and "renamed: 7.pt is 0.safetensors" in said.out
+    result = say("convert", "7.pt", "--out", "ours", "--format", "repro", "--reward-key", "style")
+    assert result.code == 0 and "renamed: 7.pt is 0.safetensors" in result.out
     assert RolloutSet(tmp_path / "ours").read(0).tensors["rewards"].tolist() == [0.25] * 4
 
 
@@ -218,9 +218,9 @@ def test_what_cannot_be_is_one_line(words: tuple[str, ...], message: str, say: A
     (tmp_path / "empty").mkdir()
     torch.save({"rollout_id": 0, "rank": 0, "rollout_data": {}}, tmp_path / "train.pt")
     before = sorted(tmp_path.rglob("*"))
-    said = say(*words)
-    told = [line for line in said.err.splitlines() if line.startswith("repro: ")]
-    assert said.code == 2 and len(told) == 1, said.err
+    result = say(*words)
+    told = [line for line in result.err.splitlines() if line.startswith("repro: ")]
+    assert result.code == 2 and len(told) == 1, result.err
     if message != "no rollout":
         assert message in told[0]
     assert sorted(tmp_path.rglob("*")) == before
@@ -231,12 +231,12 @@ def test_one_is_no_plural_and_what_is_not_there_is_not_counted(say: Any, tmp_pat
     dumps(tmp_path / "d", evaluation=False)
     (tmp_path / "one").mkdir()
     (tmp_path / "d" / "0.pt").rename(tmp_path / "one" / "0.pt")
-    said = say("convert", "one", "--out", "m", "--format", "repro")
-    assert said.code == 0 and "rollout dumps" not in said.err
-    said = say("show", "m")
-    assert "1 rollout at " in said.out and "1 rollouts" not in said.out
-    said = say("convert", "/nonexist", "--out", "n", "--format", "miles")
-    assert said.code == 2 and said.err.count("nonexist") == 1 and "rollout dump" not in said.err
+    result = say("convert", "one", "--out", "m", "--format", "repro")
+    assert result.code == 0 and "rollout dumps" not in result.err
+    result = say("show", "m")
+    assert "1 rollout at " in result.out and "1 rollouts" not in result.out
+    result = say("convert", "/nonexist", "--out", "n", "--format", "miles")
+    assert result.code == 2 and result.err.count("nonexist") == 1 and "rollout dump" not in result.err
 
 
 def test_numpy_in_relax_dumps_is_shown(say: Any, tmp_path: Path) -> None:

@@ -102,8 +102,8 @@ def test_columns_are_what_is_trained_on() -> None:
 def test_a_group_beyond_64_bits_is_a_group_with_a_number_of_its_own(group: int, tmp_path: Path) -> None:
     """The column has another number for it, the same for all of its samples, and the dump comes back as it was."""
     dump = plain_dump("slime", groups=3)
-    for sample, own in zip(dump.samples, (0, 0, group, group, None, -group), strict=True):
-        sample["group_index"] = own
+    for sample, number in zip(dump.samples, (0, 0, group, group, None, -group), strict=True):
+        sample["group_index"] = number
     write_rollout(tmp_path / "0.safetensors", to_rollout(dump))
     kept = read_rollout(tmp_path / "0.safetensors")
     groups = kept.tensors["group_index"].tolist()
@@ -160,7 +160,7 @@ def test_several_rewards_need_a_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "message"),
+    ("fields", "message"),
     [
         ({"response_length": 9}, "response_length is 9, and there are 7 tokens"),
         ({"response_length": -1}, "response_length is -1"),
@@ -172,10 +172,10 @@ def test_several_rewards_need_a_key() -> None:
         ({"reward": 10**400}, "reward is a int"),
     ],
 )
-def test_what_no_column_holds_is_refused(own: dict[str, Any], message: str) -> None:
+def test_what_no_column_holds_is_refused(fields: dict[str, Any], message: str) -> None:
     """Lengths that do not add up, and values that are no numbers, are refused with the rollout and the sample."""
     dump = plain_dump()
-    dump.samples[1].update(own)
+    dump.samples[1].update(fields)
     with pytest.raises(ReproError, match=f"rollout 3, sample 1.*{message}"):
         to_rollout(dump)
 
@@ -279,13 +279,13 @@ def captured() -> list[RolloutData]:
     """Two rollouts of the built-in trainer, one with experts."""
     refused = []
     model = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
-    for own in ({}, {"model": model, "use_rollout_routing_replay": True}):
+    for extra in ({}, {"model": model, "use_rollout_routing_replay": True}):
         config = TrainConfig.from_mapping(
-            {"rollout_batch_size": 2, "n_samples_per_prompt": 2, "global_batch_size": 4, "max_response_len": 5, **own}
+            {"rollout_batch_size": 2, "n_samples_per_prompt": 2, "global_batch_size": 4, "max_response_len": 5, **extra}
         )
         rollout = Trainer(config).sample(0)
         tensors = dict(rollout.tensors)
-        if own:
+        if extra:
             shape = (len(tensors["tokens"]), 2, 2)
             routed = torch.arange(shape[0] * 4, dtype=torch.int64).remainder(4).to(torch.uint8).view(shape)
             ends = tensors["total_lengths"].cumsum(0) - 1
@@ -315,8 +315,8 @@ def test_what_a_dump_cannot_hold_of_ours_is_listed(captured: list[RolloutData]) 
     """Engine, seeds and columns without a place, and a dtype that numbers cannot tell, are listed."""
     rollout = captured[1]
     wide = {**rollout.tensors, "routed_experts": rollout.tensors["routed_experts"].to(torch.int16)}
-    own = {"engine": {"name": "sglang"}, "seeds": [1, 2, 3, 4], "prompts": ["a"]}
-    made = RolloutData({**rollout.meta, **own}, {**wide, "extra": torch.zeros(2)})
+    fields = {"engine": {"name": "sglang"}, "seeds": [1, 2, 3, 4], "prompts": ["a"]}
+    made = RolloutData({**rollout.meta, **fields}, {**wide, "extra": torch.zeros(2)})
     _, losses = from_rollout(made, "slime")
     assert [str(loss) for loss in losses] == [
         "engine of the rollout", "prompts of the rollout", "sampling of the rollout", "seeds of the rollout",
@@ -330,11 +330,11 @@ def test_a_digest_is_over_content_alone() -> None:
     turned = RolloutDump("slime", 3, False, {}, [dict(reversed(sample.items())) for sample in dump.stored()])
     assert content_digest(turned) == content_digest(dump)
     inside = {"b": tensor([1.0, 2.0]), "a": tensor([3.0]), "c": {"z": {1, 2}, "y": b"0" * 40}}
-    for one, metadata in (
+    for rollout, metadata in (
         (dump, inside),
         (turned, {**dict(reversed(inside.items())), "c": dict(reversed(inside["c"].items()))}),
     ):
-        one.samples[0]["metadata"] = metadata
+        rollout.samples[0]["metadata"] = metadata
     assert content_digest(turned) == content_digest(dump)
     dump.samples[0]["metadata"] = {}
     changes: list[dict[str, Any]] = [

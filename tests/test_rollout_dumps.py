@@ -32,11 +32,11 @@ def saved(path: Path, samples: list[dict[str, Any]], **head: Any) -> Path:
     return path
 
 
-def plain_sample(**own: Any) -> dict[str, Any]:
+def plain_sample(**fields: Any) -> dict[str, Any]:
     """A sample as slime's dumps of 2025-07-23 had it."""
     made = {"index": 0, "prompt": "p", "tokens": [1, 2, 3], "response": "r", "response_length": 2, "label": None,
             "reward": 1.0, "loss_mask": None, "status": "completed", "metadata": {}}  # fmt: skip
-    return made | own
+    return made | fields
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -110,7 +110,7 @@ def test_unknown_fields_and_keys_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "head", "system"),
+    ("fields", "head", "system"),
     [
         ({}, {}, "slime"),
         ({}, {"metadata": {}}, "miles"),
@@ -123,9 +123,9 @@ def test_unknown_fields_and_keys_are_kept(tmp_path: Path) -> None:
         ({"custom_rm_path": None, "abort_count": 0, "rollout_tokens": []}, {}, "relax"),
     ],
 )
-def test_the_system_is_recognised(own: dict[str, Any], head: dict[str, Any], system: str, tmp_path: Path) -> None:
+def test_the_system_is_recognised(fields: dict[str, Any], head: dict[str, Any], system: str, tmp_path: Path) -> None:
     """By fields that one system alone has, by Miles' metadata, by the most of them, and else it is slime."""
-    assert read_rollout_dump(saved(tmp_path / "3.pt", [plain_sample(**own)], **head)).system == system
+    assert read_rollout_dump(saved(tmp_path / "3.pt", [plain_sample(**fields)], **head)).system == system
 
 
 def test_a_caller_may_say_whose_it_is(tmp_path: Path) -> None:
@@ -178,10 +178,10 @@ def test_what_no_loader_takes_is_not_written(tmp_path: Path) -> None:
 def slime_types() -> Any:
     """slime.utils.types of 2025-06-24 with a Status, importable as long as the test needs it to pickle."""
     made = {name: types.ModuleType(name) for name in ("slime", "slime.utils", "slime.utils.types")}
-    own = enum.Enum("Status", {"COMPLETED": "completed"}, module="slime.utils.types")  # type: ignore[misc]
-    made["slime.utils.types"].Status = own  # type: ignore[attr-defined]
+    status = enum.Enum("Status", {"COMPLETED": "completed"}, module="slime.utils.types")  # type: ignore[misc]
+    made["slime.utils.types"].Status = status  # type: ignore[attr-defined]
     sys.modules.update(made)
-    yield own
+    yield status
     for name in made:
         del sys.modules[name]
 
@@ -253,8 +253,8 @@ def test_miles_dumps_with_numpy_and_tensors_are_read(tmp_path: Path) -> None:
     """int32 experts as torch.save of numpy arrays writes them, and multimodal tensors in bfloat16."""
     experts = np.arange(8, dtype=np.int32).reshape(2, 2, 2)
     pixels = torch.tensor([1.5, float("nan")], dtype=torch.bfloat16)
-    own = plain_sample(rollout_routed_experts=experts, multimodal_train_inputs={"pixel_values": pixels})
-    sample = read_rollout_dump(saved(tmp_path / "3.pt", [own], metadata={})).samples[0]
+    raw = plain_sample(rollout_routed_experts=experts, multimodal_train_inputs={"pixel_values": pixels})
+    sample = read_rollout_dump(saved(tmp_path / "3.pt", [raw], metadata={})).samples[0]
     assert same(np.array(sample["rollout_routed_experts"]), experts)
     assert same(sample["multimodal_train_inputs"]["pixel_values"], Tensor.of(pixels))
 
@@ -303,8 +303,8 @@ def test_a_limit_holds_while_an_old_form_is_recognised(tmp_path: Path) -> None:
 def test_counts_beyond_64_bits_are_refused(field: dict[str, Any], tmp_path: Path) -> None:
     """What is a size or stands in an index is a number of 64 bits."""
     head = {"rollout_id": 3} | {k: v for k, v in field.items() if k == "rollout_id"}
-    own = {k: v for k, v in field.items() if k != "rollout_id"}
-    write_archive(tmp_path / "0.pt", head | {"samples": [plain_sample(**own)]})
+    fields = {k: v for k, v in field.items() if k != "rollout_id"}
+    write_archive(tmp_path / "0.pt", head | {"samples": [plain_sample(**fields)]})
     with pytest.raises(ReproError, match=next(iter(field))):
         read_rollout_dump(tmp_path / "0.pt")
 

@@ -32,9 +32,9 @@ def test_a_fork_records_trains_and_shows(fork: Repo) -> None:
     """Recorded rollouts lie where the case says, known to DVC, and `golden record` trains on exactly them."""
     done = fork.repro("rollout", "record", "--json")
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    result = json.loads(done.stdout)
     kept = RolloutSet(fork.root / "golden/rollouts/mini")
-    assert (len(kept), kept.digest) == (3, said["digest"]) and said["engine"] is None
+    assert (len(kept), kept.digest) == (3, result["digest"]) and result["engine"] is None
     assert (fork.root / "golden/rollouts/mini.dvc").exists()
     fork.commit("Record rollouts")
     done = fork.repro("golden", "record")
@@ -169,9 +169,9 @@ def test_a_golden_run_of_what_sglang_samples_in_the_trainers_process(fork: Repo)
     assert all(f"rests on a stand-in: {name}" in shown.stdout for name in names)
     assert names or metas[0]["engine"]["device"] != "cpu"
     for command in ("show", "verify"):
-        said = fork.repro("golden", command, "mini")
-        assert said.returncode == 0 and "rollouts are by sglang " in said.stdout, said.stdout
-        assert all(name in said.stdout for name in names)
+        result = fork.repro("golden", command, "mini")
+        assert result.returncode == 0 and "rollouts are by sglang " in result.stdout, result.stdout
+        assert all(name in result.stdout for name in names)
 
 
 def test_rollouts_alone_start_no_trainer(fork: Repo, tmp_path: Path) -> None:

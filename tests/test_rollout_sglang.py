@@ -61,17 +61,17 @@ def _responses(plain: list[dict[str, Any]]) -> list[Response]:
 def test_greedy_agrees_with_the_built_in_sampler(told: dict[str, Any]) -> None:
     """At temperature 0 the tokens are the built-in sampler's, and log-probs agree to 1e-5, the prompts' own too."""
     prompts = prompts_of(8)
-    own = sample(
+    responses = sample(
         tiny_policy(), prompts, max_response_len=12, temperature=0.0, seeds=SEEDS, eos_id=None, prompt_log_probs=True
     )
     mine = _responses(told["greedy"])
-    assert [each.tokens for each in mine] == [each.tokens for each in own]
-    for one, other in zip(mine, own, strict=True):
-        assert one.prompt_log_probs is not None
+    assert [each.tokens for each in mine] == [each.tokens for each in responses]
+    for response, other in zip(mine, responses, strict=True):
+        assert response.prompt_log_probs is not None
         assert other.prompt_log_probs is not None
         pairs = [
-            *zip(one.log_probs, other.log_probs, strict=True),
-            *zip(one.prompt_log_probs, other.prompt_log_probs, strict=True),
+            *zip(response.log_probs, other.log_probs, strict=True),
+            *zip(response.prompt_log_probs, other.prompt_log_probs, strict=True),
         ]
         assert max(abs(a - b) for a, b in pairs) <= 1e-5
 
@@ -95,8 +95,8 @@ def test_a_seeded_response_depends_on_nothing_but_its_seed(told: dict[str, Any],
 @pytest.mark.whole
 def test_seeds_are_honoured_to_their_last_bits(told: dict[str, Any]) -> None:
     """Seeds that differ in few of 53 bits give other responses in every row."""
-    for one, other in zip(told["hot"], told["hot_other_seeds"], strict=True):
-        assert one["tokens"] != other["tokens"]
+    for response, other in zip(told["hot"], told["hot_other_seeds"], strict=True):
+        assert response["tokens"] != other["tokens"]
 
 
 HASH = """

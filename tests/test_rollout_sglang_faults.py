@@ -193,8 +193,8 @@ def test_behind_a_router_weights_go_to_every_server(way: str) -> None:
         return reply
 
     with (
-        _player(update_weights_from_disk=take("one")) as one,
-        _player(update_weights_from_disk=take("two")) as two,
+        _player(update_weights_from_disk=take("one")) as server,
+        _player(update_weights_from_disk=take("two")) as other,
         _player(update_weights_from_disk=take("odd"), server_info={**INFO, "page_size": 4}) as odd,
         _player(model_info={"weight_version": "9"}) as late,
     ):
@@ -202,14 +202,14 @@ def test_behind_a_router_weights_go_to_every_server(way: str) -> None:
         def listed(*urls: str) -> dict[str, Any]:
             return {way: {"workers": [{"url": url} for url in urls]} if way == "workers" else {"urls": list(urls)}}
 
-        with _player(**listed(one, two), server_info=lambda _: (500, "no")) as url:
+        with _player(**listed(server, other), server_info=lambda _: (500, "no")) as url:
             engine = _engine(url)
             engine.update_from_disk("/somewhere", "4")
             assert taken == [("one", "4"), ("two", "4")]
             assert engine.identity()["flags"]["servers"] == 2
-        with _player(**listed(one, odd)) as url, pytest.raises(EngineError, match="differ in page_size: None and 4"):
+        with _player(**listed(server, odd)) as url, pytest.raises(EngineError, match="differ in page_size: None and 4"):
             _engine(url)
-        with _player(**listed(one, late)) as url, pytest.raises(EngineError, match="weights of several versions"):
+        with _player(**listed(server, late)) as url, pytest.raises(EngineError, match="weights of several versions"):
             _engine(url)
         with _player(**listed()) as url, pytest.raises(EngineError, match="has no servers"):
             _engine(url)

@@ -117,10 +117,10 @@ def test_equal_content_gives_equal_bytes_and_digest(rollout: RolloutData, random
         write_rollout(a, rollout)
         write_rollout(b, other)
         assert a.read_bytes() == b.read_bytes()
-        found = read_rollout(b)
-        assert plain(found) == plain(rollout)
-        assert found.digest == rollout.digest == other.digest
-        write_rollout(a, found)
+        result = read_rollout(b)
+        assert plain(result) == plain(rollout)
+        assert result.digest == rollout.digest == other.digest
+        write_rollout(a, result)
         assert a.read_bytes() == b.read_bytes()
 
 

@@ -370,14 +370,14 @@ def test_policy_losses_are_of_the_update_that_they_were_made_in(tmp_path: Path) 
     run = Run("miles", updates=2, rollouts=1)
     run.write(tmp_path)
     whole = run.columns(0)
-    for call, own in enumerate(([4, 0, 2], [5, 1, 3])):
+    for call, indices in enumerate(([4, 0, 2], [5, 1, 3])):
         samples = [
             {
                 "index": k, "total_length": whole["total_lengths"][i], "response_length": whole["response_lengths"][i],
                 "train_log_probs": whole["log_probs"][i], "advantages": whole["advantages"][i],
                 "rollout_log_probs": whole["rollout_log_probs"][i],
             }
-            for k, i in enumerate(own)
+            for k, i in enumerate(indices)
         ]  # fmt: skip
         value = {"rank": 0, "call": call, "samples": samples, "ppo_kl": f32([]), "pg_loss": f32([])}
         write_archive(tmp_path / "policy_loss_debug" / f"rank_0_call_{call}.pt", value)
@@ -385,12 +385,12 @@ def test_policy_losses_are_of_the_update_that_they_were_made_in(tmp_path: Path) 
     (tmp_path / "policy_loss_debug" / "rank_0_call_2.pt").write_bytes(b"PK")
     folder = RunFolder("miles", tmp_path, ranks=1, steps_per_rollout=2)
     folder.ended()
-    for update, own in enumerate(([0, 2, 4], [1, 3, 5])):
+    for update, indices in enumerate(([0, 2, 4], [1, 3, 5])):
         rows = folder.rows(update)
         assert rows is not None
         row = next(row for row in rows if row.name == "policy_loss/train_log_probs")
-        mask = np.concatenate([whole["loss_masks"][i].array for i in own])
-        expected = np.where(mask != 0, np.concatenate([whole["log_probs"][i].array for i in own]), np.float32(0))
+        mask = np.concatenate([whole["loss_masks"][i].array for i in indices])
+        expected = np.where(mask != 0, np.concatenate([whole["log_probs"][i].array for i in indices]), np.float32(0))
         assert row.values == expected.astype("<f4").tobytes()
     assert folder.problems() == []
 
@@ -457,14 +457,14 @@ def test_the_command_line_makes_and_compares_traces_of_dumps(tmp_path: Path, cap
     assert invoke("diff", "--vary", "layout", at, bt) == 0
     (tmp_path / "b" / "train_data" / "1_1.pt").unlink()
     assert invoke("trace", "--from", str(tmp_path / "b"), "--ranks", "2", "--out", str(tmp_path / "ct")) == 0
-    said = capfd.readouterr().err
-    assert "1 step of miles" in said
-    assert "lacks the train dump of rank 1" in said
-    assert "incomplete" in said
+    output = capfd.readouterr().err
+    assert "1 step of miles" in output
+    assert "lacks the train dump of rank 1" in output
+    assert "incomplete" in output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--from", "{}", "--", "ls"], "leave out a command"),
         (["--from", "{}", "--steps", "1"], "leave out --steps"),
@@ -476,9 +476,9 @@ def test_the_command_line_makes_and_compares_traces_of_dumps(tmp_path: Path, cap
         ([], "or --from DIR"),
     ],
 )
-def test_what_cannot_be_traced_is_said_in_one_line(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_what_cannot_be_traced_is_said_in_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
     """Options that do not go together, and folders without dumps."""
     (tmp_path / "empty").mkdir()
     filled = [argument.replace("{}", str(tmp_path / "empty")) for argument in arguments]
-    with pytest.raises((ReproError, click.UsageError), match=said):
+    with pytest.raises((ReproError, click.UsageError), match=message):
         invoke("trace", "--out", str(tmp_path / "out"), *filled)

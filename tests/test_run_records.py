@@ -305,8 +305,8 @@ def test_whatever_an_event_holds_reading_ends_in_values_or_one_line(tmp_path_fac
             }
             read.get(event.kind, lambda single: witness_advantages([single]))(event)
     except ReproError as error:
-        said = str(error)
-        assert "\n" not in said
+        message = str(error)
+        assert "\n" not in message
 
 
 @given(st.binary(max_size=60) | st.text(max_size=40).map(str.encode))
@@ -318,8 +318,8 @@ def test_arbitrary_bytes_are_one_line_in_every_reader(tmp_path_factory, raw: byt
         try:
             reader(path)
         except ReproError as error:
-            said = str(error)
-            assert "\n" not in said
+            message = str(error)
+            assert "\n" not in message
 
 
 def loss_call(rank: int, call: int, samples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -336,7 +336,7 @@ def test_policy_loss_samples_are_found_among_those_of_the_train_dump(tmp_path: P
     write_archive(tmp_path / name, value)
     dump = read_train_dump(tmp_path / name)
     order = [3, 0, 5, 1, 4, 2]
-    for call, own in enumerate((order[:4], order[4:])):
+    for call, indices in enumerate((order[:4], order[4:])):
         samples = [
             {
                 "index": k,
@@ -346,7 +346,7 @@ def test_policy_loss_samples_are_found_among_those_of_the_train_dump(tmp_path: P
                 "advantages": dump.samples[i]["advantages"],
                 "rollout_log_probs": dump.samples[i]["rollout_log_probs"],
             }
-            for k, i in enumerate(own)
+            for k, i in enumerate(indices)
         ]
         write_archive(tmp_path / f"rank_0_call_{call}.pt", loss_call(0, call, samples))
     calls = [read_loss_call(tmp_path / f"rank_0_call_{call}.pt") for call in (0, 1)]
