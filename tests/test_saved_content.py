@@ -132,9 +132,9 @@ def test_a_record_of_a_state_counts() -> None:
 
 def test_a_list_is_one_signal_and_a_large_mapping_too() -> None:
     """Where each list ends counts; a number beside them, or another order of keys, moves none of the others."""
-    one, other = (content({"a": [1, 2], "b": [3], **more})[0] for more in ({}, {"0": 9, "c": 4}))
-    assert one["integers[a]"].tolist() == [1, 2] and one.keys() < other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    tensors, other = (content({"a": [1, 2], "b": [3], **more})[0] for more in ({}, {"0": 9, "c": 4}))
+    assert tensors["integers[a]"].tolist() == [1, 2] and tensors.keys() < other.keys()
+    assert all(torch.equal(tensors[name], other[name]) for name in tensors)
     assert content([1, 2])[0].keys() == {"integers[value]"} and content(2)[0]["integers[value]"].shape == ()
     words = {f"w{k}": [k, k] for k in range(101)}
     ends = {**words, "w0": [0], "w1": [0, 1, 1]}
@@ -164,7 +164,7 @@ def test_mappings_in_lists_and_in_mappings_are_few_signals() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("value", "other"),
     [
         ([{"a": 1}, {"b": 2}], [{"b": 2}, {"a": 1}]),
         ({"best": [None, 1.0]}, {"best": [1.0, None]}),
@@ -174,18 +174,17 @@ def test_mappings_in_lists_and_in_mappings_are_few_signals() -> None:
         ({f"k{k}": {"a": k % 2} for k in range(101)}, {f"k{k}": {"b" if k == 5 else "a": k % 2} for k in range(101)}),
     ],
 )
-def test_where_a_value_lies_counts(one: object, other: object) -> None:
+def test_where_a_value_lies_counts(value: object, other: object) -> None:
     """Values that have one name are told apart by the list's place, or the mapping's, that each is in."""
-    a, b = content(one)[0], content(other)[0]
+    a, b = content(value)[0], content(other)[0]
     assert a.keys() != b.keys() or any(not torch.equal(a[name], b[name]) for name in a)
 
 
 def test_another_key_of_a_mapping_in_a_large_one_is_a_rename() -> None:
     """Its numbers lie where they lay."""
-    one, other = ({name: {f"k{k}": {"a": k} for k in range(101)}} for name in ("old", "new"))
-    assert [torch.equal(*pair) for pair in zip(content(one)[0].values(), content(other)[0].values(), strict=True)] == [
-        True, True,
-    ]  # fmt: skip
+    mapping, other = ({name: {f"k{k}": {"a": k} for k in range(101)}} for name in ("old", "new"))
+    pairs = zip(content(mapping)[0].values(), content(other)[0].values(), strict=True)
+    assert [torch.equal(*pair) for pair in pairs] == [True, True]
 
 
 def test_what_keys_are_in_one_run_alone_is_no_name() -> None:
@@ -230,11 +229,11 @@ def test_a_number_of_a_state_that_no_dtype_holds_is_read_whole() -> None:
     optimizer = torch.optim.SGD([parameter], lr=0.1)
 
     def own(*values: float) -> list[torch.Tensor]:
-        found = []
+        tensors = []
         for value in values:
             optimizer.seed = value  # type: ignore[attr-defined]
-            found.append(Held(optimizer, {"w": parameter}, {}).state()["number"].tensors["own.seed"])
-        return found
+            tensors.append(Held(optimizer, {"w": parameter}, {}).state()["number"].tensors["own.seed"])
+        return tensors
 
     assert not torch.equal(*own(2**63 + 1, 2**63 + 2))
     assert not torch.equal(*own(10**400, 10**400 + 1))

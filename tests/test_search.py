@@ -188,11 +188,11 @@ def test_order_of_verdicts_does_not_matter(problem: tuple[Dag[str], str, dict[st
         for event in rng.sample(events, len(events)):
             search = search.with_verdict(*event)
         ends.append(search)
-    one, two = ends
-    assert one == two and hash(one) == hash(two)
+    end, other = ends
+    assert end == other and hash(end) == hash(other)
     for k in (1, 3):
-        assert one.next(k) == two.next(k) == one.next(k)
-    assert (one.suspects, one.answer, one.presumed) == (two.suspects, two.answer, two.presumed)
+        assert end.next(k) == other.next(k) == end.next(k)
+    assert (end.suspects, end.answer, end.presumed) == (other.suspects, other.answer, other.presumed)
 
 
 @given(dags(9), st.data())

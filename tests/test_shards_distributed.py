@@ -79,20 +79,20 @@ def rank_main(out: Path) -> None:
         module(torch.ones(4, 5, dtype=torch.bfloat16) * (1 + square.get_coordinate()[0])).square().sum().backward()
         for name, p in module.named_parameters():
             held |= {f"{kind} {name}": p, f"{kind} {name} gradient": p.grad}
-    found: dict[str, Any] = {"shares": {}, "whole": {}, "placements": {}, "refused": {}}
+    results: dict[str, Any] = {"shares": {}, "whole": {}, "placements": {}, "refused": {}}
     for name, t in held.items():
         (share,) = shares(t).values()
-        found["shares"][name] = [share.dtype, share.shape, share.lanes.to_bytes().hex(), share.cover_text()]
-        found["placements"][name] = str(t.placements)
+        results["shares"][name] = [share.dtype, share.shape, share.lanes.to_bytes().hex(), share.cover_text()]
+        results["placements"][name] = str(t.placements)
         if name != "half of the ranks" or get_rank() < 2:
-            found["whole"][name] = fingerprint(t.full_tensor())
+            results["whole"][name] = fingerprint(t.full_tensor())
     partial = DTensor.from_local(torch.ones(3), line, [Partial()])
     for name, t in {"partial": partial, "rows": held["rows"], "replicas": held["replicas"]}.items():
         try:
-            found["refused"][name] = fingerprint(t)
+            results["refused"][name] = fingerprint(t)
         except ReproError as error:
-            found["refused"][name] = f"refused: {error}"
-    (out / f"{get_rank()}.json").write_text(json.dumps(found))
+            results["refused"][name] = f"refused: {error}"
+    (out / f"{get_rank()}.json").write_text(json.dumps(results))
     destroy_process_group()
 
 

@@ -93,8 +93,8 @@ def visit(browser: Any) -> Iterator[Any]:
         return opened[-1]
 
     yield make
-    for one in opened:
-        one.context.close()
+    for tab in opened:
+        tab.context.close()
 
 
 def every_kind(site: Path) -> list[Path]:

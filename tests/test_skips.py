@@ -19,9 +19,9 @@ def test_skips_of_one_reason_are_one_line() -> None:
     newest_first = ["e" * 40, "d" * 40, "c" * 40, "b" * 40, "a" * 40]
     tested = {"d" * 40: REASON, "b" * 40: REASON, "c" * 40: "was yanked", "e" * 40: REASON}
     skips = {point: tested[point] for point in in_order(tested, newest_first)}
-    one, other = skipped(skips, "commit")
-    assert one.points == ["b" * 40, "d" * 40, "e" * 40] and one.reason == REASON
-    assert one.who == f"3 commits, the first {'b' * 10}, the last {'e' * 10}"
+    skip, other = skipped(skips, "commit")
+    assert skip.points == ["b" * 40, "d" * 40, "e" * 40] and skip.reason == REASON
+    assert skip.who == f"3 commits, the first {'b' * 10}, the last {'e' * 10}"
     assert (other.who, other.count, other.reason) == ("c" * 10, "", "was yanked")
 
 

@@ -460,17 +460,17 @@ def test_a_submodule_of_another_tree(tmp_path: Path, where: str) -> None:
     library.commit("Start")
     home.git(*allow, "submodule", "--quiet", "add", str(library.root), "third")
     home.commit("Add a submodule")
-    found = library.root if where == "foreign" else home.root / "third"
+    path = library.root if where == "foreign" else home.root / "third"
     if where in ("worktree", "clone"):
         add = (
             ("worktree", "add", "--quiet", "--detach") if where == "worktree" else ("clone", "--quiet", str(home.root))
         )
         home.git(*add, str(other.root))
         other.git(*allow, "submodule", "--quiet", "update", "--init")
-        found = other.root / "third"
+        path = other.root / "third"
     if where == "unreadable":
-        (found / ".git").write_text("gitdir: /nowhere\n")
-    tree = bare(tmp_path, "tree", f"sys.path.insert(0, {str(found)!r}); import sub").root
+        (path / ".git").write_text("gitdir: /nowhere\n")
+    tree = bare(tmp_path, "tree", f"sys.path.insert(0, {str(path)!r}); import sub").root
     place = Place(tree, home=home.root if where == "home" else tree)
     (tree / "third" / "sub").mkdir(parents=True)  # without a repository, as worktrees of ours have them
     (tree / "third" / "sub" / "__init__.py").write_text("RATE = 1\n")

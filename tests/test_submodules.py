@@ -77,10 +77,10 @@ def test_a_submodule_that_was_never_fetched_is_named_and_its_probes_are_made_ane
     clone, (first, second, vend, _) = vended(tmp_path)
     done = clone.repro("bisect", "--no-explain", "--quick", f"{first}..HEAD", "--json", *COMMAND)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    result = json.loads(done.stdout)
     remark = f"third/lib is a submodule that was never fetched here, and {vend[:10]} changes it: its folder was empty"
-    assert found["culprit"]["commit"] == vend
-    assert any(remark in line and f"at {second[:10]}, fetches it" in line for line in found["remarks"]), found[
+    assert result["culprit"]["commit"] == vend
+    assert any(remark in line and f"at {second[:10]}, fetches it" in line for line in result["remarks"]), result[
         "remarks"
     ]
     fetch(clone, second)
@@ -139,21 +139,25 @@ def test_what_may_be_missing_in_an_empty_submodule(tmp_path: Path) -> None:
     """A file or module of its folder names it; of any other module it may be the cause, but of no exit code."""
     clone, (first, *_) = vended(tmp_path)
     with contextlib.closing(Worktrees(find_checkout(clone.root))) as worktrees, worktrees.at(first, None) as place:
-        for said in (
+        for message in (
             "ModuleNotFoundError: No module named 'third.lib.values'",
             "ModuleNotFoundError: No module named 'lib.values'",
             "ImportError: cannot import name 'SCALE' from 'third.lib' (unknown location)",
             "FileNotFoundError: [Errno 2] No such file or directory: 'third/lib/a.txt'",
             f"cat: {place.root}/third/lib/a.txt: No such file or directory",
         ):
-            missing = missing_from(place, said, [], sure=True)
-            assert missing.startswith("third/lib is a submodule that was never fetched, so empty here: `git sub"), said
+            missing = missing_from(place, message, [], sure=True)
+            assert missing.startswith("third/lib is a submodule that was never fetched, so empty here: `git sub"), (
+                message
+            )
             assert names_fix(missing) and not missing.endswith("lacks")
-        said = "ModuleNotFoundError: No module named 'values'"
-        missing = missing_from(place, said, [])
+        message = "ModuleNotFoundError: No module named 'values'"
+        missing = missing_from(place, message, [])
         assert missing.endswith("fetches it where its remote still has it, if that is what it lacks")
-        assert "choose another end" not in unusable("GOOD", Skip(f"ends before its first update: {said} ({missing})"))
-        assert missing_from(place, said, [], sure=True) == ""
+        assert "choose another end" not in unusable(
+            "GOOD", Skip(f"ends before its first update: {message} ({missing})")
+        )
+        assert missing_from(place, message, [], sure=True) == ""
         assert missing_from(place, "No such file or directory: 'other.txt'", []) == ""
 
 

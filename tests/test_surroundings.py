@@ -218,7 +218,7 @@ def test_what_a_library_reads_beside_its_code(tmp_path: Path, monkeypatch: pytes
         (repo.root / name).write_text(f"2 of {name}")
         moved = name in counts
         assert [part.stand() for part in both] == [(moved, not moved)] * 2, name
-        assert [one.facts == other.facts for one, other in zip(both, asked(), strict=True)] == [not moved] * 2, name
+        assert [part.facts == other.facts for part, other in zip(both, asked(), strict=True)] == [not moved] * 2, name
     both = asked()
     (repo.root / "rllib" / "more.weights").write_text("1")
     if git == "tracked":
@@ -383,10 +383,10 @@ def test_links_to_folders_are_followed(tmp_path: Path) -> None:
 
 def test_digests_of_variables() -> None:
     """Variables count by digest; sessions and folders of PATH that are not there do not count."""
-    one = variables_of_key({"MASK": "1", "TERM": "x", "PATH": f"/no/such:{os.sep}", "_": "a"})
-    assert set(one) == {"MASK", "PATH"} and "1" not in one.values()
-    assert one == variables_of_key({"MASK": "1", "SSH_TTY": "y", "PATH": f"{os.sep}:{os.sep}"})
-    assert one["MASK"] != variables_of_key({"MASK": "0"})["MASK"]
+    variables = variables_of_key({"MASK": "1", "TERM": "x", "PATH": f"/no/such:{os.sep}", "_": "a"})
+    assert set(variables) == {"MASK", "PATH"} and "1" not in variables.values()
+    assert variables == variables_of_key({"MASK": "1", "SSH_TTY": "y", "PATH": f"{os.sep}:{os.sep}"})
+    assert variables["MASK"] != variables_of_key({"MASK": "0"})["MASK"]
     assert set(variables_of_key({"TERMINAL_STEP": "1", "SLURM_NTASKS": "2", "LANG": "C"})) == {
         "TERMINAL_STEP", "SLURM_NTASKS", "LANG"
     }  # fmt: skip
