@@ -173,8 +173,8 @@ def test_a_check_sees_numbers_of_every_type(tmp_path: Path, field: str, value: A
     ]  # fmt: skip
     samples[0][field] = value
     torch.save({"rollout_id": 0, "samples": samples}, tmp_path / "0.pt")
-    found = {finding.rule for finding in check_dump(read_rollout_dump(tmp_path / "0.pt", system="slime"))}
-    assert found == ({rule} if rule else set())
+    rules = {finding.rule for finding in check_dump(read_rollout_dump(tmp_path / "0.pt", system="slime"))}
+    assert rules == ({rule} if rule else set())
 
 
 def test_steps_that_one_side_alone_logged_are_counted() -> None:

@@ -223,7 +223,7 @@ def test_where_in_a_round_of_optimizers_a_metric_is_told_is_no_difference(
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "message"),
     [
         ([6.942], [6.9224], "val loss (6.942 became 6.9224 at step 0)"),
         ([0.5], [0.52], "val loss (0.5 became 0.52 at step 0)"),  # perhaps 0.50
@@ -232,14 +232,14 @@ def test_where_in_a_round_of_optimizers_a_metric_is_told_is_no_difference(
     ],
 )
 def test_an_agreement_says_which_text_numbers_differ(
-    tmp_path: Path, before: list[float], after: list[float], said: str
+    tmp_path: Path, before: list[float], after: list[float], message: str
 ) -> None:
     """With both values and what would judge them, unless it is a matter of the digits that are written."""
     sides = (("a", before), ("b", after))
     a, b = (told(tmp_path / side, *({"~val loss": x} for x in numbers)) for side, numbers in sides)
     first, looked = comparison_text(compare(a, b)).splitlines()
-    assert compare(a, b).equal and first.endswith(", but numbers in lines of text differ") is bool(said)
-    assert said in looked and ("`repro bisect --when metric:'val loss'`, or a bound" in looked) is bool(said)
+    assert compare(a, b).equal and first.endswith(", but numbers in lines of text differ") is bool(message)
+    assert message in looked and ("`repro bisect --when metric:'val loss'`, or a bound" in looked) is bool(message)
     assert str(looked_between(Bitwise(), a, b)) == looked.removeprefix("looked at ")
 
 

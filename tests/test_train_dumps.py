@@ -83,13 +83,13 @@ def test_rows_are_the_same_in_every_layout(tmp_path_factory, system: str, layout
     assert rows_read == expected
 
 
-@pytest.mark.parametrize("said", [True, False])
-def test_bshd_is_put_together_by_its_padded_length(tmp_path: Path, said: bool) -> None:
+@pytest.mark.parametrize("has_lengths", [True, False])
+def test_bshd_is_put_together_by_its_padded_length(tmp_path: Path, has_lengths: bool) -> None:
     """Sequences padded before they were cut come together by max_seq_lens, and by the lengths alone without it."""
     run = Run("miles", cp=2, qkv_format="bshd", count=9)
     dumps = files(tmp_path, run)
     assert dumps[0].qkv_format == "bshd"
-    if not said:
+    if not has_lengths:
         for dump in dumps:
             for sample in dump.samples:
                 del sample["max_seq_lens"]
@@ -109,7 +109,7 @@ def test_replicas_that_differ_stand_for_themselves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("system", "layout", "lost", "how", "said"),
+    ("system", "layout", "lost", "how", "message"),
     [
         ("miles", {"cp": 2}, 1, {}, "lack the part of context-parallel rank 1 of 2"),
         ("miles", {"dp": 4}, 2, {}, "lacks the train dump of rank 2 \\(of 4 ranks\\)"),
@@ -118,10 +118,10 @@ def test_replicas_that_differ_stand_for_themselves(tmp_path: Path) -> None:
         ("old", {"cp": 2, "dp": 2}, 3, {}, "another context-parallel rank is missing"),
     ],
 )
-def test_a_missing_rank_is_named(tmp_path: Path, system: str, layout, lost: int, how, said: str) -> None:
+def test_a_missing_rank_is_named(tmp_path: Path, system: str, layout, lost: int, how, message: str) -> None:
     """Whether it is one's whole shard or a part under context parallelism that nobody else holds."""
     dumps = [file for file in files(tmp_path, Run(system, **layout)) if file.rank != lost]
-    with pytest.raises(ReproError, match=said):
+    with pytest.raises(ReproError, match=message):
         joined(dumps, **how)
 
 
@@ -142,11 +142,11 @@ def test_a_shard_of_a_wrong_length_is_refused_naming_rank_and_sample(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("system", "field", "said"),
+    ("system", "field", "message"),
     [
-        (system, field, said)
+        (system, field, message)
         for system in ("slime", "miles", "old", "relax")
-        for field, said in (
+        for field, message in (
             ({"rank": 2**70}, "rank is 11805"), ({"rank": -1}, "rank is -1"), ({"rank": True}, "rank is <bool>"),
             ({"rollout_id": 2**70}, "rollout_id is"), ({"rollout_id": "3"}, "rollout_id is '3'"),
         )
@@ -160,11 +160,11 @@ def test_a_shard_of_a_wrong_length_is_refused_naming_rank_and_sample(tmp_path: P
         ("slime", {"dp_shards": [{"data_parallel_rank": [1]}]}, "data_parallel_rank is <list>"),
     ],
 )  # fmt: skip
-def test_counts_of_a_file_are_held_to_what_they_can_be(tmp_path: Path, system: str, field: Any, said: str) -> None:
+def test_counts_of_a_file_are_held_to_what_they_can_be(tmp_path: Path, system: str, field: Any, message: str) -> None:
     """A file's own numbers never become a loop over as many."""
     ((name, value),) = Run(system, dp=1).files(0)
     write_archive(tmp_path / name, value | field)
-    with pytest.raises(ReproError, match=said):
+    with pytest.raises(ReproError, match=message):
         read_train_dump(tmp_path / name)
 
 
@@ -233,7 +233,7 @@ def test_whole_rewards_stand_in_the_order_of_the_samples(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ({"format_version": 3, "rollout_id": 0, "rank": 0, "samples": [], "dp_shards": []}, "format 3.*upgrade"),
         ({"format_version": "2", "samples": []}, "format '2'.*record it again"),
@@ -254,10 +254,10 @@ def test_whole_rewards_stand_in_the_order_of_the_samples(tmp_path: Path) -> None
         (miles_train_dump(0, 0, turns([0]), qkv_format="sbhd"), "'sbhd' is neither"),
     ],
 )
-def test_what_is_no_train_dump_is_refused_in_one_line(tmp_path: Path, value: Any, said: str) -> None:
+def test_what_is_no_train_dump_is_refused_in_one_line(tmp_path: Path, value: Any, message: str) -> None:
     """By name: a newer form, a rollout dump, contradicting lengths, a layout that does not exist."""
     write_archive(tmp_path / "0.pt", value)
-    with pytest.raises(ReproError, match=said) as error:
+    with pytest.raises(ReproError, match=message) as error:
         joined([read_train_dump(tmp_path / "0.pt")])
     assert "\n" not in str(error.value)
 
@@ -301,8 +301,8 @@ def test_whatever_a_dump_holds_reading_ends_in_rows_or_one_line(tmp_path_factory
     try:
         column_rows(joined([read_train_dump(folder / "junk.pt")], rollout=[{"index": 1}]))
     except ReproError as error:
-        said = str(error)
-        assert "\n" not in said
+        message = str(error)
+        assert "\n" not in message
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "float8_e4m3fn"])

@@ -37,7 +37,7 @@ def settings(folder: Path, **entry: object) -> Settings:
     """What a process is asked, in a folder that receives what its parsers say."""
     out = folder / "said"
     out.mkdir(exist_ok=True)
-    asked = {"names": ["train.py", "pack.train"], "flags": [w for one in FLAGS for w in one], "redirect": {},
+    asked = {"names": ["train.py", "pack.train"], "flags": [w for flag in FLAGS for w in flag], "redirect": {},
              "out": str(out), "variables": ["NCCL_ALGO"]}  # fmt: skip
     return Settings(str(folder), recorder=False, entry=asked | entry)
 
@@ -83,7 +83,7 @@ def test_other_processes_get_none(tmp_path: Path) -> None:
 def test_a_flag_that_nobody_knows_is_refused_and_the_users_are_named(tmp_path: Path) -> None:
     """What no parser has is refused; a misspelt flag of the user's own is named with the nearest that there is."""
     added = [*FLAGS, ["--dump-details", "/x"]]
-    asked = settings(tmp_path, flags=[word for one in added for word in one])
+    asked = settings(tmp_path, flags=[word for flag in added for word in flag])
     done = run(tmp_path, sys.executable, "train.py", "--use-tsi", "--use-tis", asked=asked)
     assert done.returncode == 0, done.stderr
     parsers = read_parsers(tmp_path / "said", added, {"NCCL_ALGO": "Tree", "NVTE": "0"})

@@ -52,8 +52,8 @@ def test_the_distance_from_the_median_alone_counts(far: int, history: list[int],
 def test_order_does_not_count(value: float, history: list[float], bound: Bound | None, mads: float, by: Any) -> None:
     """A shuffled history gives the same judgement, to the last digit."""
     shuffled = by.sample(history, len(history))
-    one, other = (judge(value, h, mads=mads, least=1, bound=bound) for h in (history, shuffled))
-    assert vars(one) == vars(other)
+    judgement, other = (judge(value, h, mads=mads, least=1, bound=bound) for h in (history, shuffled))
+    assert vars(judgement) == vars(other)
 
 
 @given(FINITE, FINITE, HISTORY, BOUNDS, MADS)
@@ -171,10 +171,10 @@ def test_only_the_newest_nights_count() -> None:
 @given(st.lists(st.dictionaries(st.sampled_from("ab"), FINITE | NOT_FINITE), max_size=6))
 def test_a_value_that_is_no_number_is_seen_at_any_step(steps: list[dict[str, float]]) -> None:
     """A summary is finite exactly where every step is."""
-    found = summarise(steps)
+    summaries = summarise(steps)
     bad = sorted({name for step in steps for name, v in step.items() if not math.isfinite(v)})
-    assert nonfinite(found) == bad
-    for name, summary in found.items():
+    assert nonfinite(summaries) == bad
+    for name, summary in summaries.items():
         values = [step[name] for step in steps if name in step]
         assert str([summary.first, summary.last]) == str([values[0], values[-1]])
         if name not in bad:

@@ -149,8 +149,8 @@ def test_a_rank_that_failed_or_may_be_lost_makes_no_whole_trace(
     """Fewer steps of one rank are then no smaller share: it may have made more."""
     collected = gathered(tmp_path, (2, 4), code, **end)
     assert not collected.complete and collected.steps == 2
-    said, _, fix = collected.short.partition("; ")
-    assert said == "ranks recorded different numbers of steps: 2 on rank 0, 4 on rank 1"
+    message, _, fix = collected.short.partition("; ")
+    assert message == "ranks recorded different numbers of steps: 2 on rank 0, 4 on rank 1"
     assert ("sys.exit(CODE)" in fix) is (end == {"failed": None})
 
 

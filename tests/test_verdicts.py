@@ -44,8 +44,8 @@ def test_a_printed_number_that_is_not_finite(tmp_path: Path) -> None:
     pull, _ = asked(repo, "report", "pr", f"{good}..HEAD", code=1)
     (case,) = pull["results"]
     assert (case["verdict"], case["compared"]["violations"][0]["step"]) == ("moved", 1)
-    found, _ = asked(repo, "bisect", f"{good}..HEAD", "--when", "finite", "--no-explain", code=0)
-    assert found["culprit"]["commit"] == culprit
+    result, _ = asked(repo, "bisect", f"{good}..HEAD", "--when", "finite", "--no-explain", code=0)
+    assert result["culprit"]["commit"] == culprit
     repo.edit("golden/cases/toy.toml", BOUNDS, "")
     repo.commit("Judge bits")
     note(repo, "Work")
@@ -64,8 +64,8 @@ def test_an_answer_is_of_as_many_steps_as_are_asked_for(tmp_path: Path) -> None:
     good = repo.git("rev-parse", "HEAD")
     edit(repo, SCALE, "    scale = 1.0 + 0.5 * (step >= 4)\n", "Scale later")
     between = f"{good}..HEAD"
-    found, _ = asked(repo, "bisect", between, "--no-explain", "-j", "1", code=0)
-    assert (found["outcome"], found["divergence"]["step"]) == ("found", 4)
+    result, _ = asked(repo, "bisect", between, "--no-explain", "-j", "1", code=0)
+    assert (result["outcome"], result["divergence"]["step"]) == ("found", 4)
     repo.edit("golden/cases/toy.toml", "steps = 6", "steps = 3")
     pull, _ = asked(repo, "report", "pr", between, code=0)
     assert [(case["verdict"], case["compared"]["drift"]["steps"]) for case in pull["results"]] == [("identical", 3)]
