@@ -38,12 +38,12 @@ def loaded(model: ModelConfig, rank: int, ranks: int, weights: Mapping[str, Tens
     tied = model.tie_word_embeddings
 
     def qkv(at: str, kind: str) -> Tensor:
-        parts = {one: weights[f"{at}{one}_proj.{kind}"] for one in "qkv"}
+        parts = {name: weights[f"{at}{name}_proj.{kind}"] for name in "qkv"}
         shape = ((own_heads + 2 * own_groups) * head, *parts["q"].shape[1:])
         out, offset = torch.full(shape, torch.nan), 0
-        for one, part in parts.items():
-            size = (own_heads if one == "q" else own_groups) * head
-            shard = rank if one == "q" else rank // replicas
+        for name, part in parts.items():
+            size = (own_heads if name == "q" else own_groups) * head
+            shard = rank if name == "q" else rank // replicas
             out.narrow(0, offset, size).copy_(part.narrow(0, shard * size, size))
             offset += size
         return out

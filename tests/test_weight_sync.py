@@ -41,7 +41,7 @@ PATHS = os.pathsep.join([str(TESTS), str(TESTS.parent / "core")])
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the judge says of every fault on one engine of SGLang, started once for all test processes."""
 
     def make(folder: Path) -> None:
@@ -52,35 +52,35 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.whole
-def test_weights_that_arrive_are_equal_on_both_sides(said: dict[str, Any]) -> None:
+def test_weights_that_arrive_are_equal_on_both_sides(results: dict[str, Any]) -> None:
     """What SGLang loads itself, takes by tensor and takes by disk has the fingerprints of what it should be."""
-    assert [said[name] for name in ("start", "tensor", "disk")] == ["", "", ""]
-    assert len({said[f"{name} digest"] for name in ("start", "tensor", "disk")}) == 3, "each moved the weights"
+    assert [results[name] for name in ("start", "tensor", "disk")] == ["", "", ""]
+    assert len({results[f"{name} digest"] for name in ("start", "tensor", "disk")}) == 3, "each moved the weights"
 
 
 @pytest.mark.whole
-def test_a_report_says_what_was_sent_and_what_changed(said: dict[str, Any]) -> None:
+def test_a_report_says_what_was_sent_and_what_changed(results: dict[str, Any]) -> None:
     """The version, the way, the number of tensors, bytes and changes, the digest, and as many tensors as asked for."""
-    first, one, two, rest = said["tensor report"]
+    first, second, third, rest = results["tensor report"]
     assert first.startswith("weights 'sync by tensor' (tensor): 45 tensors, 726272 bytes in ")
-    assert first.endswith(f" s, 45 changed since 'default', all arrived, digest {said['tensor digest']}")
-    assert one.startswith("  lm_head.weight float32 [259, 64] absmax ") and two.startswith(
+    assert first.endswith(f" s, 45 changed since 'default', all arrived, digest {results['tensor digest']}")
+    assert second.startswith("  lm_head.weight float32 [259, 64] absmax ") and third.startswith(
         "  model.embed_tokens.weight"
     )
     assert rest == "  and 43 more"
 
 
 @pytest.mark.whole
-def test_a_checkpoint_that_was_brought_is_removed(said: dict[str, Any]) -> None:
+def test_a_checkpoint_that_was_brought_is_removed(results: dict[str, Any]) -> None:
     """A sync by disk leaves nothing behind in its folder."""
-    assert not [name for name in said["scratch"] if "-weights-" in name]
+    assert not [name for name in results["scratch"] if "-weights-" in name]
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("fault", CHANGES)
-def test_a_fault_on_the_way_to_sglang_is_caught_and_named(said: dict[str, Any], fault: str) -> None:
+def test_a_fault_on_the_way_to_sglang_is_caught_and_named(results: dict[str, Any], fault: str) -> None:
     """Tensor, kind and version stand in one line."""
-    _check(said[fault], CHANGES[fault].says, "weights '2' did not arrive ")
+    _check(results[fault], CHANGES[fault].says, "weights '2' did not arrive ")
 
 
 def _check(line: str, says: tuple[str, ...], start: str) -> None:
@@ -102,24 +102,24 @@ ENGINES = {
 
 @pytest.mark.whole
 @pytest.mark.parametrize("fault", ENGINES)
-def test_a_fault_inside_of_sglang_is_caught_and_named(said: dict[str, Any], fault: str) -> None:
+def test_a_fault_inside_of_sglang_is_caught_and_named(results: dict[str, Any], fault: str) -> None:
     """An update that it refuses without raising, one from an older checkpoint, a buffer that was not loaded again."""
     start, part = ENGINES[fault]
-    _check(said[fault], (part,), start)
+    _check(results[fault], (part,), start)
 
 
 @pytest.mark.whole
-def test_a_tensor_that_is_wrong_on_both_sides_is_caught_by_the_checkpoint(said: dict[str, Any]) -> None:
+def test_a_tensor_that_is_wrong_on_both_sides_is_caught_by_the_checkpoint(results: dict[str, Any]) -> None:
     """No sync can see it, since both sides agree; what lies on disk can."""
-    assert said["wrong on both sides"]["sync"] == ""
+    assert results["wrong on both sides"]["sync"] == ""
     start = "weights 'wrong' that the engine read itself are not those of its checkpoint: "
-    _check(said["wrong on both sides"]["start"], (f"{WIDE}: other values: absmax ", "in the checkpoint"), start)
+    _check(results["wrong on both sides"]["start"], (f"{WIDE}: other values: absmax ", "in the checkpoint"), start)
 
 
 @pytest.mark.whole
-def test_an_update_that_sglang_refuses_is_an_error_where_its_answer_is_read(said: dict[str, Any]) -> None:
+def test_an_update_that_sglang_refuses_is_an_error_where_its_answer_is_read(results: dict[str, Any]) -> None:
     """The engine's own message comes through, without a judge."""
-    assert "must run between begin_weight_update() and end_weight_update()" in said["refused"]
+    assert "must run between begin_weight_update() and end_weight_update()" in results["refused"]
 
 
 # ---- several processes on both sides
@@ -369,11 +369,11 @@ def test_one_flipped_bit_anywhere_is_found_in_its_tensor(data: st.DataObject) ->
     engine.update([(name, tensor.detach()) for name, tensor in weights.items()], "1")
     process = data.draw(st.integers(0, ranks - 1))
     held = engine.held()[process]
-    own = data.draw(st.sampled_from(sorted(held.placements)))
-    part = data.draw(st.sampled_from(held.placements[own]["parts"]))
+    key = data.draw(st.sampled_from(sorted(held.placements)))
+    part = data.draw(st.sampled_from(held.placements[key]["parts"]))
     inside = [data.draw(st.integers(0, n - 1)) for n in part["size"]]
     at = part["start"] + sum(k * step for k, step in zip(inside, part["step"], strict=True))
-    held.tensors[own].view(-1).view(torch.int32)[at] ^= 1 << data.draw(st.integers(0, 22))
+    held.tensors[key].view(-1).view(torch.int32)[at] ^= 1 << data.draw(st.integers(0, 22))
     judge = SyncJudge(None, print)
     with pytest.raises(ReproError) as error:
         _show(judge, weights, engine)
@@ -478,9 +478,9 @@ def test_judges_of_one_team_do_not_read_each_others_words(tmp_path: Path) -> Non
 
 def test_the_torch_engines_weights_are_the_live_ones(engines: TorchEngines) -> None:
     """`weights` and `whole_weights` give canonical names and the tensors that are trained, without a copy."""
-    own, placements = engines.policy.weights()
+    weights, placements = engines.policy.weights()
     live = dict(engines.generator().named_parameters())
-    assert placements is None and list(own) == list(live)
+    assert placements is None and list(weights) == list(live)
     for name, tensor in engines.whole_weights():
-        assert tensor.data_ptr() == own[name].data_ptr() == live[name].data_ptr()
-    assert SQUARE in own and engines.tell("x") == "x"
+        assert tensor.data_ptr() == weights[name].data_ptr() == live[name].data_ptr()
+    assert SQUARE in weights and engines.tell("x") == "x"

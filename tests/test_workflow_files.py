@@ -63,10 +63,10 @@ BREAKS = {
 def test_the_linters_refuse_a_broken_workflow(tmp_path: Path) -> None:
     """An unknown key, an unknown input, step, property or secret is told; a schema knows the key alone."""
     text = (WORKFLOWS / "nightly.yml").read_text()
-    files = {tmp_path / f"{said}.yml": said for said in BREAKS}
-    for file, said in files.items():
-        assert BREAKS[said][0] in text
-        file.write_text(text.replace(*BREAKS[said], 1))
+    files = {tmp_path / f"{key}.yml": key for key in BREAKS}
+    for file, key in files.items():
+        assert BREAKS[key][0] in text
+        file.write_text(text.replace(*BREAKS[key], 1))
     assert "runs_on" in schema(tmp_path / "runs_on.yml") and schema(tmp_path / "sight.yml") == ""
     for file, messages in lint(list(files)).items():
         assert any(files[file] in message for message in messages), file
@@ -110,9 +110,9 @@ def test_no_job_that_runs_a_pull_request_may_write() -> None:
         ("pr.yml", "comment"): {"contents": "read", "pull-requests": "write"},
         ("pr-comment.yml", "comment"): {"actions": "read", "contents": "read", "pull-requests": "write"},
     }
-    found = {(name, job): spec["permissions"] for name in OURS for job, spec in workflow(name)["jobs"].items()}
-    assert found == allowed and all(workflow(name)["permissions"] == {} for name in OURS)
-    for (name, job), permissions in found.items():
+    by_job = {(name, job): spec["permissions"] for name in OURS for job, spec in workflow(name)["jobs"].items()}
+    assert by_job == allowed and all(workflow(name)["permissions"] == {} for name in OURS)
+    for (name, job), permissions in by_job.items():
         if permissions.get("pull-requests") == "write":
             checkouts = [
                 s for s in workflow(name)["jobs"][job]["steps"] if s.get("uses", "").startswith("actions/checkout")

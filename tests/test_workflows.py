@@ -271,9 +271,9 @@ def test_errors_fail_and_are_still_summed_up(world: World) -> None:
     assert "no case 'none'" in report.step("report").log and "no report was written" in report.summary
     assert not list(world.folder.rglob("pwned"))
     given = {"CHECKOUT": ".", "BASE": "--output=x", "HEAD": "HEAD"}
-    for mode, said in (("pr", "no such commit"), ("day", "mode is pr or nightly")):
+    for mode, message in (("pr", "no such commit"), ("day", "mode is pr or nightly")):
         ran = script("report.sh", world.repo.root, world.folder / mode, MODE=mode, **given)
-        assert ran.code == 2 and f"::error title=repro::{said}" in ran.log and not (world.repo.root / "x").exists()
+        assert ran.code == 2 and f"::error title=repro::{message}" in ran.log and not (world.repo.root / "x").exists()
 
 
 @pytest.mark.parametrize(

@@ -46,11 +46,11 @@ def told(text: str, prefix: str = "") -> dict[str, bytes]:
 def test_json_with_an_indent(values: dict[str, Any], indent: int | str | None, head: str) -> None:
     """Of any values, behind a label or a logging prefix in the first line, or Ray's in each."""
     lines = json.dumps(values, indent=indent)
-    one = metrics_of(head + json.dumps(values))
+    metrics = metrics_of(head + json.dumps(values))
     if head.startswith("("):
-        assert told(lines, head) == bits(one)
+        assert told(lines, head) == bits(metrics)
     else:
-        assert told(head + lines) == bits(one)
+        assert told(head + lines) == bits(metrics)
 
 
 @given(VALUES, st.sampled_from([1, 20, 80]))

@@ -39,9 +39,9 @@ LOG_PROBS, ENTROPY, MORE = (
 
 def signal_of(a: Trace, b: Trace) -> str | None:
     """The first signal in which two traces differ; a bisect must say the same as a comparison."""
-    found = compare(a, b).divergence
-    assert first_violation(Bitwise(), a, b) == found
-    return found.signal if found else None
+    divergence = compare(a, b).divergence
+    assert first_violation(Bitwise(), a, b) == divergence
+    return divergence.signal if divergence else None
 
 
 def test_a_column_that_one_side_writes_is_a_note(tmp_path: Path) -> None:
@@ -53,8 +53,12 @@ def test_a_column_that_one_side_writes_is_a_note(tmp_path: Path) -> None:
     assert "3 columns are written by one side only: entropy, kl_loss, log_probs" in str(looked)
     assert (looked.columns, looked.metrics, looked.parameters) == (1, 1, 1)
     moved = trace(tmp_path / "c", [*COMMON, ENTROPY], [TOKENS, row("update", "w", b"2"), LOSS, ENTROPY])
-    found = compare(a, moved).divergence
-    assert found is not None and (found.step, found.signal, found.differing) == (1, "w", {"update": 1})
+    divergence = compare(a, moved).divergence
+    assert divergence is not None and (divergence.step, divergence.signal, divergence.differing) == (
+        1,
+        "w",
+        {"update": 1},
+    )
     assert signal_of(a, moved) == "w"
 
 
@@ -78,7 +82,7 @@ def test_a_dump_that_an_earlier_recorder_saw_as_a_file_is_a_note(tmp_path: Path)
         ([*COMMON, row("forward", "log_probs@0")], row("forward", "log_probs@1", b"2")),
         ([*COMMON, row("input", "multimodal_train_inputs/a")], row("input", "multimodal_train_inputs/b")),
     ],
-    ids=lambda one: one.name if isinstance(one, Row) else "",
+    ids=lambda item: item.name if isinstance(item, Row) else "",
 )
 def test_what_is_recorded_or_is_a_part_must_be_there(tmp_path: Path, kept: list[Row], gone: Row) -> None:
     """A parameter, a gradient, a norm, an activation, and a part of a column that both write: a difference if gone."""
@@ -154,8 +158,8 @@ def test_what_is_shown_is_no_row(tmp_path: Path) -> None:
     logs = []
     for name, shown in (("a", {}), ("b", {"loss": 9.0, "acc": 0.5})):
         writer = TraceWriter(tmp_path / name, Header({}, "", {"kind": "command"}, {}, 1))
-        for one in COMMON:
-            writer.add(one)
+        for row in COMMON:
+            writer.add(row)
         writer.end_step(0, shown)
         writer.close({"reason": "finished"})
         logs.append(Trace(tmp_path / name))

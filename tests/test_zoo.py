@@ -76,12 +76,12 @@ def test_a_program_repeats_itself(observed: Path, name: str) -> None:
 def test_what_a_pair_says_is_true(observed: Path, name: str) -> None:
     """What the sides save and log, observed without the recorder, differs where the pair's file says, or nowhere."""
     pair = PAIRS[name]
-    found, contents = (truth(observed, pair, names=names) for names in (True, False))
+    difference, contents = (truth(observed, pair, names=names) for names in (True, False))
     if pair.rounds and contents is None:
         return  # as it is on this machine
-    assert (found is not None) == (pair.renamed or "agrees" not in pair.verdict)
+    assert (difference is not None) == (pair.renamed or "agrees" not in pair.verdict)
     assert (contents is not None) == ("agrees" not in pair.verdict and not pair.moved)
-    first = contents if pair.renamed else found
+    first = contents if pair.renamed else difference
     assert first is None or first.step == pair.step, first
 
 

@@ -41,26 +41,26 @@ def main() -> None:
 
 
 def _all(folder: Path, engines: TorchEngines, engine: sglang_engine.SglangEngine) -> dict[str, Any]:
-    found: dict[str, Any] = {"names": sorted(n for n, _ in engines.generator().named_parameters())}
-    found["start"], judge = _start(engine, folder / "start")
-    found["start digest"] = judge.digest
+    results: dict[str, Any] = {"names": sorted(n for n, _ in engines.generator().named_parameters())}
+    results["start"], judge = _start(engine, folder / "start")
+    results["start digest"] = judge.digest
     for how in ("tensor", "disk"):
         move(engines, 1)
-        found[how] = brought(engines, engine, judge, f"sync by {how}", how=how, scratch=folder)
-        found[f"{how} digest"], found[f"{how} report"] = judge.digest, judge.report(2)
-    found["scratch"] = sorted(path.name for path in folder.iterdir())
+        results[how] = brought(engines, engine, judge, f"sync by {how}", how=how, scratch=folder)
+        results[f"{how} digest"], results[f"{how} report"] = judge.digest, judge.report(2)
+    results["scratch"] = sorted(path.name for path in folder.iterdir())
     for name, change in CHANGES.items():
-        found[name] = _fault(engines, Wire(engine, change.make))
-    found["outside a session"] = _fault(engines, _OutsideSession(engine))
-    found["older checkpoint"] = _fault(engines, _Older(engine, folder / "start"), folder / "start")
-    found["wrong on both sides"] = _wrong_on_both_sides(folder, engine)
-    found["refused"] = _refused(engines, engine)
+        results[name] = _fault(engines, Wire(engine, change.make))
+    results["outside a session"] = _fault(engines, _OutsideSession(engine))
+    results["older checkpoint"] = _fault(engines, _Older(engine, folder / "start"), folder / "start")
+    results["wrong on both sides"] = _wrong_on_both_sides(folder, engine)
+    results["refused"] = _refused(engines, engine)
     for name, factor in (("buffer", 0.5), ("released buffer", 0.0)):  # the last: nothing brings a zero back
         judge = SyncJudge(None, print)
         assert not brought(engines, engine, judge, "1")
         engine._in_update([("factor", torch.tensor(factor))], load_format=LOADER, flush_cache=False)
-        found[name] = brought(engines, engine, judge, "2")
-    return found
+        results[name] = brought(engines, engine, judge, "2")
+    return results
 
 
 def _start(engine: Any, checkpoint: Path) -> tuple[str, SyncJudge]:

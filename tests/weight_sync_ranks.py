@@ -33,24 +33,24 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     rank_group = meet(Path(sys.argv[1]))
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, (model, layout) in LAYOUTS.items():
         engines = MegatronEngines(replace(CONFIG, policy="megatron", model=model, megatron=layout), ".")
-        found[name] = _good(engines, model, rank_group)
+        results[name] = _good(engines, model, rank_group)
         if name == "tp2":
             for fault in ("all cast to bf16", "broadcast though not contiguous", "never sent"):
-                found[fault] = _fault(engines, model, rank_group, fault)
-            found["fails"] = [_failing(engines, model, error) for error in (EngineError("full"), RuntimeError("bug"))]
-            found["replicas"] = _parted(engines, model, rank_group)
+                results[fault] = _fault(engines, model, rank_group, fault)
+            results["fails"] = [_failing(engines, model, error) for error in (EngineError("full"), RuntimeError("bug"))]
+            results["replicas"] = _parted(engines, model, rank_group)
         engines.close()
-    print(json.dumps(found))
+    print(json.dumps(results))
 
 
 def _good(engines: MegatronEngines, model: ModelConfig, rank_group: RankGroup | None) -> dict[str, str]:
     engine = Fused(model, 2) if engines.lead else None
     judge = SyncJudge(rank_group, print)
-    said = {how: brought(engines, engine, judge, how, how=how) for how in ("tensor", "disk")}
-    return {**said, "digest": judge.digest}
+    messages = {how: brought(engines, engine, judge, how, how=how) for how in ("tensor", "disk")}
+    return {**messages, "digest": judge.digest}
 
 
 def _move(engines: MegatronEngines) -> None:
@@ -90,21 +90,21 @@ def _failing(engines: MegatronEngines, model: ModelConfig, error: Exception) -> 
 
 def _parted(engines: MegatronEngines, model: ModelConfig, rank_group: RankGroup | None) -> list[str]:
     """What is said where ranks hold different copies of a norm: by the trainer, and by the judge alone."""
-    judge, said = SyncJudge(rank_group, print), []
+    judge, messages = SyncJudge(rank_group, print), []
     if not engines.lead:
         with torch.no_grad():
             dict(engines.policy.raw[0].named_parameters())["decoder.final_layernorm.weight"][0] = 7
     try:
         brought(engines, Fused(model, 2) if engines.lead else None, None, "1")
     except ValueError as error:
-        said.append(f"{type(error).__name__}: {error}")
+        messages.append(f"{type(error).__name__}: {error}")
     judge.begin("1", "tensor")
     judge.sent(*engines.policy.weights())
     try:
         judge.end(0.0)
     except ReproError as error:
-        said.append(str(error))
-    return said
+        messages.append(str(error))
+    return messages
 
 
 if __name__ == "__main__":

@@ -95,11 +95,11 @@ def observe(program: Path, folder: Path) -> list[dict[str, str]]:
 
     def snapshot() -> None:
         state: Callable[[], Any] | None = vars(module).get("checkpoint")
-        found = dict(leaves(state(), "saved")) if state else {}
+        values = dict(leaves(state(), "saved")) if state else {}
         states = {"torch": torch.get_rng_state(), "random": random.getstate(), "numpy": np.random.get_state()}
-        found |= {f"generators/{name}": _hash(state) for name, state in states.items()}
-        found |= {f"logged/{k}": line for k, line in enumerate(logged)}
-        snapshots.append(found)
+        values |= {f"generators/{name}": _hash(state) for name, state in states.items()}
+        values |= {f"logged/{k}": line for k, line in enumerate(logged)}
+        snapshots.append(values)
 
     def heard(*values: Any, **options: Any) -> None:
         say(*values, **options)
