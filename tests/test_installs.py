@@ -289,3 +289,47 @@ def test_an_environment_that_a_variable_names(tmp_path: Path, tree: Path, monkey
     assert exit_code(case, place, tmp_path / "log") == 0
     assert installs.installed_by(place) == "mine.pth" and not [*(tmp_path / "env").rglob("mine.pth")]
     assert ran_in(place) == [python]
+
+
+@pytest.mark.parametrize("what", ["another version", "gone", "new", "the project's own"])
+def test_another_package_that_a_run_changes(tmp_path: Path, site: Path, tree: Path, what: str) -> None:
+    """What was there and is another then ends the command, also where the run fails; what is new is no other's."""
+    for error in (None, ChildFailure("start", -1, "no", "log")):
+        put(site, "dep-1.0", {"dep.py": "1.0"})
+        refused = what in ("another version", "gone")
+        how = MachineFailureError if refused else type(error) if error else None
+        line = f"dep 1.0 {'went' if what == 'gone' else 'became 1.1'} in .* while 1a2b3c4d5e ran.*install again"
+        place = Place(tree, "1a2b3c4d5e6f", home=tmp_path)
+        with (
+            pytest.raises(how, match=line if refused else None) if how else contextlib.nullcontext(),
+            installs.taken_back([sys.executable], place, {}),
+        ):
+            if what == "gone":
+                removed(site, "dep")
+            elif what == "the project's own":
+                put(site, "mine-0.2", {"__editable__.mine-0.2.pth": f"{tree}/src"}, tree)
+            else:
+                put(site, "dep-1.1" if refused else "other-1.1", {"dep.py": "1.1"})
+            if error:
+                raise error
+
+
+def test_an_environment_of_ours_that_a_run_changes(tmp_path: Path) -> None:
+    """It is built anew for the next run: nobody finds what the other one left there."""
+    repo = Repo(tmp_path / "repo")
+    repo.root.mkdir()
+    repo.git("init", "--quiet", "--initial-branch=main")
+    (repo.root / "lock").touch()
+    repo.commit("Start")
+    (tmp_path / "log").touch()
+    install = 'site=$(python -c "import site; print(site.getsitepackages()[0])")'
+    setup = f"{sys.executable} -m venv --without-pip {{out}}; cd {{out}}/lib/python*/site-packages; mkdir d-1.dist-info"
+    case = toy(setup, command=f"{install}; mv $site/d-1.dist-info $site/d-2.dist-info")
+    worktrees = Worktrees(find_checkout(repo.root))
+    for _ in range(2):
+        with (
+            worktrees.at(repo.git("rev-parse", "HEAD"), None) as place,
+            pytest.raises(MachineFailureError, match=r"d 1 became 2 in .* all others run with: let setup"),
+        ):
+            exit_code(case, place, tmp_path / "log")
+    worktrees.close()

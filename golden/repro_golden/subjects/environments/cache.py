@@ -209,6 +209,15 @@ def forget(state: Path) -> None:
         _drop(environments_of(state), key)
 
 
+def spoil(state: Path, inside: Path) -> bool:
+    """Have an environment be built anew once it is asked for again, by a folder in it; False where that is in none."""
+    base = environments_of(state)
+    if not inside.is_relative_to(base) or inside == base:
+        return False
+    Slot(base, inside.relative_to(base).parts[0], {}).path("built").unlink(missing_ok=True)
+    return True
+
+
 def environments_of(state: Path) -> Path:
     """Where they lie."""
     return state / "environments"

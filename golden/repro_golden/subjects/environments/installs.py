@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from repro_golden.base.errors import ReproError
+from repro_golden.base.errors import MachineFailureError, ReproError
 from repro_golden.recording.attach.code.identify import marked
-from repro_golden.replay.children import CancelledError
+from repro_golden.replay.children import CancelledError, ChildFailure
 from repro_golden.repository.checkout import Place, find_checkout
 from repro_golden.repository.leads import leading, noted, notes_of
+from repro_golden.repository.packages import abouts_in, name_of, projects
+from repro_golden.subjects.environments.cache import spoil
 from repro_golden.subjects.environments.inside import SITES
 from repro_golden.subjects.environments.releases import asked
 
@@ -35,7 +37,8 @@ _known: dict[tuple[str | None, ...], list[Path]] = {}
 def taken_back(pythons: Sequence[str], place: Place, variables: Mapping[str, str]) -> Iterator[None]:
     """Run what is started in a worktree in the block. What it installs of itself into interpreters is taken back.
 
-    While others run there, the last of them takes it back.
+    While others run there, the last of them takes it back. Other packages stay as it leaves them. One that was there
+    and is another or gone then ends the command: all that runs later would run with it, whichever commit that is of.
 
     Args:
         pythons: The interpreters, which may be the worktree's own.
@@ -43,21 +46,56 @@ def taken_back(pythons: Sequence[str], place: Place, variables: Mapping[str, str
         variables: Its environment.
 
     Raises:
-        MachineFailureError: it cannot be taken back, or not be noted before what was there.
+        MachineFailureError: it cannot be taken back, or not be noted before what was there; or the run
+            changed another package.
     """
     others = [python for python in pythons if not Path(python).is_relative_to(place.root)] if place.home else []
     sites = dict.fromkeys(site for python in others for site in _sites(python, variables, place.root))
     writable = [site for site in sites if _can_be_written(site)]  # in others no run can install
     seen = list[list[str]]()
+    before = _versions(writable)
     try:
         with contextlib.ExitStack() as exits:
             notes = _notes(place, exits) if writable else Path()
             seen += [exits.enter_context(noted(notes, site, place.root, _CUT)) for site in writable]
             yield
+        _refuse_changed(before, place)
+    except ChildFailure:
+        _refuse_changed(before, place)
+        raise
     finally:
         if names := list(dict.fromkeys(name for names in seen for name in names)):
             place.beside.mkdir(exist_ok=True)
             (place.beside / _INSTALLED).write_text(", ".join(names), encoding="utf-8")
+
+
+def _versions(sites: Iterable[Path]) -> dict[tuple[Path, str], str]:
+    """The version of each package, by its folder and name."""
+    return {(site, name_of(about)): about.stem.partition("-")[2] for site in sites for about in abouts_in(site)}
+
+
+def _refuse_changed(before: Mapping[tuple[Path, str], str], place: Place) -> None:
+    """Refuse that packages are others than before a run; one that is new stands in nobody's way."""
+    now = _versions(dict.fromkeys(site for site, _ in before))
+    moved = [(*key, version, now.get(key)) for key, version in before.items() if now.get(key) != version]
+    own = projects(place.root)[0] if moved else ()  # which is put back, by the last run of several
+    lines = [
+        (site, f"{name} {old} {f'became {new}' if new else 'went'}")
+        for site, name, old, new in moved
+        if name not in own
+    ]
+    if not lines:
+        return
+    cure = "install again what was yours, and let"
+    with contextlib.suppress(ReproError):
+        spoiled = [spoil(find_checkout(place.root).state, site) for site, _ in lines]
+        if all(spoiled):
+            cure = "let"  # an environment of ours is built anew
+    raise MachineFailureError(
+        f"{', '.join(line for _, line in lines)} in {lines[0][0]} while {(place.commit or 'a worktree')[:10]} ran: "
+        f"what the command of one commit installs there, all others run with: {cure} setup and lock of a case build "
+        "what each commit asks for, or the command install into an environment that it makes in its worktree"
+    )
 
 
 def installed_by(place: Place) -> str:
