@@ -86,14 +86,14 @@ def _refuse_changed(before: Mapping[tuple[Path, str], str], place: Place) -> Non
     ]
     if not lines:
         return
-    cure = "install again what was yours, and let"
+    fix = "install again what was yours, and let"
     with contextlib.suppress(ReproError):
         spoiled = [spoil(find_checkout(place.root).state, site) for site, _ in lines]
         if all(spoiled):
-            cure = "let"  # an environment of ours is built anew
+            fix = "let"  # an environment of ours is built anew
     raise MachineFailureError(
         f"{', '.join(line for _, line in lines)} in {lines[0][0]} while {(place.commit or 'a worktree')[:10]} ran: "
-        f"what the command of one commit installs there, all others run with: {cure} setup and lock of a case build "
+        f"what the command of one commit installs there, all others run with: {fix} setup and lock of a case build "
         "what each commit asks for, or the command install into an environment that it makes in its worktree"
     )
 
