@@ -65,6 +65,8 @@ def _trees(tmp_path: Path) -> None:
     repo.git("clone", "--quiet", str(repo.root), str(tmp_path / "clone"))
     (tmp_path / "tree" / "src" / "lib" / "rate.py").write_text("RATE = 2\n")  # of the commit under test
     (tmp_path / "alias").symlink_to(repo.root)
+    (tmp_path / "env" / "site-packages").mkdir(parents=True)
+    (tmp_path / "env" / "site-packages" / "src").symlink_to(repo.root / "src")
 
 
 def case(**subject: object) -> Case:
@@ -81,9 +83,9 @@ def put(tmp_path: Path, source: str, *, early: str = "import lib.rate", late: st
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("source", ["home", "alias", "other", "clone"])
+@pytest.mark.parametrize("source", ["home", "alias", "other", "clone", "env/site-packages"])
 def test_a_recorded_program(tmp_path: Path, source: str, late: bool) -> None:
-    """Of the checkout, also through a symlink, of another worktree and of another clone; first or late imported."""
+    """Of the checkout, also by a link, in an environment too; of another worktree or clone; first or late imported."""
     place = put(tmp_path, source, **({"early": "", "late": LATE} if late else {}))
     with pytest.raises(ChildFailure, match=r"^lib.* was imported from another working tree, not from the commit"):
         launch(case(), place, [Run(3, trace=str(tmp_path / "t"))], tmp_path / "log")

@@ -87,6 +87,7 @@ class _Process:
         self._own, self._others = f"{checkout.rstrip('/')}/", (f"{checkout}/.git/", f"{here}/", f"{_OURS}/", listed)
         self._known: set[str] = set()
         self._foreign: set[str] = set()
+        self._links: dict[str, bool] = {}
         self._made: dict[str, tuple[int, ...] | None] = {}
         self._read: set[str] = set()
         self._tracked: frozenset[str] | None = None
@@ -127,7 +128,7 @@ class _Process:
         """The folders of a namespace package, but for those behind what the tree has in their place."""
         folders = _folders(module)
         for n, folder in enumerate(folders):
-            if folder.startswith(self._meant) or any(part in folder for part in _KEPT):
+            if folder.startswith(self._meant) or self._is_kept(folder):
                 continue
             from repro_golden.recording.attach.code.working_trees import real
 
@@ -143,7 +144,7 @@ class _Process:
             self._tell(self._about(spelled, name) | {"path": path, "site": copy.site})
             self._known.add(path)
             return
-        if path.startswith(self._meant) or any(part in path for part in _KEPT):
+        if path.startswith(self._meant) or self._is_kept(path):
             if path in self._read:  # through a link of the tree's
                 self._tell({"path": path})
                 self._known.add(path)
@@ -158,6 +159,17 @@ class _Process:
         elif file not in self._known and not self._is_made(file):
             self._tell(self._about(spelled, name) | {"path": file})
             self._known |= {path, file}
+
+    def _is_kept(self, path: str) -> bool:
+        """Whether it is of an environment: a link there may lead to any code."""
+        for part in _KEPT:
+            before, within, after = path.partition(f"/{part}/")
+            if within:
+                top = f"{before}/{part}/{after.partition('/')[0]}"
+                if top not in self._links:
+                    self._links[top] = os.path.islink(top)  # noqa: PTH114
+                return not self._links[top]
+        return False
 
     def _is_made(self, file: str) -> bool:
         """Whether code is this run's own: of a file that it wrote anew, or of a name for none."""
