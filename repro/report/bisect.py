@@ -15,7 +15,6 @@ from repro_bisect.axes.axis import short
 from repro_bisect.driver.delta import SetResult
 from repro_bisect.driver.result import BisectResult, Culprit
 from repro_golden.base.clean import one_line
-from repro_golden.compare.traces import Divergence
 
 __all__ = ["bisect_text", "write_report"]
 
@@ -79,11 +78,6 @@ def suspects_line(result: BisectResult) -> str:
     if not result.culprits:
         return "The culprit is one of:"
     return f"One of these moved the numbers too{f', first at {result.apart}' if result.apart else ''}:"
-
-
-def difference_shown(result: BisectResult) -> Divergence | None:
-    """The first difference that stands beside what is named: never the suspects' beside a culprit."""
-    return result.culprits[0].divergence if result.outcome == "ambiguous" and result.culprits else result.divergence
 
 
 def together_line(result: BisectResult) -> str:
@@ -280,7 +274,7 @@ def bisect_text(result: BisectResult, what: str = "commit") -> str:
         lines += [f"  {short(c)}{'  (not tried)' if c in result.untried else ''}" for c in result.suspects]
         lines += [untried_line(result, what)] if result.untried else []
         lines += [together_line(result)] if what == "commit" and together_line(result) else []
-    if (d := difference_shown(result)) and result.outcome != "agree" and len(result.told) < 2:
+    if (d := result.divergence) and result.outcome != "agree" and len(result.told) < 2:
         first = f"first difference: step {d.step}, phase {d.phase}, signal {d.name}: {d.detail}"
         lines += ["", one_line(first)]
         if d.magnitude:
@@ -343,7 +337,6 @@ def _context(result: BisectResult, command: str, what: str, *, plotted: bool) ->
         ),
         "renamed": "\n".join(rename_lines(result)),
         "looked": looked_line(result),
-        "divergence": difference_shown(result),
         "suspects": suspects_line(result),
         "untried": untried_line(result, what),
         "noise": noise_line(result, what),

@@ -186,9 +186,9 @@ class BisectResult:
 
     @property
     def divergence(self) -> Divergence | None:
-        """Where the suspects, the flaky commit or the first culprit first differ; without any, where BAD does."""
+        """Where the flaky commit or the first culprit first differs; without any, where suspects do, or else BAD."""
         culprit = self.flaky or next(iter(self.culprits), None)
-        return self.apart or (culprit.divergence if culprit else self.end)
+        return culprit.divergence if culprit else self.apart or self.end
 
     @property
     def comparison(self) -> Comparison | None:
