@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from attach_kit import traced
 from conftest import Repo
 
 from repro_golden.base.canonical import named_after
@@ -244,3 +245,36 @@ def test_a_program_that_runs_a_copy(tmp_path: Path) -> None:
     (tmp_path / "tree" / "lib" / "pyproject.toml").write_text(PROJECT.replace("pkg.rate", "pkg.more"))
     with pytest.raises(ChildFailure, match=r"bin/run-it starts pkg\.rate:main"):
         exit_code(case, place, tmp_path / "log")
+
+
+PROGRAM = """\
+import sys, torch
+sys.path[:0] = sys.argv[1:]
+import alone, beside, pkg
+weight = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([weight])
+weight.sum().backward()
+optimizer.step()
+"""
+
+
+def test_what_is_imported_in_place_of_the_tree_is_named(tmp_path: Path) -> None:
+    """A release may be what is wanted, as of another project: verdicts say that the tree's module was not looked at."""
+    tree, site = tmp_path / "home", tmp_path / "env" / "site-packages"
+    for name in ("lib/pkg/__init__.py", "beside.py"):
+        for folder in (tree, site):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).touch()
+    (site / "alone.py").touch()
+    (tree / "alone").mkdir()
+    reasons = []
+    for out, first in (("a", site), ("b", tree)):
+        trace, _ = traced(tree, PROGRAM, out, (), str(first / "lib"), str(first), str(site))
+        reasons.append(trace.end and trace.end["unread"])
+    assert reasons == [
+        {
+            "lib/pkg": f"the program imported pkg from {site}/lib",
+            "beside.py": f"the program imported beside from {site}",
+        },
+        {},
+    ]

@@ -32,7 +32,7 @@ from repro_golden.recording.attach.base.by_identity import id_of
 from repro_golden.recording.attach.base.guard import harmless, without_collection
 from repro_golden.recording.attach.base.settings import Settings
 from repro_golden.recording.attach.base.steps import Labels, Made, Turns
-from repro_golden.recording.attach.code.identify import loaded, main_tree, places
+from repro_golden.recording.attach.code.identify import loaded, main_tree, passed_over, places
 from repro_golden.recording.attach.stepping import uneven
 from repro_golden.recording.attach.stepping.by_hand import ByHand
 from repro_golden.recording.attach.stepping.passes import Passes
@@ -478,8 +478,8 @@ class Session:
         self._flush()
         if self.settings.terminal:
             self._records.log.put(".terminal", terminal(self._final, self._first, self._logged))
-        passes = {} if stopped else self.passes.unread()
-        unread = CLOSED | self.around.unread | self._files.unread | self._gone | passes
+        unread = CLOSED | self.around.unread | self._files.unread | self._gone | passed_over(self.settings.place)
+        unread |= {} if stopped else self.passes.unread()
         end = {"steps": self._step, "stopped": stopped, "unread": dict(sorted(unread.items()))}
         numbers = {"ignored": self.metrics.ignored, "machine": self.metrics.machine}
         end |= {name: sorted({*names, *TIMES}) for name, names in numbers.items()} | {"over": over}

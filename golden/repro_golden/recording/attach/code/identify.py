@@ -32,6 +32,7 @@ __all__ = [
     "mark",
     "marked",
     "modules",
+    "passed_over",
     "places",
     "say",
     "say_build",
@@ -65,6 +66,10 @@ _MOST = 20_000
 _LARGE, _BUDGET = 1 << 24, 1 << 28
 """Bytes of a file that is not read for a digest of it, and of the files of each sort in a folder that are."""
 _SITES = ("site-packages", "dist-packages")
+_OURS = "/repro/environments/"
+"""Where environments are that a case or a release asks for."""
+_ROOTS = (".", "src", "lib", "python")
+"""Folders of a project that its packages lie in."""
 """Where packages lie."""
 _OURS = "repro-harness"
 """Ours, for which the recorder's version stands."""
@@ -122,15 +127,40 @@ def places(*left_out: str | None) -> dict[str, str]:
         left_out: Where the code under test lies.
     """
     tops = [Path(__file__).parents[4], sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *left_out]
-    known, folders = [f"{top}{os.sep}" for top in tops if top], {}
+    known = tuple(f"{top}{os.sep}" for top in tops if top)
+    return {
+        name: folder
+        for name, folder in _folders()
+        if not any(part in folder for part in _SITES) and not f"{folder}{os.sep}".startswith(known)
+    }
+
+
+def passed_over(tree: str | None) -> dict[str, str]:
+    """Modules of the tree under test that the program imported from where an installer put others of their names.
+
+    Returns:
+        Each one's place in the tree, and why it was not looked at. Environments that we make hold what is asked for.
+    """
+    if not tree:
+        return {}
+    reasons = {}
+    for name, folder in _folders():
+        if any(part in folder for part in (_OURS, f"{tree}{os.sep}")) or not any(part in folder for part in _SITES):
+            continue
+        files = (Path(tree, part, *file) for part in _ROOTS for file in ((name, "__init__.py"), (f"{name}.py",)))
+        if file := next((file for file in files if file.is_file()), None):
+            place = file.parent if file.name == "__init__.py" else file
+            reasons[str(place.relative_to(tree))] = f"the program imported {name} from {folder}"
+    return reasons
+
+
+def _folders() -> Iterator[tuple[str, str]]:
+    """Each loaded top-level module with the folder that it came from, where it has one."""
     for name in loaded():
         module = sys.modules.get(name)
         files = [*(getattr(module, "__path__", None) or ()), getattr(module, "__file__", None) or ""]
-        folder = str(Path(files[0]).absolute().parent) if files[0] else ""
-        installed = any(part in folder for part in _SITES)
-        if folder and not installed and not f"{folder}{os.sep}".startswith(tuple(known)):
-            folders[name] = folder
-    return folders
+        if files[0]:
+            yield name, str(Path(files[0]).absolute().parent)
 
 
 def tree_of(path: Path) -> str | None:
