@@ -197,6 +197,16 @@ def test_a_minimal_set_of_flags(flagged: Repo) -> None:
     assert "Alone they make up the whole difference" in report
 
 
+@pytest.mark.whole
+def test_a_set_that_makes_fewer_steps(flagged: Repo) -> None:
+    """The result says that no more of them are compared, as that of a range does."""
+    early = '[[change]]\nadd = ["--mode", "fast", "--bias=1e-3"]\n[[change]]\nadd = ["--steps", "4"]\n'
+    (flagged.root / "flags.toml").write_text(early)
+    result, progress = searched(flagged, "--flags", "flags.toml")
+    assert (result["outcome"], len(result["chosen"])) == ("found", 1), progress
+    assert "BAD all makes 4 of GOOD's 6 steps: no more are compared" in result["remarks"]
+
+
 @pytest.mark.campaign
 def test_sets_share_the_journal(flagged: Repo) -> None:
     """The same search again trains nothing."""

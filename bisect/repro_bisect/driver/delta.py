@@ -132,6 +132,7 @@ class _Reduction(Searching[SetResult]):
         labels = [change.label for change in axis.changes]
         chosen = list(smallest.chosen) if smallest else []
         flaky = confirmed.culprit if confirmed and confirmed.flaky else None
+        self.endpoints.remarks += confirmed.remarks if confirmed else ()
         if confirmed and confirmed.untold:
             self.endpoints.remarks.append(f"whether other changes move the numbers is not known: {confirmed.untold}")
         return self.result(
