@@ -259,22 +259,24 @@ optimizer.step()
 
 
 def test_what_is_imported_in_place_of_the_tree_is_named(tmp_path: Path) -> None:
-    """A release may be what is wanted, as of another project: verdicts say that the tree's module was not looked at."""
+    """A release may be what is wanted, as of another project: verdicts say that the tree's module was not looked at.
+
+    Not where the environment is one that we make, of what is asked for.
+    """
     tree, site = tmp_path / "home", tmp_path / "env" / "site-packages"
+    asked_for = tmp_path / "repro" / "environments" / "key" / "site-packages"
     for name in ("lib/pkg/__init__.py", "beside.py"):
-        for folder in (tree, site):
+        for folder in (tree, site, asked_for):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).touch()
     (site / "alone.py").touch()
     (tree / "alone").mkdir()
     reasons = []
-    for out, first in (("a", site), ("b", tree)):
+    for out, first in (("a", site), ("b", tree), ("c", asked_for)):
         trace, _ = traced(tree, PROGRAM, out, (), str(first / "lib"), str(first), str(site))
         reasons.append(trace.end and trace.end["unread"])
-    assert reasons == [
-        {
-            "lib/pkg": f"the program imported pkg from {site}/lib",
-            "beside.py": f"the program imported beside from {site}",
-        },
-        {},
-    ]
+    named = {
+        "lib/pkg": f"the program imported pkg from {site}/lib",
+        "beside.py": f"the program imported beside from {site}",
+    }
+    assert reasons == [named, {}, {}]

@@ -66,7 +66,7 @@ _MOST = 20_000
 _LARGE, _BUDGET = 1 << 24, 1 << 28
 """Bytes of a file that is not read for a digest of it, and of the files of each sort in a folder that are."""
 _SITES = ("site-packages", "dist-packages")
-_OURS = "/repro/environments/"
+_ENVIRONMENTS = "/repro/environments/"
 """Where environments are that a case or a release asks for."""
 _ROOTS = (".", "src", "lib", "python")
 """Folders of a project that its packages lie in."""
@@ -145,7 +145,9 @@ def passed_over(tree: str | None) -> dict[str, str]:
         return {}
     reasons = {}
     for name, folder in _folders():
-        if any(part in folder for part in (_OURS, f"{tree}{os.sep}")) or not any(part in folder for part in _SITES):
+        if any(part in folder for part in (_ENVIRONMENTS, f"{tree}{os.sep}")) or not any(
+            part in folder for part in _SITES
+        ):
             continue
         files = (Path(tree, part, *file) for part in _ROOTS for file in ((name, "__init__.py"), (f"{name}.py",)))
         if file := next((file for file in files if file.is_file()), None):
