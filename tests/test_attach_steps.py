@@ -466,7 +466,9 @@ def test_a_rank_twice_or_missing_is_an_error(tmp_path: Path) -> None:
     for rank in (0, 1, 2):
         (raw / f"rank-{rank:05d}.log").write_bytes(pack(0, [row], "a"))
         (raw / f"rank-{rank:05d}.json").write_text(json.dumps(about | {"rank": rank, "world": 3}))
-    with pytest.raises(OtherRanksError, match="3 ranks train, and 2 are asked for: `--ranks 3` before --") as more:
+    with pytest.raises(
+        OtherRanksError, match="more ranks train than the 2 that are asked for: `--ranks 3` before --"
+    ) as more:
         finish()
     reason = reason_of(ChildFailure("ranks", 1, str(more.value), ""), Git(tmp_path))
     assert "crash" not in reason and "another end" not in unusable("GOOD", Skip(reason))

@@ -261,22 +261,23 @@ optimizer.step()
 def test_what_is_imported_in_place_of_the_tree_is_named(tmp_path: Path) -> None:
     """A release may be what is wanted, as of another project: verdicts say that the tree's module was not looked at.
 
-    Not where the environment is one that we make, of what is asked for.
+    Not where the environment is one that we make, of what is asked for, nor where it says which code it was made of.
     """
     tree, site = tmp_path / "home", tmp_path / "env" / "site-packages"
     asked_for = tmp_path / "repro" / "environments" / "key" / "site-packages"
     for name in ("lib/pkg/__init__.py", "beside.py"):
-        for folder in (tree, site, asked_for):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).touch()
+        for path in (tree / name, site / name, asked_for / name):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
     (site / "alone.py").touch()
     (tree / "alone").mkdir()
+    noted = install(tmp_path, folder(tree / "lib"), {"pkg/__init__.py": "", "beside.py": ""}, env="noted")
     reasons = []
-    for out, first in (("a", site), ("b", tree), ("c", asked_for)):
+    for out, first in (("a", site), ("b", tree), ("c", asked_for), ("d", noted)):
         trace, _ = traced(tree, PROGRAM, out, (), str(first / "lib"), str(first), str(site))
         reasons.append(trace.end and trace.end["unread"])
     named = {
         "lib/pkg": f"the program imported pkg from {site}/lib",
         "beside.py": f"the program imported beside from {site}",
     }
-    assert reasons == [named, {}, {}]
+    assert reasons == [named, {}, {}, {}]

@@ -314,6 +314,42 @@ def test_another_package_that_a_run_changes(tmp_path: Path, site: Path, tree: Pa
                 raise error
 
 
+def test_a_run_that_was_ended_may_have_changed_a_package(tmp_path: Path, site: Path, tree: Path) -> None:
+    """The next one says so: it is compared with what was there first."""
+    put(site, "dep-1.0", {"dep.py": "1.0"})
+    place = Place(tree, "1a2b3c4d5e6f", home=tmp_path)
+    with contextlib.suppress(CancelledError), installs.taken_back([sys.executable], place, {}):
+        removed(site, "dep")
+        raise CancelledError
+    with (
+        pytest.raises(MachineFailureError, match=r"dep 1\.0 went in"),
+        installs.taken_back([sys.executable], place, {}),
+    ):
+        pass
+
+
+def test_what_no_numbers_rest_on_may_change(tmp_path: Path, site: Path, tree: Path) -> None:
+    """Installers, what an interrupted install left, another spelling; and all that `uv run` brings to each commit's."""
+    place = Place(tree, home=tmp_path)
+    for name in ("pip-1.0", "~ep-1.0"):
+        put(site, name, {})
+    (site / "q-1.0.egg-info").mkdir()
+    with installs.taken_back([sys.executable], place, {}):
+        removed(site, "pip")
+        put(site, "pip-2.0", {})
+        for path in site.glob("~ep*"):
+            shutil.rmtree(path)
+        (site / "q-1.0.egg-info").rename(site / "q-1.0-py3.11.egg-info")
+    put(site, "dep-1.0", {"dep.py": "1.0"})
+    for variables in ({"UV_PROJECT_ENVIRONMENT": str(site.parent)}, {}):
+        with (
+            contextlib.nullcontext() if variables else pytest.raises(MachineFailureError, match=r"dep 1\.0 went"),
+            installs.taken_back([sys.executable], place, variables),
+        ):
+            removed(site, "dep")
+        put(site, "dep-1.0", {"dep.py": "1.0"})
+
+
 def test_an_environment_of_ours_that_a_run_changes(tmp_path: Path) -> None:
     """It is built anew for the next run: nobody finds what the other one left there."""
     repo = Repo(tmp_path / "repo")

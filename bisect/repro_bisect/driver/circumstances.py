@@ -303,7 +303,7 @@ def not_installed(case: Case, git: Git, good: str, bad: str) -> str:
     releases = f", or `--package {alone[0]}=={alone[1][0]}..{alone[1][1]}`" if alone and alone[1][1] else ""
     verb = "differ" if len(names) > 1 else "differs"
     return (
-        f"{in_few_words(names)} {verb} between the ends, and nothing of it was installed: setup and lock of a case "
+        f"{in_few_words(names)} {verb} between the ends, and only the command may install it: setup and lock of a case "
         f"build what each commit asks for{releases}"
     )
 

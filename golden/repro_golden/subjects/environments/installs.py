@@ -30,7 +30,11 @@ _OF_USERS = ("HOME", "PYTHONNOUSERSITE", "PYTHONUSERBASE")
 """Variables that decide where a user's own packages are."""
 _CUT = (CancelledError, KeyboardInterrupt)
 """What is raised where a run was ended by us."""
+_INSTALLERS = frozenset(("pip", "setuptools", "uv", "wheel"))
+"""Packages that install others, which no numbers rest on."""
 _known: dict[tuple[str | None, ...], list[Path]] = {}
+_first: dict[tuple[Path, str], str] = {}
+"""The version that each package had when this process first met it: a run that was ended early may have changed it."""
 
 
 @contextlib.contextmanager
@@ -53,7 +57,9 @@ def taken_back(pythons: Sequence[str], place: Place, variables: Mapping[str, str
     sites = dict.fromkeys(site for python in others for site in _sites(python, variables, place.root))
     writable = [site for site in sites if _can_be_written(site)]  # in others no run can install
     seen = list[list[str]]()
-    before = _versions(writable)
+    shared = [site for site in writable if not _is_synced(site, variables)]
+    before = {about: _first.setdefault(about, version) for about, version in _versions(shared).items()}
+    before |= {about: version for about, version in _first.items() if about[0] in shared}
     try:
         with contextlib.ExitStack() as exits:
             notes = _notes(place, exits) if writable else Path()
@@ -69,9 +75,19 @@ def taken_back(pythons: Sequence[str], place: Place, variables: Mapping[str, str
             (place.beside / _INSTALLED).write_text(", ".join(names), encoding="utf-8")
 
 
+def _is_synced(site: Path, variables: Mapping[str, str]) -> bool:
+    """Whether each run has uv bring the environment to its own commit's lock file first, as `uv run` does."""
+    folder = variables.get("UV_PROJECT_ENVIRONMENT")
+    return (
+        bool(folder) and "UV_NO_SYNC" not in variables and site.resolve().is_relative_to(Path(folder or "").resolve())
+    )
+
+
 def _versions(sites: Iterable[Path]) -> dict[tuple[Path, str], str]:
-    """The version of each package, by its folder and name."""
-    return {(site, name_of(about)): about.stem.partition("-")[2] for site in sites for about in abouts_in(site)}
+    """The version of each package, by its folder and name; what an interrupted install left is none."""
+    abouts = [(site, about) for site in sites for about in abouts_in(site) if not about.name.startswith("~")]
+    versions = {(site, name_of(about)): [*about.stem.split("-"), ""][1] for site, about in abouts}
+    return {key: version for key, version in versions.items() if key[1] not in _INSTALLERS}
 
 
 def _refuse_changed(before: Mapping[tuple[Path, str], str], place: Place) -> None:
@@ -91,6 +107,8 @@ def _refuse_changed(before: Mapping[tuple[Path, str], str], place: Place) -> Non
         spoiled = [spoil(find_checkout(place.root).state, site) for site, _ in lines]
         if all(spoiled):
             fix = "let"  # an environment of ours is built anew
+    for site, name, *_ in moved:
+        _first.pop((site, name), None)
     raise MachineFailureError(
         f"{', '.join(line for _, line in lines)} in {lines[0][0]} while {(place.commit or 'a worktree')[:10]} ran: "
         f"what the command of one commit installs there, all others run with: {fix} setup and lock of a case build "

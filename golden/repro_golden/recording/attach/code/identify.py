@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from repro_golden.recording.attach.code.noted import notes
+
 __all__ = [
     "Built",
     "build",
@@ -66,11 +68,11 @@ _MOST = 20_000
 _LARGE, _BUDGET = 1 << 24, 1 << 28
 """Bytes of a file that is not read for a digest of it, and of the files of each sort in a folder that are."""
 _SITES = ("site-packages", "dist-packages")
+"""Where packages lie."""
 _ENVIRONMENTS = "/repro/environments/"
 """Where environments are that a case or a release asks for."""
 _ROOTS = (".", "src", "lib", "python")
 """Folders of a project that its packages lie in."""
-"""Where packages lie."""
 _OURS = "repro-harness"
 """Ours, for which the recorder's version stands."""
 _CHECKOUT = Path(__file__).resolve().parents[5]
@@ -139,21 +141,27 @@ def passed_over(tree: str | None) -> dict[str, str]:
     """Modules of the tree under test that the program imported from where an installer put others of their names.
 
     Returns:
-        Each one's place in the tree, and why it was not looked at. Environments that we make hold what is asked for.
+        Each one's place in the tree, and why it was not looked at. Not of what was installed from a folder or a
+        repository (`installed` judges that), nor where we made the environment of what is asked for.
     """
-    if not tree:
-        return {}
     reasons = {}
-    for name, folder in _folders():
-        if any(part in folder for part in (_ENVIRONMENTS, f"{tree}{os.sep}")) or not any(
-            part in folder for part in _SITES
-        ):
+    for name, folder in _folders() if tree else ():
+        if _ENVIRONMENTS in folder or not any(part in folder for part in _SITES) or _noted(folder, name):
             continue
-        files = (Path(tree, part, *file) for part in _ROOTS for file in ((name, "__init__.py"), (f"{name}.py",)))
+        files = (Path(tree or "", part, *file) for part in _ROOTS for file in ((name, "__init__.py"), (f"{name}.py",)))
         if file := next((file for file in files if file.is_file()), None):
             place = file.parent if file.name == "__init__.py" else file
-            reasons[str(place.relative_to(tree))] = f"the program imported {name} from {folder}"
+            reasons[str(place.relative_to(tree or ""))] = f"the program imported {name} from {folder}"
     return reasons
+
+
+def _noted(site: str, name: str) -> bool:
+    """Whether an installer noted where the package of a module is from (PEP 610)."""
+    for note in map(Path, notes(site)):
+        with contextlib.suppress(OSError):
+            if name in _tops((note.parent / "RECORD").read_text(encoding="utf-8", errors="replace")):
+                return True
+    return False
 
 
 def _folders() -> Iterator[tuple[str, str]]:

@@ -213,8 +213,8 @@ def all_asked_for(ranks: Sequence[R], want: int | None, others: int) -> list[R]:
     if len(present) > want:  # whichever of them were seen first
         made = len(present) if others else max(len(present), world)
         raise OtherRanksError(
-            f"{made} ranks train, and {want} {'are' if want > 1 else 'is'} asked for: "
-            f"`--ranks {made}` before --, or ranks = {made} in [resources] of the case"
+            f"more ranks train than the {want} that {'are' if want > 1 else 'is'} asked for: "
+            f"`--ranks {made}` before --, or ranks = {made} in [resources] of the case; less by those that only serve"
         )
     if len(present) < want:
         raise OtherRanksError(
