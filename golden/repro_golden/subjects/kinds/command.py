@@ -136,8 +136,8 @@ class _Job:
         """What the recorder is asked for. One step more is begun, so that what is logged after the last one counts."""
         observe, run = self.case.observe, self.run
         settings = Settings(
-            str(self.raw), steps=run.steps, ranks=self.case.resources.processes, record=run.trace is not None,
-            terminal=run.terminal, activations=observe.activations, metrics=observe.metrics, ignore=observe.ignore,
+            str(self.raw), steps=run.steps, record=run.trace is not None, terminal=run.terminal,
+            activations=observe.activations, metrics=observe.metrics, ignore=observe.ignore,
             perturbation=self.planted, signals=observe.signals, first=run.first_step, dump=run.dump,
             home=str(self.place.home) if self.place.home else None, place=str(self.place.root), alone=True,
             operations=run.operations

@@ -23,7 +23,6 @@ class Settings:
     Attributes:
         out: Folder that receives the raw records of every rank.
         steps: End the process when it is about to make a step beyond so many; None lets it run.
-        ranks: How many processes train at most, where some of the world's only serve; None for all of them.
         record: Whether to record steps at all; without it only the terminal state is hashed.
         terminal: Whether to hash the state after the last step: parameters, optimizer state, generators, metrics.
         activations: Globs of module names whose outputs, and their gradients, are recorded.
@@ -47,7 +46,6 @@ class Settings:
 
     out: str
     steps: int | None = None
-    ranks: int | None = None
     record: bool = True
     terminal: bool = False
     activations: Sequence[str] = ()

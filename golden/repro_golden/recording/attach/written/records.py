@@ -35,7 +35,7 @@ class Records:
         self._settings, self._out = settings, Path(settings.out)
         self._planted: list[tuple[int, Callable[[], None]]] = []  # in which step, and what takes it back
         self._log: RawLog | None = None
-        self._ranks = 1
+        self._world = 1
         self._main: FrameType | None = None
         # numbers of processes are those of a node, and the folder may be that of many
         self._notes = self._out / f"note-{os.getpid()}-{os.urandom(4).hex()}.json"
@@ -57,8 +57,7 @@ class Records:
         """Begin the log of this rank, with what the process says of itself."""
         from repro_golden.recording.attach.process import outermost
 
-        world = int(about["world"])
-        self._log, self._ranks = RawLog(self._out, about["rank"], about), min(world, self._settings.ranks or world)
+        self._log, self._world = RawLog(self._out, about["rank"], about), int(about["world"])
         self._main = outermost()
 
     def close(self, end: Mapping[str, Any]) -> None:
@@ -104,8 +103,8 @@ class Records:
 
     @property
     def all_ended(self) -> bool:
-        """Whether all ranks that train have ended, by themselves or after the steps that were asked for."""
-        return len(self._ended()) >= self._ranks
+        """Whether all ranks have ended, by themselves or after the steps that were asked for."""
+        return len(self._ended()) >= self._world
 
     @property
     def some_stopped(self) -> bool:
