@@ -136,3 +136,26 @@ def test_a_rank_that_only_serves(tmp_path: Path) -> None:
     assert {trace.header.identity["layout"]["ranks"] for trace in (first, second)} == {"1"}, "as a case says"
     unread = [trace.end and trace.end["unread"] for trace in (first, second)]
     assert unread == [{f"rank {rank}": "no training step was recorded there"} for rank in (1, 0)]
+
+
+DIED = """\
+import os, subprocess, sys
+if "RANK" not in os.environ:
+    for rank in "01":
+        subprocess.run([sys.executable, __file__], env={**os.environ, "RANK": rank, "WORLD_SIZE": "2"})
+    sys.exit()
+import torch
+weight = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([weight])
+if os.environ["RANK"] == "0":
+    raise RuntimeError("no data")
+weight.sum().backward()
+optimizer.step()
+"""
+
+
+def test_a_rank_that_died_is_not_said_to_serve(tmp_path: Path) -> None:
+    """Where a launcher hides it, the verdict says with the rank that a process ended by an exception."""
+    trace, _ = traced(tmp_path, DIED, "t", ("--ranks", "1"))
+    why = "no training step was recorded there, and a process ended by RuntimeError: no data"
+    assert trace.end and trace.end["unread"] == {"rank 0": why}

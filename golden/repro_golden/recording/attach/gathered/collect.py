@@ -264,7 +264,7 @@ class Gathering:
             unread = [_UNTOLD if note is None else note for note in notes]
             unread += [end.get("unread", {}) for end in records if end]
             seen = {name: why for notes in unread for name, why in notes.items()}
-            seen |= {**self._unread(), **those_without_a_step(self._ranks)}
+            seen |= {**self._unread(), **those_without_a_step(self._ranks, self._note("raised-*"))}
             if self._others:
                 seen["a training beside it"] = f"resources.other_ranks = {self._others}"
             closing["unread"] = {name: why for name, why in seen.items() if _plain_file(name) not in self._bytes}

@@ -219,18 +219,26 @@ def all_asked_for(ranks: Sequence[R], want: int | None, others: int) -> list[R]:
     if len(present) < want:
         raise OtherRanksError(
             f"{len(present)} of {want} ranks recorded steps (missing: {sorted({*range(want)} - {*present})}, "
-            f"found: {present}): resources.ranks (--ranks) says how many there must be"
+            f"found: {present}): resources.ranks (--ranks) says how many there must be, without those that only serve"
         )
     return ranks
 
 
-def those_without_a_step(ranks: Sequence[_Rank]) -> dict[str, str]:
-    """The ranks of the world that did not train, with why they were not looked at."""
+def those_without_a_step(ranks: Sequence[_Rank], raised: str | None) -> dict[str, str]:
+    """The ranks of the world that did not train, with why they were not looked at.
+
+    Args:
+        ranks: Those that did.
+        raised: What ended a process that made no step, if anything did: it may have been one of the others.
+    """
     world = max(int(rank.about["world"]) for rank in ranks)
     idle = sorted({*range(world)} - {rank.about["rank"] for rank in ranks})
     if not idle:
         return {}
-    return {f"rank{'s' * (len(idle) > 1)} {', '.join(map(str, idle))}": "no training step was recorded there"}
+    return {
+        f"rank{'s' * (len(idle) > 1)} {', '.join(map(str, idle))}": "no training step was recorded there"
+        + (f", and a process ended by {raised}" if raised else "")
+    }
 
 
 def told_of_all(ranks: Sequence[_Rank]) -> Mapping[str, Any]:
