@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -95,14 +95,22 @@ def test_gspo_of_single_tokens_is_grpo(rows: list[tuple[float, float, float, int
     assert float(a.loss.detach()) == float(b.loss.detach())
 
 
+UNDERFLOWS: Batch = (
+    [[0], [0] * 4, [0, 0, 0, 1], [0, 0, 1]], [0.0] * 12, [0.0] * 8 + [-1.0] + [0.0] * 3,
+    [0.0] * 8 + [-8.449829739878647e-43] + [0.0] * 3,
+)  # fmt: skip
+
+
+@example(UNDERFLOWS, None, "token")
 @given(batches(), st.sampled_from([None, 1.5]), st.sampled_from(["token", "sample"]))
 def test_gspo_is_its_formula(batch: Batch, dual: float | None, how: Any) -> None:
     """Value and gradient against a loop over samples in double precision.
 
     The mean log-ratio of n <= 4 numbers of at most 4 is off by (1 + n) roundings of 4 (each difference, n - 1 sums, the
     quotient), its exp relatively by that and two more, and a handful of products and sums follow: 64 * U covers them
-    with the largest ratio, advantage and weight below as scale. At the edges of the clip range fp32 may decide
-    otherwise: there only the value is compared.
+    with the largest ratio, advantage and weight below as scale. A product that underflows is off by half of the
+    smallest number, and there are 3 in each of n terms of a gradient: 8 of it cover them. At the edges of the clip
+    range fp32 may decide otherwise: there only the value is compared.
     """
     masks, new, old, adv = batch
     config = replace(GSPO, eps_clip_c=dual)
@@ -129,7 +137,7 @@ def test_gspo_is_its_formula(batch: Batch, dual: float | None, how: Any) -> None
             wanted += weight * worse
             scale += weight * abs(adv[i]) * max(ratio, 1.0)
             if all(abs(ratio - edge) > 1e-4 for edge in edges):
-                assert abs(float(gradient[i]) - weight * slope) <= 64 * U * weight * abs(slope) + TINY
+                assert abs(float(gradient[i]) - weight * slope) <= 64 * U * weight * abs(slope) + 8 * TINY
     assert abs(float(terms.loss.detach()) - wanted) <= 64 * U * scale + TINY * (1 + tokens)
 
 
