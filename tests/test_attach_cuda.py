@@ -88,6 +88,99 @@ def test_a_norm_is_told_once_by_clipping_that_calls_another(tmp_path: Path, kind
     assert norms == [["grad_norm"]] * 3
 
 
+UNDER_WAY = """
+import sys
+import torch
+torch.manual_seed(0)
+kind, late = sys.argv[1], int(sys.argv[2])
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+named = dict(model.named_parameters())
+kept = {name: torch.zeros_like(p) for name, p in named.items()}
+if kind != "average":
+    kept = {name: torch.zeros(p.shape).pin_memory() for name, p in named.items()}
+if kind == "array":
+    kept = {name: t.numpy() for name, t in kept.items()}
+beside = torch.cuda.Stream()
+for step in range(4):
+    optimizer.zero_grad()
+    model(torch.randn(32, 64, device="cuda")).square().mean().backward()
+    optimizer.step()
+    now = {name: p.detach().clone() for name, p in named.items()}
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        torch.cuda._sleep(late)
+        for name, value in now.items():
+            value.record_stream(beside)
+            if kind == "average":
+                kept[name].lerp_(value, 0.1)
+            else:
+                torch.as_tensor(kept[name]).copy_(value, non_blocking=True)
+torch.cuda.current_stream().wait_stream(beside)
+"""
+
+
+@pytest.mark.parametrize("kind", ["average", "backup", "array"])
+def test_what_is_read_is_the_same_however_far_the_gpu_is(tmp_path: Path, kind: str) -> None:
+    """A moving average on a stream of its own, or a backup on its way to pinned memory, is read when it is there."""
+    (tmp_path / "program.py").write_text(UNDER_WAY)
+    read = []
+    for late in ("0", str(1 << 29)):
+        command = [sys.executable, "-c", RECORD, str(tmp_path / late), str(tmp_path / "program.py"), kind, late]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        steps = [rows for _, rows in read_frames(tmp_path / late / "rank-00000.log")]
+        read.append([{(row.phase, row.name): row.lanes for row in rows} for rows in steps])
+    assert [("update", "copy/kept/weight") in step for step in read[0]] == [True] * 4
+    assert ("update", "end/copy/kept/weight") in read[0][-1]
+    assert read[0] == read[1]
+
+
+CAPTURED = """
+import sys
+import torch
+torch.manual_seed(0)
+torch.use_deterministic_algorithms(True)
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, capturable=True)
+x = torch.randn(32, 64, device="cuda")
+def train():
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
+    optimizer.step()
+beside = torch.cuda.Stream()
+beside.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(beside):
+    for _ in range(3):
+        train()
+torch.cuda.current_stream().wait_stream(beside)
+graph = torch.cuda.CUDAGraph()
+if sys.argv[1] == "graph":
+    with torch.cuda.graph(graph):
+        train()
+for step in range(4):
+    x.copy_(torch.randn(32, 64, device="cuda"))
+    graph.replay() if sys.argv[1] == "graph" else train()
+"""
+
+
+def test_a_step_in_a_cuda_graph_is_recorded_when_it_is_replayed(tmp_path: Path) -> None:
+    """A captured step is none. What a replay trains is what the same calls train that are made one by one."""
+    (tmp_path / "program.py").write_text(CAPTURED)
+    read = []
+    for how in ("graph", "calls"):
+        command = [sys.executable, "-c", RECORD, str(tmp_path / how), str(tmp_path / "program.py"), how]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "recording stopped" not in done.stderr
+        steps = [rows for _, rows in read_frames(tmp_path / how / "rank-00000.log")]
+        read.append([{row.name: row.lanes for row in rows if row.phase == "update"} for rows in steps])
+    graph, calls = ([(step["weight"], step["exp_avg/weight"]) for step in steps] for steps in read)
+    assert len(graph) == 7
+    assert graph == calls
+
+
 @pytest.mark.parametrize("kind", ["plain", "fused", "foreach", "capturable", "scaler", "scaler-fused", "compiled"])
 def test_recording_changes_no_bit(tmp_path: Path, kind: str) -> None:
     """A recorded program on a GPU ends with the unrecorded one's state, and each step is in the record."""

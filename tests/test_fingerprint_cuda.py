@@ -82,6 +82,18 @@ def test_what_the_stream_does_later_is_not_seen() -> None:
     assert collector.finish().result() == before
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["first", "once-more"])
+def test_what_is_on_its_way_to_the_host_is_waited_for(again: bool) -> None:
+    """A copy to pinned memory that the GPU has not made yet is read when it is there, as the program will find it."""
+    source, target = torch.randn(1 << 20, device=DEVICE), torch.zeros(1 << 20).pin_memory()
+    if again:  # by then it is known how such a tensor is read
+        fingerprint(target)
+        fingerprint(target)
+    busy()
+    target.copy_(source, non_blocking=True)
+    assert fingerprint(target) == fingerprint(source)
+
+
 def test_any_stream_serves() -> None:
     """What one stream has prepared, and has not come to yet, another may use at once."""
     tensors = some()

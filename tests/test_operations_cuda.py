@@ -69,6 +69,37 @@ def test_contents_are_the_lanes_of_the_tensors(tmp_path: Path) -> None:
     assert [v.content for v in (*product.inputs, *product.outputs)] == [f"{x.a:016x}{x.b:016x}" for x in lanes]
 
 
+@pytest.mark.parametrize("size", [3, 1 << 20])
+def test_a_copy_on_its_way_to_the_host_is_read_when_it_is_there(tmp_path: Path, size: int) -> None:
+    """What `to("cpu", non_blocking=True)` is said to make is what it read, however late the GPU makes it."""
+    recorder = OperationRecorder(tmp_path, str(tmp_path), 0)
+    recorder.open()
+    there = torch.randn(size, device="cuda")
+    recorder.begin()
+    torch.cuda._sleep(1 << 30)
+    there.to("cpu", non_blocking=True)
+    recorder.pause()
+    recorder.close()
+    (copy,) = read_stream(tmp_path / "rank-00000.jsonl").operations
+    assert [v.content for v in copy.inputs] == [v.content for v in copy.outputs]
+
+
+def test_nothing_is_recorded_in_a_capture(tmp_path: Path) -> None:
+    """It would become part of the graph. The stream says why it ends there."""
+    recorder = OperationRecorder(tmp_path, str(tmp_path), 0)
+    recorder.open()
+    x = torch.zeros(8, device="cuda")
+    recorder.begin()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x += 1
+    recorder.pause()
+    recorder.close()
+    graph.replay()
+    assert x.tolist() == [1.0] * 8
+    assert "CUDA graph" in str(read_stream(tmp_path / "rank-00000.jsonl").problem)
+
+
 def test_a_flag_that_changes_a_kernel_is_named(tmp_path: Path) -> None:
     """With TF32 switched on, the first matrix product reads the same bits and makes others."""
     before, _ = recorded(tmp_path / "a", lambda y: y.square().mean())

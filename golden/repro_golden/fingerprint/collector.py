@@ -20,6 +20,7 @@ from repro_golden.fingerprint.backends.cpu import Cpu
 from repro_golden.fingerprint.backends.gpu import stream_id
 from repro_golden.fingerprint.definition import MASK, Lanes
 from repro_golden.fingerprint.distributed import local_of
+from repro_golden.fingerprint.in_flight import settle
 from repro_golden.fingerprint.kinds import dtype_name
 from repro_golden.fingerprint.placement import read
 from repro_golden.fingerprint.recipe import Entry, Recipe, Work, recipes_of, start
@@ -153,7 +154,8 @@ class Collector:
     """Takes tensors of any device as they pass; `finish` brings all their results home in one copy per device.
 
     On a GPU nothing waits: kernels are put on the tensor's current stream, so what the stream does to the tensor
-    afterwards comes too late to be seen. On the CPU all is read before `add` returns.
+    afterwards comes too late to be seen. On the CPU all is read before `add` returns; where it lies in pinned memory,
+    once the GPU has made all copies that it was asked for.
     """
 
     def __init__(self, *, statistics: bool = True) -> None:
@@ -188,6 +190,8 @@ class Collector:
                 recipes.put(tensors, how, recipe)
         elif recipe.entries:
             lane = self._lane(tensors[0].device)
+            if lane.backend.device.type == "cpu":
+                settle(tensors)
             for tensor in tensors if keep else ():
                 lane.backend.keep(tensor)
             start(lane.backend, recipe.jobs, recipe.table, lane.slots)
@@ -207,6 +211,7 @@ class Collector:
         for tensor, placed in zip(tensors, placements, strict=True):
             local, placement = local_of(tensor)
             lane = self._lane(local.device)
+            settle((local,))
             _, work = works.setdefault(id(lane), (lane, Work(lane.backend, lane.slots)))
             entry = work.add(local, placement if placed is None else read(placed), statistics=self._statistics,
                              sketch=self._statistics and not keep)  # fmt: skip

@@ -16,6 +16,7 @@ import torch
 from repro_golden.base.errors import ReproError
 from repro_golden.fingerprint.definition import C1, C2, C3, C4, MASK, Lanes, add
 from repro_golden.fingerprint.distributed import local_of
+from repro_golden.fingerprint.in_flight import settle
 from repro_golden.fingerprint.kinds import BYTES, NUMBERS, dtype_name, kind_of, lut
 from repro_golden.fingerprint.placement import Placement, read
 from repro_golden.fingerprint.plan import Plan, Span, fitting, plan_parts, plan_window
@@ -71,6 +72,7 @@ class PlainCollector:
                 raise ReproError(
                     "tensors cannot be observed while a CUDA graph is captured: observe before or after it"
                 )
+            settle((local,))
             self._scans.append(_scans(local, placement if placed is None else read(placed), keep=keep))
 
     def finish(self) -> PlainPending:

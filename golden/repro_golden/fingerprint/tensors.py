@@ -11,6 +11,7 @@ import torch
 from repro_golden.fingerprint.backends.gpu import _BLOCK, _current, _step, own_memory
 from repro_golden.fingerprint.collector import Collector
 from repro_golden.fingerprint.definition import MASK
+from repro_golden.fingerprint.in_flight import settle
 from repro_golden.fingerprint.share import Share
 from repro_golden.fingerprint.views import Scan
 
@@ -47,6 +48,7 @@ def lanes_of_small(tensor: torch.Tensor) -> tuple[int, int] | None:
     size = tensor.numel() * tensor.element_size()
     if size > _SMALL:
         return None
+    settle((tensor,))
     held = tensor if tensor.is_contiguous() else tensor.contiguous()
     a, b = kernel(held.data_ptr(), size >> 3, size & 7)
     return int(a), int(b)

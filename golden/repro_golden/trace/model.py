@@ -29,7 +29,7 @@ __all__ = ["FORMAT", "PHASES", "RECORDER", "Header", "NotFinite", "Row", "StepRe
 FORMAT = 3
 """Since 2 several steps share a row group of the sealed rows, and the step log has an index; since 3 a step's line is
 without its chain, which its digest covers, and the index in columns."""
-RECORDER = 22
+RECORDER = 23
 """Version of what the recorder observes and how; part of the key under which probes are reused."""
 
 PHASES = ("input", "forward", "loss", "grad", "update")

@@ -19,6 +19,7 @@ import torch
 from repro_golden.fingerprint.backends import _numpy
 from repro_golden.fingerprint.backends.backend import BUFFER, Order, Results, Table, split
 from repro_golden.fingerprint.distributed import local_of
+from repro_golden.fingerprint.in_flight import settle
 from repro_golden.fingerprint.kinds import luts
 from repro_golden.fingerprint.views import carried
 
@@ -32,6 +33,7 @@ def content(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
     """A tensor's row-major bytes [nbytes], without a copy where it is contiguous on the CPU."""
     if type(tensor) is not torch.Tensor:
         tensor, _ = local_of(tensor)
+    settle((tensor,))
     tensor = carried(tensor.detach()).resolve_conj().resolve_neg().to("cpu").contiguous().reshape(-1)
     if not tensor.numel():
         return np.empty(0, np.uint8)

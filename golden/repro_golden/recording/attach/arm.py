@@ -23,6 +23,7 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
 
     from repro_golden.recording.attach.alive import generators, megatron
     from repro_golden.recording.attach.alive.readings import Activations, gradients_of, handed_to
+    from repro_golden.recording.attach.base import streams
     from repro_golden.recording.attach.base.guard import stand_in
     from repro_golden.recording.attach.base.settings import VARIABLE, Settings
     from repro_golden.recording.attach.base.steps import Steps
@@ -58,6 +59,7 @@ def arm(when: Callable[[str, Callable[[Any], None]], object]) -> None:
     stand_in([torch.utils], "swap_tensors", functools.partial(_swapping, session=session))
     generators.watch()
     if settings.record:
+        streams.watch()
         saving.hook(when, session)
     by_hand.hook(session)
     hearing = Hearing(session, [re.compile(text) for text in settings.metrics])

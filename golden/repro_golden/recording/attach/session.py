@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import multiprocessing.util
 import sys
 import threading
@@ -29,7 +30,7 @@ from repro_golden.recording.attach.alive.parts import any_quantized, any_to_open
 from repro_golden.recording.attach.alive.readable import readable
 from repro_golden.recording.attach.alive.readings import CLOSED, TIMES, Held, Reading, Tensors, learning_rates
 from repro_golden.recording.attach.base.by_identity import id_of
-from repro_golden.recording.attach.base.guard import harmless, without_collection
+from repro_golden.recording.attach.base.guard import at_rest, harmless
 from repro_golden.recording.attach.base.settings import Settings
 from repro_golden.recording.attach.base.steps import Labels, Made, Turns
 from repro_golden.recording.attach.code.identify import loaded, main_tree, passed_over, places
@@ -147,14 +148,12 @@ class Session:
         """What is read beside the optimizers, by the prefix of its names."""
         held = self.passes.of_optimizers()
         there = self.around.readings(self._step, held, end=end)
-        yield from ((p, self._wanted(p, r)) for p, r in self.passes.beside(there, held, self._gone, end=end))
-        yield "rng/", self._wanted("rng/", Reading(Tensors(states(seeded=True)), {}))
-
-    def _wanted(self, prefix: str, reading: Reading) -> Reading:
-        return reading.but(lambda name: self.settings.ignores(prefix + name)) if self.settings.ignore else reading
+        rng = "rng/", Reading(Tensors(states(seeded=True)), {})
+        for prefix, reading in itertools.chain(self.passes.beside(there, held, self._gone, end=end), [rng]):
+            yield prefix, reading.but(self.settings.ignores, prefix) if self.settings.ignore else reading
 
     @harmless
-    @without_collection
+    @at_rest
     def saved(self, file: Any, at: int | None, value: Any) -> None:
         """The program has saved a value, there in a file: it belongs to the step that has ended, or to the first."""
         if self.settings.record:
@@ -205,7 +204,7 @@ class Session:
             self.stop()
 
     @harmless
-    @without_collection
+    @at_rest
     def _begin(self, optimizer: Any, outermost: bool) -> bool:
         """Whether it is one too many."""
         if outermost:
@@ -267,7 +266,7 @@ class Session:
             self._read("input", f"{prefix}main/", held.mains())
 
     @harmless
-    @without_collection
+    @at_rest
     def step(self, made: Made, *, end: bool = False) -> None:
         """Read what the step left behind, at the program's end what was held then."""
         if not self._records.opened:
@@ -342,7 +341,7 @@ class Session:
             self.operations.before(self._step + 1)  # what follows the update is the next step's forward pass
 
     @harmless
-    @without_collection
+    @at_rest
     def _begin_by_hand(self, given: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> bool:
         known = self._hand.param_groups[0]["params"] if self._hand else []
         trained = self.around.trained_by_hand(self._step, known)
@@ -466,6 +465,7 @@ class Session:
             self._take_final()
             self._put_end(stopped=False, over=False)
 
+    @at_rest
     def _take_final(self) -> None:
         from repro_golden.recording.attach.process import final_state
 

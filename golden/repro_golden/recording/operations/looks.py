@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 __all__ = [
-    "Facts", "Memory", "Modules", "Signature", "SmallResults", "bytes_of", "fills", "local", "look", "memory_of",
-    "qualified", "readable", "signature_of", "singles_of", "sort", "told", "wraps",
+    "Facts", "Memory", "Modules", "Signature", "SmallResults", "bytes_of", "fills", "innermost", "local", "look",
+    "memory_of", "next_node", "qualified", "readable", "signature_of", "singles_of", "sort", "told", "wraps",
 ]  # fmt: skip
 
 _COLLECTIVES = ("c10d.", "_c10d_functional.", "symm_mem.")
@@ -295,3 +295,15 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
     reading = collector()
     reading.add([tensor], keep=True)
     return reading.finish().result()[0][0].values or b""
+
+
+def innermost() -> Any:
+    """The dispatch mode that was entered last."""
+    depth = torch._C._len_torch_dispatch_stack()
+    return torch._C._get_dispatch_stack_at(depth - 1) if depth else None
+
+
+def next_node() -> int:
+    """The number that autograd's next node of this thread gets."""
+    number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+    return number

@@ -27,6 +27,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from repro_golden.base.errors import ReproError
+from repro_golden.fingerprint.in_flight import captures
 from repro_golden.recording.operations.lines import LinesRun
 from repro_golden.recording.operations.looks import (
     Facts,
@@ -36,9 +38,11 @@ from repro_golden.recording.operations.looks import (
     SmallResults,
     bytes_of,
     fills,
+    innermost,
     local,
     look,
     memory_of,
+    next_node,
     qualified,
     readable,
     signature_of,
@@ -142,7 +146,7 @@ class OperationRecorder(TorchDispatchMode):
 
     def begin(self) -> None:
         """Record from here on, until `pause`."""
-        self._seen = _next_node() - 1
+        self._seen = next_node() - 1
         self._thread = threading.get_ident()
         self._in_backward = torch._C._current_graph_task_id() != -1
         self._modules.follow()
@@ -151,7 +155,7 @@ class OperationRecorder(TorchDispatchMode):
     def pause(self) -> None:
         """Record nothing more, until `begin`."""
         why = "the program left a dispatch mode of its own under way at the step's end"  # and leaving is by turns
-        if _innermost() is self:
+        if innermost() is self:
             self.__exit__(None, None, None)
             why = ""
         elif threading.get_ident() != self._thread:  # torch knows a mode in one thread alone
@@ -253,6 +257,8 @@ class OperationRecorder(TorchDispatchMode):
             self._problem = " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
     def _before(self, func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+        if captures():
+            raise ReproError("a CUDA graph was captured, and its work is done in replays")
         name = str(func)
         tensors: list[torch.Tensor] = []
         arguments = ", ".join(
@@ -285,7 +291,7 @@ class OperationRecorder(TorchDispatchMode):
 
     def _after(self, entry: dict[str, Any], func: Any, args: Any, kwargs: Any, out: Any) -> None:
         index = self._count
-        number = _next_node() - 1
+        number = next_node() - 1
         if number != self._seen:
             self._seen = number
             self._of_node.setdefault(number, index)
@@ -486,15 +492,3 @@ def _compiles() -> bool:
         return False
     seen = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", None)
     return bool(getattr(seen, "seen", ()))
-
-
-def _innermost() -> Any:
-    """The dispatch mode that was entered last."""
-    depth = torch._C._len_torch_dispatch_stack()
-    return torch._C._get_dispatch_stack_at(depth - 1) if depth else None
-
-
-def _next_node() -> int:
-    """The number that autograd's next node of this thread gets."""
-    number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-    return number

@@ -58,9 +58,9 @@ class Reading(NamedTuple):
     tensors: Tensors
     places: Places
 
-    def but(self, leave_out: Callable[[str], bool]) -> Reading:
-        """The same without the tensors of some names."""
-        names = [name for name in self.tensors if not leave_out(name)]
+    def but(self, leave_out: Callable[[str], bool], prefix: str = "") -> Reading:
+        """The same without the tensors of some names, which begin with the prefix."""
+        names = [name for name in self.tensors if not leave_out(prefix + name)]
         places = {name: self.places[name] for name in names if name in self.places}
         return Reading(Tensors((name, self.tensors[name]) for name in names), places)
 

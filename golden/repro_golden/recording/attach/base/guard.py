@@ -11,18 +11,23 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro_golden.base.machine.audit import of_a_handler
+from repro_golden.fingerprint.in_flight import captures
+from repro_golden.recording.attach.base.streams import join
 
-__all__ = ["harmless", "stand_in", "without_collection"]
+__all__ = ["at_rest", "harmless", "stand_in"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def harmless(method: F) -> F:
-    """Let nothing that goes wrong in a method reach the program, and record no gradient of what it does."""
+    """Let nothing that goes wrong in a method reach the program, and record no gradient of what it does.
+
+    While a CUDA graph is captured it does nothing: what is asked of the GPU would become part of the graph, or end it.
+    """
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.dead:
+        if self.dead or captures():
             return None
         before = torch.is_grad_enabled()
         try:
@@ -45,11 +50,16 @@ def harmless(method: F) -> F:
     return call  # type: ignore[return-value]
 
 
-def without_collection(method: F) -> F:
-    """Keep the garbage collector from running in a method that makes many objects and drops them again."""
+def at_rest(method: F) -> F:
+    """Let nothing else be at work in a method that reads.
+
+    What other streams of a GPU have to do is done before. The garbage collector, which would run because a reading
+    makes many objects and drops them again, does not run.
+    """
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
+        join()
         if not gc.isenabled():
             return method(*args, **kwargs)
         gc.disable()

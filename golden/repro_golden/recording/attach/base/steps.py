@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from repro_golden.fingerprint.in_flight import captures
 from repro_golden.recording.attach.base.by_identity import ByIdentity, id_of
 from repro_golden.recording.attach.base.rounds import Rounds, written
 
@@ -61,6 +62,9 @@ class Steps(threading.local):
         gradients_of: By id of a parameter, an optimizer's gradients, each alone in a tuple.
         closure: Called before `begun` where a closure is to make the step's passes.
         is_none: Whether a step call of an optimizer, without a closure and inside of no other, is none.
+
+    Attributes:
+        captured: The optimizers whose step calls were captured for a CUDA graph, and not made.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Steps(threading.local):
         closure: Callable[[], None] = lambda: None,
         is_none: Callable[[Any], object] = lambda _: False,
     ) -> None:
+        self.captured = list[Any]()
         self._closure, self._is_none = closure, is_none
         self._begun, self._ended, self._handed_to, self._gradients_of = begun, ended, handed_to, gradients_of
         self._calls: list[_Call] = []
@@ -86,6 +91,8 @@ class Steps(threading.local):
             optimizer: It is to step.
             given: What its step is given, closures among it.
         """
+        if captures():
+            return
         this_call = self._push(_step_call())
         if self._whole is not None:
             return
@@ -103,6 +110,9 @@ class Steps(threading.local):
 
     def leave(self, optimizer: Any) -> None:
         """Torch's hook after a step: nothing but the hooks is left of it."""
+        if captures():
+            self.captured.append(optimizer)
+            return
         this_call = _call_of(_step_call())
         none = this_call == self._whole
         self._pop(this_call)

@@ -1,7 +1,8 @@
-"""Steps of optimizers inside graphs that must be whole (``fullgraph=True``): nothing of ours may run in one.
+"""Steps of optimizers inside graphs: those that must be whole (``fullgraph=True``), and CUDA's.
 
-There the hooks only append the optimizer to a list, which the compiler does anew after each call without a change to
-the graph. The step is taken when the call has returned; nothing looks at what its optimizer began with.
+Nothing of ours may run in one. In the compiler's the hooks only append the optimizer to a list, which is done anew
+after each call without a change to the graph. Of a CUDA graph it is known which optimizers it makes step since it was
+captured. The step is taken when the call, or the replay, has returned; nothing looks at what its optimizer began with.
 """
 
 from __future__ import annotations
@@ -78,7 +79,32 @@ def hooks(
         return call
 
     stand_in([torch], "compile", of_compile)
+    _watch_replays(steps, begun)
     return before, after
+
+
+def _watch_replays(steps: Steps, begun: Callable[[Any, bool], None]) -> None:
+    """Take a step after each replay of a CUDA graph in whose capture an optimizer's step was called."""
+    kept: weakref.WeakKeyDictionary[Any, list[weakref.ref[Any]]] = weakref.WeakKeyDictionary()
+    end, again = torch.cuda.CUDAGraph.capture_end, torch.cuda.CUDAGraph.replay
+
+    @functools.wraps(end)
+    def capture_end(self: Any) -> None:
+        captured, steps.captured = steps.captured, []
+        kept[self] = [weakref.ref(optimizer) for optimizer in {id_of(o): o for o in captured}.values()]
+        end(self)
+
+    @functools.wraps(again)
+    def replay(self: Any) -> None:
+        optimizers = [optimizer for known in kept.get(self, ()) if (optimizer := known()) is not None]
+        for number, optimizer in enumerate(optimizers):
+            begun(optimizer, not number)
+        again(self)
+        if optimizers:
+            steps.took(optimizers)
+
+    torch.cuda.CUDAGraph.capture_end = capture_end  # type: ignore[method-assign]
+    torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
 
 
 def _watched(
