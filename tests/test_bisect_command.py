@@ -340,10 +340,12 @@ def test_what_comes_after_suspects_is_told_and_searched(tmp_path: Path) -> None:
     result, _ = bisect(repo, f"{good}..HEAD", *COMMAND, code=3)
     assert set(result["suspects"]) >= {*broken, mended} and culprit not in result["suspects"]
     assert result["behind"] == mended
-    divergence = result["divergence"]
+    assert result["divergence"] == result["apart"]
+    apart = result["apart"]
     result, _ = bisect(repo, f"{good}..HEAD", "--all", *COMMAND, code=3)
     assert [each["commit"]["commit"] for each in result["culprits"]] == [culprit]
-    assert result["divergence"] == divergence and not result["behind"]
+    assert result["divergence"] == result["culprits"][0]["divergence"] != apart
+    assert result["apart"] == apart and not result["behind"]
     done = repo.repro("bisect", "--no-explain", f"{good}..HEAD", *COMMAND)
     assert f"`repro explain {good[:10]}..{mended[:10]}` shows what they do together." in done.stdout
     assert f"`repro bisect {mended[:10]}..{last[:10]}`" in done.stdout

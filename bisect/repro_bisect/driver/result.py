@@ -211,4 +211,4 @@ class BisectResult:
         """JSON types."""
         fields = ("bitwise", "order", "commits", "culprit", "comparison", "divergence")
         more = {name: getattr(self, name) for name in fields} | {"renamed": self.renames, "looked_at": self.looked}
-        return mapping_of(self, "parents", "end", "renames", "looked", "apart", **more)
+        return mapping_of(self, "parents", "end", "renames", "looked", **more)
