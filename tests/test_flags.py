@@ -163,6 +163,12 @@ def test_sets_have_names_of_their_own(count: int, data: st.DataObject) -> None:
     assert (set_name(made, ()), set_name(made, range(count))) == ("none", "all")
 
 
+def test_many_changes_are_named_by_their_numbers() -> None:
+    """From 1, each run of neighbours by its ends."""
+    made = changes(*({"name": f"x{k}", "add": [str(k)]} for k in range(12)))
+    assert set_name(made, (0, 3, 4, 7, 8, 9, 11)) == "changes 1,4-5,8-10,12 of 12"
+
+
 def test_no_change_leaves_the_case() -> None:
     """Without changes the case is the case, to its digest, whatever quotes its command has."""
     case = command("python  'train.py' --x={}")

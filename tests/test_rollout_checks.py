@@ -100,6 +100,7 @@ CASES: list[tuple[str, Change, Change | None, int | None]] = [
     ("reward-equal", every(reward=1.0), put(0, reward=0.5), None),
     ("reward-equal", every(reward={"acc": 0.0}), None, None),
     ("duplicated-index", put(3, group_index=1, index=14), put(3, group_index=1, index=15), 3),
+    ("duplicated-index", lambda s: (put(0, index=None)(s), put(3, group_index=1, index=14)(s)), None, 3),
     # siblings of one execution share everything but their tokens
     ("duplicated-index", every(group_index=0, index=5, rollout_id=5, tokens=[1] * 7),
      lambda s: [x.update(group_index=0, index=5, rollout_id=5, tokens=[k] * 7) for k, x in enumerate(s)], 1),

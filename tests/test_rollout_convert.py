@@ -98,6 +98,15 @@ def test_columns_are_what_is_trained_on() -> None:
     assert meta["statuses"] == ["completed"] * 4 and meta["labels"] == ["1", "2", "2"]
 
 
+def test_a_sample_without_a_group_is_in_nobodys(tmp_path: Path) -> None:
+    """Its number is none of those that groups have, wherever it stands."""
+    dump = plain_dump("slime", groups=2)
+    for number, sample in enumerate(dump.samples):
+        sample["group_index"] = None if number == 3 else 3
+    assert to_rollout(dump).tensors["group_index"].tolist()[:3] == [3, 3, 3]
+    assert to_rollout(dump).tensors["group_index"][3] != 3
+
+
 @pytest.mark.parametrize("group", [2**62, 2**63 - 1, 2**63, 2**70, -(2**63) - 1])
 def test_a_group_beyond_64_bits_is_a_group_with_a_number_of_its_own(group: int, tmp_path: Path) -> None:
     """The column has another number for it, the same for all of its samples, and the dump comes back as it was."""
