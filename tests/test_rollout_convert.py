@@ -98,7 +98,7 @@ def test_columns_are_what_is_trained_on() -> None:
     assert meta["statuses"] == ["completed"] * 4 and meta["labels"] == ["1", "2", "2"]
 
 
-def test_a_sample_without_a_group_is_in_nobodys(tmp_path: Path) -> None:
+def test_a_sample_without_a_group_is_in_nobodys() -> None:
     """Its number is none of those that groups have, wherever it stands."""
     dump = plain_dump("slime", groups=2)
     for number, sample in enumerate(dump.samples):
