@@ -310,7 +310,9 @@ class Session:
     ) -> None:
         for prefix, optimizer, held in named:
             by_hand = optimizer is self._hand  # its gradients were read when they were there
-            if not by_hand and not self._read("grad", prefix, held.gradients(made.gradients)) and made.closure:
+            if made.replayed:
+                self._gone["gradients"] = "a CUDA graph was replayed, which may have changed them behind its step"
+            elif not by_hand and not self._read("grad", prefix, held.gradients(made.gradients)) and made.closure:
                 self._gone["gradients"] = "freed by the step, which made them itself"
         for name, value in logged.items():
             number = value if isinstance(value, torch.Tensor) else float(value)
@@ -322,8 +324,7 @@ class Session:
                 self._take("update", prefix + name, rate)
             if (skipped := made.skipped.get(id_of(optimizer))) is not None:
                 self._take("update", prefix + (FOUND if isinstance(skipped, torch.Tensor) else "skipped"), skipped)
-        met, last = self._met.values(), self._labels.last
-        late = self.passes.unusual
+        met, last, late = self._met.values(), self._labels.last, self.passes.unusual
         for prefix, reading in resting(met, last, self._step, self.names.held, self.settings, late=late):
             self._read("update", prefix, reading, whole=False)
         for prefix, reading in self._beside(end=end):
@@ -369,8 +370,7 @@ class Session:
     def _open(self) -> None:
         from repro_golden.recording.attach.process import facts
 
-        about = facts()
-        about["size"] = sum(p.numel() for p in self.passes.of_optimizers())
+        about = facts() | {"size": sum(p.numel() for p in self.passes.of_optimizers())}
         self._records.open(about)
         if self.settings.steps is not None and about["world"] > 1:
             uneven.watch(self, lambda: self._records.some_stopped)

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -44,12 +44,14 @@ class Made:
         gradients: By id of a parameter, alone in a tuple, the gradient that the last call of these began with, which it
             may let go of. It is kept until the step has ended.
         closure: Whether a step was given what makes its gradients.
+        replayed: Whether it was part of a CUDA graph, which may have done more behind it.
     """
 
     optimizers: list[Any] = field(default_factory=list)
     skipped: dict[int, bool | torch.Tensor] = field(default_factory=dict)
     gradients: dict[int, tuple[torch.Tensor]] = field(default_factory=dict)
     closure: bool = False
+    replayed: bool = False
 
 
 class Steps(threading.local):
@@ -64,8 +66,11 @@ class Steps(threading.local):
         is_none: Whether a step call of an optimizer, without a closure and inside of no other, is none.
 
     Attributes:
-        captured: The optimizers whose step calls were captured for a CUDA graph, and not made.
+        captured: The optimizers whose step calls were captured for a CUDA graph, and not made; of all threads, for
+            autograd's have hooks that step.
     """
+
+    captured: ClassVar[list[Any]] = []
 
     def __init__(
         self,
@@ -76,7 +81,6 @@ class Steps(threading.local):
         closure: Callable[[], None] = lambda: None,
         is_none: Callable[[Any], object] = lambda _: False,
     ) -> None:
-        self.captured = list[Any]()
         self._closure, self._is_none = closure, is_none
         self._begun, self._ended, self._handed_to, self._gradients_of = begun, ended, handed_to, gradients_of
         self._calls: list[_Call] = []
@@ -119,8 +123,9 @@ class Steps(threading.local):
         if not none:
             self._took(optimizer)
 
-    def took(self, optimizers: Sequence[Any]) -> None:
-        """Optimizers have stepped in a call in which none could be seen."""
+    def took(self, optimizers: Sequence[Any], *, replayed: bool = False) -> None:
+        """Optimizers have stepped in a call in which none could be seen, or in the replay of a CUDA graph."""
+        self._made.replayed = replayed
         self._pop(self._push(sys._getframe(0)))  # calls that raised are gone
         self._took(*optimizers)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from repro_golden.fingerprint.in_flight import captures
+from repro_golden.fingerprint.in_flight import captures, under_way
 
 __all__ = ["join", "watch"]
 
@@ -25,7 +25,7 @@ def watch() -> None:
 
     def made(cls: type, *args: Any, **kwargs: Any) -> Any:
         stream = make(cls, *args, **kwargs)
-        if stream.stream_id & 1:  # else a device's own, or the address of one that other code may have destroyed
+        if stream.stream_id & 7:  # else a device's own, or the address of one that other code may have destroyed
             _made.setdefault((stream.device_index, stream.stream_id), stream)
         return stream
 
@@ -34,7 +34,7 @@ def watch() -> None:
 
 def join() -> None:
     """Let the current stream of each device wait for what others have not done yet; this process does not wait."""
-    if not _made or not torch.cuda.is_initialized() or captures():  # type: ignore[no-untyped-call]
+    if not _made or under_way or not torch.cuda.is_initialized() or captures():  # type: ignore[no-untyped-call]
         return
     made = list(_made.values())
     for device in {stream.device_index for stream in made}:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from repro_golden.fingerprint.in_flight import under_way
 from repro_golden.recording.attach.base.by_identity import id_of
 from repro_golden.recording.attach.base.guard import stand_in
 from repro_golden.recording.attach.base.steps import Steps
@@ -79,32 +80,47 @@ def hooks(
         return call
 
     stand_in([torch], "compile", of_compile)
-    _watch_replays(steps, begun)
+    _watch_replays(steps, begun, untraced)
     return before, after
 
 
-def _watch_replays(steps: Steps, begun: Callable[[Any, bool], None]) -> None:
+def _watch_replays(
+    steps: Steps, begun: Callable[[Any, bool], None], untraced: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
     """Take a step after each replay of a CUDA graph in whose capture an optimizer's step was called."""
-    kept: weakref.WeakKeyDictionary[Any, list[weakref.ref[Any]]] = weakref.WeakKeyDictionary()
-    end, again = torch.cuda.CUDAGraph.capture_end, torch.cuda.CUDAGraph.replay
+    kept: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+    kind = torch.cuda.CUDAGraph
+    start, end, again = kind.capture_begin, kind.capture_end, kind.replay
+
+    @functools.wraps(start)
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        under_way.add(id_of(self))
+        try:
+            start(self, *args, **kwargs)
+        except BaseException:
+            under_way.discard(id_of(self))
+            raise
 
     @functools.wraps(end)
     def capture_end(self: Any) -> None:
-        captured, steps.captured = steps.captured, []
-        kept[self] = [weakref.ref(optimizer) for optimizer in {id_of(o): o for o in captured}.values()]
-        end(self)
+        kept[self] = list({id_of(optimizer): optimizer for optimizer in steps.captured}.values())
+        steps.captured.clear()
+        try:
+            end(self)
+        finally:
+            under_way.discard(id_of(self))
 
     @functools.wraps(again)
     def replay(self: Any) -> None:
-        optimizers = [optimizer for known in kept.get(self, ()) if (optimizer := known()) is not None]
+        optimizers = kept.get(self, ())
         for number, optimizer in enumerate(optimizers):
             begun(optimizer, not number)
         again(self)
         if optimizers:
-            steps.took(optimizers)
+            steps.took(optimizers, replayed=True)
 
-    torch.cuda.CUDAGraph.capture_end = capture_end  # type: ignore[method-assign]
-    torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
+    for name, wrapper in (("capture_begin", capture_begin), ("capture_end", capture_end), ("replay", replay)):
+        setattr(kind, name, untraced(wrapper))
 
 
 def _watched(
